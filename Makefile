@@ -1,0 +1,59 @@
+# Every target makes its own virtual environment; nothing but Python 3.11+ is assumed.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+DATA   := runs/quickstart-data
+RUN    := runs/quickstart
+
+.PHONY: quickstart test check format clean bench help
+
+help:
+	@echo "make quickstart   train a small GPT on text your Python carries (about 3 minutes)"
+	@echo "make test         install and run the tests"
+	@echo "make check        formatting, lint and types"
+	@echo "make bench        the speed comparisons of benchmarks/"
+	@echo "make clean        remove the environment, runs and caches"
+
+# The stamp is renewed when what it depends on changes. Plain pip and the constraints: they find the CPU build of torch.
+$(VENV)/installed: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+quickstart: $(VENV)/installed
+	@rm -rf $(DATA) $(RUN)
+	@echo "== 1. text -> tokens: the Python documentation on this machine, with a vocabulary learned from it"
+	$(BIN)/gptworks prepare sample:python-docs --train-tokenizer 4096 --append-eod --out $(DATA)/python
+	@echo "== 2. train"
+	$(BIN)/gptworks train -c recipes/quickstart.yaml --out $(RUN)
+	@echo "== 3. how good is it? bits per byte of text it has not seen; smaller is better"
+	$(BIN)/gptworks eval --model $(RUN) --task heldout --data $(DATA)/python --baselines
+	@echo "== 4. what does it write?"
+	$(BIN)/gptworks generate --model $(RUN) --prompt "The import statement" --max-new-tokens 80 --top-k 40 --temperature 0.8
+	@echo "== 5. the loss curve"
+	$(BIN)/gptworks plot $(RUN)
+
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/installed-dev
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+
+format: $(VENV)/installed-dev
+	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks
+
+bench: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/train.py
+
+clean:
+	rm -rf $(VENV) runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

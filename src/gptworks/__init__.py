@@ -1,0 +1,39 @@
+"""gptworks: one toolkit for the whole life of a GPT model.
+
+The public names below are resolved when first used, so `import gptworks` imports neither torch nor pydantic.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from gptworks.checkpoint.pretrained import PretrainedGPT as GPT
+    from gptworks.config.load import load as load_config
+    from gptworks.errors import GPTWorksError
+    from gptworks.generate.engine import generate
+    from gptworks.tokenizer import Tokenizer
+    from gptworks.train.loop import train
+
+_HOMES = {
+    "GPT": ("gptworks.checkpoint.pretrained", "PretrainedGPT"),
+    "GPTWorksError": ("gptworks.errors", "GPTWorksError"),
+    "Tokenizer": ("gptworks.tokenizer", "Tokenizer"),
+    "generate": ("gptworks.generate.engine", "generate"),
+    "load_config": ("gptworks.config.load", "load"),
+    "train": ("gptworks.train.loop", "train"),
+}
+
+__all__ = ["GPT", "GPTWorksError", "Tokenizer", "__version__", "generate", "load_config", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gptworks' has no attribute {name!r}. Public names: {', '.join(__all__)}")
+    module, attribute = _HOMES[name]
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

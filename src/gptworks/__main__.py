@@ -1,0 +1,3 @@
+from gptworks.cli.main import main
+
+raise SystemExit(main())

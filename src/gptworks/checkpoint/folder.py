@@ -1,0 +1,156 @@
+"""The checkpoints of a run: checkpoints/step-00000100/{manifest.json, state/, portable/}, pointers `latest` and `best`.
+
+A checkpoint is written under a temporary name, synced, and renamed: a crash at any moment leaves the last good one.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from gptworks.checkpoint import manifest as manifests
+from gptworks.checkpoint.formats import dcp, huggingface
+from gptworks.checkpoint.manifest import Manifest
+from gptworks.config.schema import CheckpointConfig, ModelConfig
+from gptworks.errors import CheckpointError
+from gptworks.tokenizer import Tokenizer
+
+STATE, PORTABLE = "state", "portable"
+LATEST, BEST = "latest", "best"
+_STEP = re.compile(r"step-(\d{8,})$")
+
+
+class CheckpointFolder:
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self.folder = run / "checkpoints"
+
+    def remove_leftovers(self) -> None:
+        """What a crash left half-written or half-deleted. Only while the run is locked."""
+        for path in self.folder.glob(".*-step-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def save(
+        self,
+        manifest: Manifest,
+        tensors: dict[str, Tensor],
+        weights: dict[str, Tensor] | None,
+        model: ModelConfig,
+        tokenizer: Tokenizer | None,
+    ) -> Path:
+        """tensors: all that is needed to go on; weights: parameters for the portable folder, None = none."""
+        final = self.folder / f"step-{manifest.step:08d}"
+        temporary = self.folder / f".writing-{final.name}"
+        with _named_failures(final):
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            try:
+                dcp.save(temporary / STATE, tensors)
+                if weights is not None:
+                    eod_id = tokenizer.eod_id if tokenizer else None
+                    huggingface.write(temporary / PORTABLE, model, weights, eod_id=eod_id)
+                    if tokenizer:
+                        tokenizer.save(temporary / PORTABLE)
+                replace(manifest, files=manifests.describe_files(temporary)).write(temporary)
+                for path in [*temporary.rglob("*"), temporary]:
+                    _sync(path)
+                if final.exists():  # saved before at this very step, by a run that was resumed from it
+                    _delete(final)
+                temporary.rename(final)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+            _sync(self.folder)
+            self.point(LATEST, final.name)
+        return final
+
+    def point(self, pointer: str, name: str) -> None:
+        """`latest` and `best` are one-line text files, replaced in one go."""
+        path = self.run / f".{pointer}.new"
+        path.write_text(name + "\n", encoding="utf-8")
+        _sync(path)
+        path.replace(self.run / pointer)
+        _sync(self.run)
+
+    def pointed(self, pointer: str) -> Path | None:
+        try:
+            name = (self.run / pointer).read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return None
+        return self.folder / name
+
+    def latest(self) -> Path | None:
+        """The newest whole checkpoint: a rename may have happened whose pointer was not written any more."""
+        steps = self.steps()
+        return steps[max(steps)] if steps else None
+
+    def steps(self) -> dict[int, Path]:
+        found = ((_STEP.match(path.name), path) for path in self.folder.glob("step-*"))
+        return {int(match[1]): path for match, path in found if match and (path / manifests.NAME).is_file()}
+
+    def retain(self, cfg: CheckpointConfig) -> None:
+        """Delete what the configuration does not keep."""
+        steps = self.steps()
+        best = self.pointed(BEST)
+        newest = sorted(steps)[-cfg.keep_last :]
+        for step, path in steps.items():
+            kept_for_good = cfg.keep_every and step % cfg.keep_every == 0
+            if step not in newest and not kept_for_good and path != best:
+                _delete(path)
+
+
+def find(path: Path) -> Path:
+    """The step folder meant by a run folder, a `checkpoints` folder or a step folder."""
+    if (path / manifests.NAME).is_file():
+        return path
+    run = path.parent if path.name == "checkpoints" else path
+    latest = CheckpointFolder(run).latest()
+    if latest is None:
+        raise CheckpointError(
+            f"{path}: no checkpoint here. Needed: a run folder, or one of its checkpoints/step-... folders."
+        )
+    return latest
+
+
+def check_free_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise CheckpointError(
+            f"{folder}: {free / 1e9:.2f} GB free, but one checkpoint needs {needed / 1e9:.2f} GB. "
+            "Free some space, choose another --out, or set checkpoint.portable: false."
+        )
+
+
+@contextmanager
+def _named_failures(final: Path) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # the disk is full, or a library wraps that in an exception of its own
+        cause = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"{final}: could not be saved ({cause}). Earlier checkpoints are untouched; free some space and go on "
+            "with --resume auto."
+        ) from error
+
+
+def _delete(folder: Path) -> None:
+    """First out of sight, then piece by piece: a crash in between leaves no half checkpoint under a good name."""
+    doomed = folder.with_name(f".deleting-{folder.name}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    folder.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""The bytes of weight containers, one module each."""

@@ -1,0 +1,54 @@
+"""gptworks VERB ... : finds the verb, runs it, turns our errors into exit code 2."""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from gptworks import __version__
+from gptworks.cli import completion, config, evaluate, generate, plot, prepare, train
+from gptworks.errors import GPTWorksError
+
+# Each module has HELP, add_arguments(parser) and run(args); none of them imports torch or pydantic before run().
+VERBS = {
+    "prepare": prepare,
+    "train": train,
+    "eval": evaluate,
+    "generate": generate,
+    "plot": plot,
+    "config": config,
+    "completion": completion,
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gptworks", description="One toolkit for the whole life of a GPT model.")
+    parser.add_argument("--version", action="version", version=f"gptworks {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for name, module in VERBS.items():
+        verb = verbs.add_parser(name, help=module.HELP, description=module.HELP)
+        module.add_arguments(verb)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    args.parser = parser
+    try:
+        return int(VERBS[args.verb].run(args))
+    except GPTWorksError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of a pipe went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except Exception:
+        traceback.print_exc()
+        print(
+            "\nThis is a fault of gptworks, not of your input. Please report it with the lines above.", file=sys.stderr
+        )
+        return 1

@@ -1,0 +1,33 @@
+"""Options that several verbs share."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add_config_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-c", "--config", metavar="FILE", help="YAML file (see `gptworks config show`)")
+    parser.add_argument("--preset", metavar="NAME", default="", help="model shape by name, such as gpt2 or 345M")
+    parser.add_argument(
+        "-o", "--override", metavar="KEY=VALUE", action="append", default=[], help="such as optim.lr=1e-4; repeatable"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="the same without -o")
+
+
+def load_config(args: argparse.Namespace, *more: str) -> Any:
+    """The configuration and its origins; `more` are overrides that come from other options."""
+    from gptworks.config.load import load_with_origins
+
+    return load_with_origins(args.config, preset=args.preset, overrides=[*args.override, *args.overrides, *more])
+
+
+def default_run_folder(args: argparse.Namespace) -> str:
+    return str(Path("runs") / (Path(args.config).stem if args.config else args.preset or "run"))
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def add_device_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto", help="where to compute")

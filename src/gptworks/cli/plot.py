@@ -1,0 +1,23 @@
+"""gptworks plot: the loss curve of a run."""
+
+import argparse
+from pathlib import Path
+
+HELP = "the loss curve of a run, in the terminal and as SVG"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_folder", metavar="RUN", help="folder of a training run")
+
+
+def run(args: argparse.Namespace) -> int:
+    from gptworks.errors import UsageError
+    from gptworks.train import metrics, plot
+
+    folder = Path(args.run_folder)
+    if not plot.curves(folder):
+        raise UsageError(f"{folder / metrics.NAME}: no losses there yet. Needed: the folder of a training run.")
+    plot.write(folder)
+    print(plot.text(folder))
+    print(f"picture: {folder / plot.NAME}")
+    return 0

@@ -1,0 +1,43 @@
+"""Configuration: frozen sections, YAML with overrides, presets. Never imports torch."""
+
+from gptworks.config.derive import BatchPlan, num_steps, solve_batch
+from gptworks.config.load import from_dict, load, load_with_origins
+from gptworks.config.schema import (
+    BatchConfig,
+    CheckpointConfig,
+    DataConfig,
+    EvaluateConfig,
+    GenerateConfig,
+    InitConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    PrecisionConfig,
+    RunConfig,
+    RunFolderConfig,
+    ScalerConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "BatchConfig",
+    "BatchPlan",
+    "CheckpointConfig",
+    "DataConfig",
+    "EvaluateConfig",
+    "GenerateConfig",
+    "InitConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "ParallelConfig",
+    "PrecisionConfig",
+    "RunConfig",
+    "RunFolderConfig",
+    "ScalerConfig",
+    "TrainConfig",
+    "from_dict",
+    "load",
+    "load_with_origins",
+    "num_steps",
+    "solve_batch",
+]

@@ -1,0 +1,67 @@
+"""Numbers that follow from others: exact, or refused."""
+
+import math
+from dataclasses import dataclass
+
+from gptworks.config.schema import BatchConfig, TrainConfig
+from gptworks.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """global_size = micro_size x accumulation x data_parallel, all known."""
+
+    global_size: int
+    micro_size: int
+    accumulation: int
+    data_parallel: int
+
+
+def solve_batch(batch: BatchConfig, data_parallel: int) -> BatchPlan:
+    """Fill in what is missing of the batch equation."""
+    total, micro, accumulation = batch.global_size, batch.micro_size, batch.accumulation
+    equation = "batch.global_size = batch.micro_size x batch.accumulation x data-parallel"
+
+    def refuse(got: str, fix: str) -> ConfigError:
+        return ConfigError("batch", [f"batch.global_size: {got}; needs {equation}. {fix}"])
+
+    def divide(what: int, by: int, name: str) -> int:
+        if what % by:
+            raise refuse(
+                f"{what} is not a multiple of {name} = {by}",
+                f"Nearest: global_size={what // by * by or by} or {(what // by + 1) * by}.",
+            )
+        return what // by
+
+    if not total:
+        micro, accumulation = micro or 1, accumulation or 1
+        return BatchPlan(micro * accumulation * data_parallel, micro, accumulation, data_parallel)
+    if micro and accumulation:
+        product = micro * accumulation * data_parallel
+        if product != total:
+            raise refuse(
+                f"{total} is not {micro} x {accumulation} x {data_parallel} = {product}",
+                f"Set batch.global_size={product}, or leave one of the three out.",
+            )
+    elif micro:
+        accumulation = divide(total, micro * data_parallel, f"micro_size x data-parallel ({micro} x {data_parallel})")
+    elif accumulation:
+        micro = divide(
+            total, accumulation * data_parallel, f"accumulation x data-parallel ({accumulation} x {data_parallel})"
+        )
+    else:
+        micro, accumulation = divide(total, data_parallel, "data-parallel"), 1
+    return BatchPlan(total, micro, accumulation, data_parallel)
+
+
+def num_steps(train: TrainConfig, samples_per_epoch: int, global_size: int, seq_len: int) -> int:
+    """The last optimizer step. Epochs are rounded down to whole batches (never below one), tokens up."""
+    if train.steps:
+        return train.steps
+    if train.epochs:
+        return max(1, math.floor(train.epochs * samples_per_epoch / global_size))
+    if train.tokens:
+        return math.ceil(train.tokens / (global_size * seq_len))
+    raise ConfigError(
+        "train", ["train.steps: how long to train is not said. Set one of train.steps, train.epochs, train.tokens."]
+    )

@@ -1,0 +1,184 @@
+"""Defaults < preset < base files < file < overrides, merged in one place; every value remembers where it came from."""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from gptworks.config import contradictions, presets, yaml_text
+from gptworks.config.schema import RunConfig, Section
+from gptworks.errors import ConfigError
+
+NOT_SECTIONS = ("base", "preset")
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One value and where it came from: `run.yaml:12`, `preset gpt2`, `override`."""
+
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    config: RunConfig
+    origins: dict[str, str]  # dotted path -> origin, for every value that is not a default
+
+
+def load(path: str | Path | None = None, *, preset: str = "", overrides: Iterable[str] = ()) -> RunConfig:
+    """The configuration of a run from a YAML file, a preset and `a.b=c` overrides."""
+    return load_with_origins(path, preset=preset, overrides=overrides).config
+
+
+def load_with_origins(path: str | Path | None = None, *, preset: str = "", overrides: Iterable[str] = ()) -> Loaded:
+    leaves: dict[str, Leaf] = {}
+    problems: list[str] = []
+    if path is not None:
+        file_leaves, file_preset = _read_with_bases(Path(path), seen=())
+        preset = preset or file_preset
+        leaves |= file_leaves
+    if preset:
+        chosen = {f"model.{key}": Leaf(value, f"preset {preset}") for key, value in presets.find(preset).items()}
+        leaves = chosen | leaves
+    for text in overrides:
+        key, leaf, problem = _parse_override(text)
+        if problem:
+            problems.append(problem)
+        else:
+            leaves[key] = leaf
+    return _validate(leaves, str(path or "config"), problems)
+
+
+def from_dict(values: dict[str, Any], source: str = "config") -> RunConfig:
+    """The configuration from nested dictionaries, with the same checks and messages as from a file."""
+    return _validate({key: Leaf(value, source) for key, value in flatten(values).items()}, source, []).config
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def known_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
+    """Every dotted key of the schema."""
+    keys: list[str] = []
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys += known_keys(field.annotation, f"{prefix}{name}.")
+        else:
+            keys.append(prefix + name)
+    return keys
+
+
+def _parse_override(text: str) -> tuple[str, Leaf, str]:
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        return "", Leaf(None, ""), f"{text}: an override has the form section.key=value, such as optim.lr=1e-4."
+    return key, Leaf(yaml_text.parse_scalar(value), f"override {text}"), ""
+
+
+def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Leaf], str]:
+    """The leaves of a file over those of its `base:` files, and the preset it names."""
+    if path.resolve() in seen:
+        chain = " -> ".join(str(p) for p in (*seen, path))
+        raise ConfigError(str(path), [f"base: files include each other: {chain}."])
+    tree = yaml_text.read(path)
+    leaves: dict[str, Leaf] = {}
+    preset = ""
+    base = tree.pop("base", None)
+    own_preset = tree.pop("preset", None)
+    if isinstance(base, yaml_text.Value) and base.value is not None:
+        for name in [base.value] if isinstance(base.value, str) else base.value:
+            base_leaves, base_preset = _read_with_bases(path.parent / str(name), (*seen, path.resolve()))
+            leaves |= base_leaves
+            preset = base_preset or preset
+    if isinstance(own_preset, yaml_text.Value) and own_preset.value is not None:
+        preset = str(own_preset.value)
+    for key, leaf in flatten(tree).items():
+        if isinstance(leaf, yaml_text.Value):
+            leaves[key] = Leaf(leaf.value, f"{path}:{leaf.line}")
+    return leaves, preset
+
+
+def _validate(leaves: dict[str, Leaf], source: str, problems: list[str]) -> Loaded:
+    known = set(known_keys())
+    given: dict[str, dict[str, Any]] = {}
+    origins: dict[str, str] = {}
+    for key, leaf in leaves.items():
+        if key not in known:
+            problems.append(_located(_unknown(key, known, leaf.value), leaf))
+        elif leaf.value is not None:
+            _place(given, key, leaf.value)
+            origins[key] = leaf.origin
+
+    sections: dict[str, Any] = {}
+    for name, field in RunConfig.model_fields.items():  # `model` comes before `data`
+        if name == "data" and "model" in sections and "seq_len" not in given.get("data", {}):
+            given.setdefault("data", {})["seq_len"] = sections["model"].max_positions
+        section_type = field.annotation
+        assert isinstance(section_type, type) and issubclass(section_type, Section)
+        try:
+            sections[name] = section_type.model_validate(given.get(name, {}))
+        except ValidationError as error:
+            for key, problem in _explain(name, error):
+                problems.append(_located(problem, leaves.get(key)))
+    problems += contradictions.find(sections)
+    if problems:
+        raise ConfigError(source, problems)
+    return Loaded(RunConfig.model_validate(sections), origins)
+
+
+def _place(tree: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+    tree[last] = value
+
+
+def _located(problem: str, leaf: Leaf | None) -> str:
+    return f"{problem} ({leaf.origin})" if leaf is not None else problem
+
+
+def _unknown(key: str, known: set[str], value: Any) -> str:
+    section, _, name = key.partition(".")
+    if key in {k.rpartition(".")[0] for k in known}:
+        return f"{key}: {value!r} is not a section. Put its keys below it, indented."
+    elsewhere = {k.rpartition(".")[2]: k for k in known}
+    last = key.rpartition(".")[2]
+    near = [elsewhere[last]] if last in elsewhere else difflib.get_close_matches(key, known, 1, 0.6)
+    if not near:
+        near = [elsewhere[found] for found in difflib.get_close_matches(last, elsewhere, 1, 0.8)]
+    if near:
+        same_section = near[0].partition(".")[0] == section and name
+        return f"{key}: unknown key; did you mean '{near[0].partition('.')[2] if same_section else near[0]}'?"
+    if section in RunConfig.model_fields:
+        names = [k.partition(".")[2] for k in known_keys() if k.startswith(f"{section}.")]
+        return f"{key}: unknown key. Keys of {section}: {', '.join(names)}."
+    return f"{key}: unknown key. Sections: {', '.join([*RunConfig.model_fields, *NOT_SECTIONS])}."
+
+
+def _explain(section: str, error: ValidationError) -> list[tuple[str, str]]:
+    """(dotted key, message) for each thing pydantic found."""
+    explained = []
+    for item in error.errors():
+        if item["type"] == "default_factory_not_called":
+            continue  # follows from another error of the same section
+        path = ".".join([section, *(str(part) for part in item["loc"] if isinstance(part, str))])
+        message = item["msg"].removeprefix("Value error, ")
+        if not item["loc"]:  # a check over the whole section names its key itself
+            key = f"{section}.{message.partition(':')[0]}"
+            explained.append((key, f"{section}.{message}"))
+            continue
+        shown = item["input"] if not isinstance(item["input"], dict) else "a block"
+        explained.append((path, f"{path}: got {shown!r}; {message[0].lower()}{message[1:]}."))
+    return explained

@@ -1,0 +1,99 @@
+"""YAML as people write it: 1e-5 is a number, a key twice is an error, and every value knows its line."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gptworks.errors import ConfigError
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader follows YAML 1.1, where 1e-5 is a string and `on` is true. We follow the YAML 1.2 core schema."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, regexp) for tag, regexp in resolvers if tag not in {"tag:yaml.org,2002:float", "tag:yaml.org,2002:bool"}
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
+    list("-+0123456789."),
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of a YAML file and where it stands."""
+
+    value: Any
+    line: int
+
+
+def parse_scalar(text: str) -> Any:
+    """The value of `key=TEXT` on a command line, read as YAML would read it."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError:
+        return text
+
+
+def read(path: Path) -> dict[str, Value | dict[str, Any]]:
+    """The file as nested dictionaries whose leaves are `Value`s."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(str(path), ["no such file. Check the path given with -c (or `base:`)."]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), [f"cannot be read as UTF-8 text: {error}"]) from None
+    try:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return {}
+            if not isinstance(node, yaml.MappingNode):
+                raise ConfigError(
+                    str(path), [f"line {node.start_mark.line + 1}: needs `section:` blocks at the top level."]
+                )
+            return _mapping(loader, node, path)
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        if mark and "\t" in text.splitlines()[mark.line][: mark.column + 1]:
+            problem = "a tab is used for indentation; YAML allows only spaces. Replace the tab with spaces."
+        else:
+            problem = f"not valid YAML: {error.problem or error}"
+        raise ConfigError(str(path), [where + problem]) from None
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+    for key_node, value_node in node.value:
+        key = str(loader.construct_object(key_node))  # type: ignore[no-untyped-call]
+        line = key_node.start_mark.line + 1
+        if key in lines:
+            raise ConfigError(
+                str(path), [f"line {line}: key '{key}' again; it is already set on line {lines[key]}. Keep one."]
+            )
+        lines[key] = line
+        if isinstance(value_node, yaml.MappingNode):
+            result[key] = _mapping(loader, value_node, path)
+        else:
+            result[key] = Value(loader.construct_object(value_node, deep=True), line)  # type: ignore[no-untyped-call]
+    return result
+
+
+def dump(values: dict[str, Any]) -> str:
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)

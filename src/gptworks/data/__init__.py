@@ -1,0 +1,1 @@
+"""Text to tokens on disk, tokens on disk to batches."""

@@ -1,0 +1,55 @@
+"""All stores of a run as one: their common tokenizer, and the samples of each part."""
+
+from gptworks.config.schema import DataConfig
+from gptworks.data.loader import Borders
+from gptworks.data.store import Store
+from gptworks.data.windows import Samples, build_samples
+from gptworks.errors import DataError
+from gptworks.tokenizer import Tokenizer
+
+
+class Dataset:
+    def __init__(self, cfg: DataConfig, *, vocab_size: int, seed: int = 0) -> None:
+        if not cfg.path:
+            raise DataError(
+                "data.path: not set. Needed: the prefix of a store; `gptworks prepare FILE... --out PREFIX` makes one."
+            )
+        self.cfg, self.seed, self.vocab_size = cfg, seed, vocab_size
+        self.stores = [Store(path) for path in cfg.path]
+        self.tokenizer = self._common_tokenizer()
+        for store in self.stores:
+            if store.sidecar and store.sidecar.vocab_size > vocab_size:
+                raise DataError(
+                    f"{store.prefix}.bin: its tokenizer has {store.sidecar.vocab_size} tokens, but "
+                    f"model.vocab_size is {vocab_size}. "
+                    f"Set model.vocab_size={store.sidecar.vocab_size} or more."
+                )
+        eod_id = self.tokenizer.eod_id if self.tokenizer else None
+        self.borders = Borders.from_config(cfg, eod_id)
+        without = [s for s in self.stores if s.sidecar and not s.sidecar.eod_appended]
+        for name in ("mask_eod", "reset_positions", "reset_attention"):
+            if getattr(cfg, name) and without:
+                raise DataError(
+                    f"data.{name}: {without[0].prefix}.bin has no end-of-document tokens to act on. Prepare it "
+                    "again with --append-eod."
+                )
+
+    def samples(self, part: str) -> Samples:
+        return build_samples(self.stores, part, self.cfg, self.seed)
+
+    @property
+    def identities(self) -> list[str]:
+        return [store.identity for store in self.stores]
+
+    @property
+    def tokenizer_identity(self) -> str:
+        return self.tokenizer.identity if self.tokenizer else ""
+
+    def _common_tokenizer(self) -> Tokenizer | None:
+        given = Tokenizer.from_pretrained(self.cfg.tokenizer) if self.cfg.tokenizer else None
+        for store in self.stores:
+            if given is None:
+                given = store.load_tokenizer()
+            elif store.sidecar:
+                given.require(store.sidecar.tokenizer_identity, what=f"{store.prefix}.bin")
+        return given

@@ -1,0 +1,1 @@
+"""The bytes of dataset formats, one module each."""

@@ -1,0 +1,117 @@
+"""Megatron's memory-mapped pair. `PREFIX.bin`: the tokens. `PREFIX.idx`, little-endian:
+
+9 bytes  "MMIDIDX" and two zero bytes     u64  version, 1      u8  dtype code
+u64 n, number of sequences                u64  m, length of the document index
+int32[n] sizes (tokens)   int64[n] byte offsets in .bin   int64[m] sequences before each document, starting at 0
+"""
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from gptworks.errors import DataError
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEADER = struct.Struct("<9sQBQQ")
+# 6 and 7 mean float and double in some versions and the reverse in others: never token data.
+DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+CODES = {np.dtype(kind): code for code, kind in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Index:
+    dtype: np.dtype
+    sizes: np.ndarray  # int32 [n], tokens of each sequence
+    documents: np.ndarray  # int64 [documents + 1], first sequence of each document
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.sizes.sum(dtype=np.int64))
+
+
+def dtype_for(vocab_size: int) -> np.dtype:
+    """Megatron's rule, so that the same text gives the same bytes."""
+    return np.dtype(np.uint16 if vocab_size < 65500 else np.int32)
+
+
+def write_index(file: BinaryIO, index: Index) -> None:
+    n = len(index.sizes)
+    file.write(HEADER.pack(MAGIC, 1, CODES[index.dtype], n, len(index.documents)))
+    file.write(index.sizes.astype("<i4").tobytes())
+    offsets = np.zeros(n, dtype="<i8")
+    np.cumsum(index.sizes[:-1], out=offsets[1:], dtype=np.int64)
+    file.write((offsets * index.dtype.itemsize).tobytes())
+    file.write(index.documents.astype("<i8").tobytes())
+
+
+def read_index(prefix: Path) -> Index:
+    """The checked contents of PREFIX.idx, in agreement with PREFIX.bin."""
+    idx, bin_ = _with_suffix(prefix, ".idx"), _with_suffix(prefix, ".bin")
+    for file in (idx, bin_):
+        if not file.is_file():
+            raise DataError(
+                f"{file}: no such file. Needed: the pair {prefix}.bin and {prefix}.idx; `gptworks prepare` makes it."
+            )
+    data = idx.read_bytes()
+    if len(data) < HEADER.size:
+        raise DataError(
+            f"{idx}: {len(data)} bytes, but the header alone has {HEADER.size}. The file is cut off: copy or "
+            "prepare it again."
+        )
+    magic, version, code, n, m = HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise DataError(f"{idx}: begins with {magic!r}, needed {MAGIC!r}. This is not a Megatron .idx file.")
+    if version != 1:
+        raise DataError(f"{idx}: version {version}, needed 1.")
+    if code not in DTYPES:
+        raise DataError(f"{idx}: dtype code {code}, needed one of {sorted(DTYPES)} (integers).")
+    needed = HEADER.size + 12 * n + 8 * m
+    # Files with a `modes` array (one byte a sequence) are read as well; anything else is damage.
+    if len(data) not in (needed, needed + n):
+        raise DataError(
+            f"{idx}: {len(data)} bytes, but its header ({n} sequences, {m} document borders) needs {needed}. Copy "
+            "or prepare it again."
+        )
+    dtype = np.dtype(DTYPES[code])
+    at = HEADER.size
+    sizes = np.frombuffer(data, "<i4", n, at)
+    offsets = np.frombuffer(data, "<i8", n, at + 4 * n)
+    documents = np.frombuffer(data, "<i8", m, at + 12 * n)
+    if n and sizes.min() < 0:
+        raise DataError(
+            f"{idx}: sequence {int(sizes.argmin())} has {sizes.min()} tokens. The file is damaged: prepare it again."
+        )
+    if m < 1 or documents[0] != 0 or documents[-1] != n or (np.diff(documents) < 0).any():
+        raise DataError(
+            f"{idx}: the document index does not run from 0 to {n} in rising order. The file is damaged: prepare "
+            "it again."
+        )
+    ends = np.cumsum(sizes, dtype=np.int64) * dtype.itemsize
+    wrong = np.flatnonzero(offsets[1:] != ends[:-1]) if n else np.array([])
+    if n and (offsets[0] != 0 or len(wrong)):
+        where = 0 if offsets[0] != 0 else int(wrong[0]) + 1
+        raise DataError(
+            f"{idx}: sequence {where} begins at byte {offsets[where]}, not where sequence {where - 1} ends. "
+            "Prepare the data again."
+        )
+    expected = int(ends[-1]) if n else 0
+    found = bin_.stat().st_size
+    if found != expected:
+        raise DataError(
+            f"{bin_}: {found} bytes, but {idx.name} describes {expected}. One of the two is cut off or belongs to "
+            "another store."
+        )
+    return Index(dtype, sizes, documents)
+
+
+def map_tokens(prefix: Path, index: Index) -> np.ndarray:
+    if index.num_tokens == 0:
+        return np.empty(0, dtype=index.dtype)
+    return np.memmap(_with_suffix(prefix, ".bin"), dtype=index.dtype, mode="r")
+
+
+def _with_suffix(prefix: Path, suffix: str) -> Path:
+    return prefix.with_name(prefix.name + suffix)  # Path.with_suffix would eat the dot in a prefix such as v1.5

@@ -1,0 +1,133 @@
+"""Samples to batches. Every rank computes the same global batch and takes its own rows."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gptworks.config.derive import BatchPlan
+from gptworks.config.schema import DataConfig
+from gptworks.data.windows import Sample, Samples
+from gptworks.errors import DataError
+
+NOT_SCORED = -100
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch. positions and segments are None where nothing is reset, so that the fast kernels apply."""
+
+    tokens: Tensor  # int64 [B, T]
+    labels: Tensor  # int64 [B, T]; -100 = not scored
+    positions: Tensor | None  # int64 [B, T]
+    segments: Tensor | None  # int64 [B, T]; attention stays within equal numbers
+    sample_ids: Tensor  # int64 [B], global sample indices
+
+    def to(self, device: torch.device) -> "Batch":
+        def moved(tensor: Tensor | None) -> Any:
+            return None if tensor is None else tensor.to(device, non_blocking=True)
+
+        return Batch(*(moved(getattr(self, f.name)) for f in fields(self)))
+
+    def keywords(self) -> dict[str, Tensor | None]:
+        """What the model's forward takes besides the tokens."""
+        return {"labels": self.labels, "positions": self.positions, "segments": self.segments}
+
+    @property
+    def num_scored(self) -> int:
+        return int((self.labels != NOT_SCORED).sum())
+
+
+@dataclass(frozen=True)
+class Borders:
+    """What happens at an end-of-document token."""
+
+    eod_id: int | None
+    mask_loss: bool
+    reset_positions: bool
+    reset_attention: bool
+
+    @classmethod
+    def from_config(cls, cfg: DataConfig, eod_id: int | None) -> "Borders":
+        asked = [name for name in ("mask_eod", "reset_positions", "reset_attention") if getattr(cfg, name)]
+        if asked and eod_id is None:
+            raise DataError(
+                f"data.{asked[0]}: the end-of-document token is not known. Prepare the data with a tokenizer that has "
+                "one and --append-eod, or set data.tokenizer."
+            )
+        return cls(eod_id, cfg.mask_eod, cfg.reset_positions, cfg.reset_attention)
+
+
+def collate(samples: list[Sample], first: int, borders: Borders) -> Batch:
+    windows = np.stack([sample.tokens for sample in samples])
+    tokens, labels = windows[:, :-1], windows[:, 1:].copy()
+    for row, sample in enumerate(samples):
+        if sample.scored is not None:
+            labels[row, ~sample.scored] = NOT_SCORED
+    is_eod = tokens == borders.eod_id
+    if borders.mask_loss:
+        labels[is_eod] = NOT_SCORED
+    # Number of the document a token belongs to, counted from the start of the window; EOD ends its own document.
+    segments = np.concatenate([np.zeros((len(samples), 1), np.int64), np.cumsum(is_eod, 1)[:, :-1]], 1)
+    return Batch(
+        torch.from_numpy(tokens.copy()),
+        torch.from_numpy(labels),
+        torch.from_numpy(_positions(segments)) if borders.reset_positions else None,
+        torch.from_numpy(segments) if borders.reset_attention else None,
+        torch.arange(first, first + len(samples)),
+    )
+
+
+def _positions(segments: np.ndarray) -> np.ndarray:
+    """Distance from the start of the token's own segment."""
+    at = np.arange(segments.shape[1])
+    starts = np.zeros_like(segments)
+    new = segments[:, 1:] != segments[:, :-1]
+    starts[:, 1:] = np.where(new, at[1:], 0)
+    return at - np.maximum.accumulate(starts, 1)
+
+
+class Batches:
+    """The micro-batches of each optimizer step for one data rank. `consumed` is all there is to remember."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        plan: BatchPlan,
+        borders: Borders,
+        *,
+        vocab_size: int,
+        data_rank: int = 0,
+        consumed: int = 0,
+    ) -> None:
+        self.samples = samples
+        self.plan = plan
+        self.borders = borders
+        self.vocab_size = vocab_size
+        self.data_rank = data_rank
+        self.consumed = consumed
+
+    def next_step(self) -> list[Batch]:
+        """This rank's micro-batches of the next global batch."""
+        plan = self.plan
+        rows = plan.micro_size * plan.data_parallel
+        micro_batches = []
+        for micro in range(plan.accumulation):
+            first = self.consumed + micro * rows + self.data_rank * plan.micro_size
+            batch = collate(self.samples.at(first, plan.micro_size), first, self.borders)
+            self._check_ids(batch)
+            micro_batches.append(batch)
+        self.consumed += plan.global_size
+        return micro_batches
+
+    def _check_ids(self, batch: Batch) -> None:
+        """A store without a sidecar does not say how large its vocabulary is."""
+        highest = int(torch.maximum(batch.tokens, batch.labels).max())
+        if highest >= self.vocab_size:
+            raise DataError(
+                f"token id {highest} in samples {batch.sample_ids.tolist()} is outside the model's vocabulary of "
+                f"{self.vocab_size}. "
+                f"Set model.vocab_size to at least {highest + 1}, or prepare the data with the model's tokenizer."
+            )

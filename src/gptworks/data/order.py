@@ -1,0 +1,75 @@
+"""Which sample comes at which index: pure functions of (seed, index), with no table and no state.
+
+So the order cannot depend on ranks, batch sizes or restarts, and a checkpoint stores one number.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+_ROUNDS = 6
+_BLOCK = 1024
+
+
+def permute(index: np.ndarray, size: int, *key: object) -> np.ndarray:
+    """A pseudo-random permutation of range(size), evaluated at `index`.
+
+    A Feistel network over the smallest even number of bits that holds `size`; results outside are sent through it
+    again until they fall inside ("cycle walking", fewer than four rounds on average).
+    """
+    half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
+    low = np.uint64((1 << int(half)) - 1)
+    keys = _round_keys(*key)
+    result = index.astype(np.uint64)
+    outside = np.ones(len(result), dtype=bool)
+    while outside.any():
+        values = result[outside]
+        left, right = values >> half, values & low
+        for round_key in keys:
+            left, right = right, left ^ (_mix(right ^ round_key) & low)
+        result[outside] = (left << half) | right
+        outside = result >= size
+    return result.astype(np.int64)
+
+
+def blend(index: np.ndarray, weights: Sequence[float], *key: object) -> tuple[np.ndarray, np.ndarray]:
+    """For each global index: which source, and the how-manieth sample of that source.
+
+    Work in blocks: over the first b blocks a source has given floor(weight x block x b) samples, the heaviest source
+    taking what is left, so shares are exact to one sample per source; inside a block the places are shuffled.
+    """
+    shares = np.asarray(weights, dtype=np.float64) / np.sum(weights)
+    num_sources = len(shares)
+    block_size = max(_BLOCK, num_sources * num_sources)
+    heaviest = int(np.argmax(shares))
+
+    def given_before(block: int) -> np.ndarray:
+        counts = np.floor(shares * block_size * block).astype(np.int64)
+        counts[heaviest] += block * block_size - counts.sum()
+        return counts
+
+    sources = np.empty(len(index), dtype=np.int64)
+    numbers = np.empty(len(index), dtype=np.int64)
+    blocks = index // block_size
+    for block in np.unique(blocks):
+        here = blocks == block
+        before, after = given_before(int(block)), given_before(int(block) + 1)
+        starts = np.concatenate([[0], np.cumsum(after - before)])
+        places = permute(index[here] % block_size, block_size, *key, "blend", int(block))
+        chosen = np.searchsorted(starts, places, side="right") - 1
+        sources[here] = chosen
+        numbers[here] = before[chosen] + places - starts[chosen]
+    return sources, numbers
+
+
+def _round_keys(*key: object) -> list[np.uint64]:
+    digest = hashlib.sha512("|".join(str(part) for part in key).encode()).digest()
+    return [np.uint64(int.from_bytes(digest[8 * i : 8 * i + 8], "little")) for i in range(_ROUNDS)]
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64: every input bit changes half of the output bits. Wraps around on purpose."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

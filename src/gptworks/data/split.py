@@ -1,0 +1,19 @@
+"""Documents to training, held-out and test, in file order, by Megatron's rule of 2021."""
+
+from collections.abc import Sequence
+
+PARTS = ("train", "held_out", "test")
+
+
+def boundaries(shares: Sequence[float], num_documents: int) -> list[int]:
+    """Four document numbers: part i holds documents [b[i], b[i+1]).
+
+    Each part gets its share rounded to the nearest document; what that overshoots is taken off every border.
+    """
+    padded = [*shares, 0.0, 0.0][:3]
+    total = sum(padded)
+    borders = [0]
+    for share in padded:
+        borders.append(borders[-1] + round(share / total * num_documents))
+    overshoot = borders[-1] - num_documents
+    return [0, *(border - overshoot for border in borders[1:])]

@@ -1,0 +1,131 @@
+"""Documents to samples. A sample is T + 1 tokens: T inputs and, shifted by one, T targets."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from gptworks.config.schema import DataConfig
+from gptworks.data import order, split
+from gptworks.data.store import Store
+from gptworks.errors import DataError
+
+
+@dataclass(frozen=True)
+class Sample:
+    tokens: np.ndarray  # int64 [T + 1]
+    scored: np.ndarray | None  # bool [T], which targets count; None = all
+
+
+class Source(Protocol):
+    """Numbered samples of one store and one part of its split."""
+
+    def __len__(self) -> int: ...
+
+    def sample(self, number: int) -> Sample: ...
+
+
+class Windows:
+    """Consecutive windows over the concatenated documents. Neighbours share one token, so every token is predicted."""
+
+    def __init__(self, tokens: np.ndarray, seq_len: int) -> None:
+        self.tokens = tokens
+        self.seq_len = seq_len
+
+    def __len__(self) -> int:
+        return max(0, (len(self.tokens) - 1) // self.seq_len)
+
+    def sample(self, number: int) -> Sample:
+        start = number * self.seq_len
+        return Sample(self.tokens[start : start + self.seq_len + 1].astype(np.int64), None)
+
+
+class Examples:
+    """One prompt and completion per sample, padded on the right; only the completion is scored."""
+
+    def __init__(self, store: Store, documents: range, seq_len: int, too_long: str) -> None:
+        self.store = store
+        self.seq_len = seq_len
+        assert store.sidecar is not None and store.sidecar.eod_id is not None
+        self.pad = store.sidecar.eod_id
+        lengths = np.diff(store.document_starts)[documents.start : documents.stop]
+        over = np.flatnonzero(lengths > seq_len + 1)
+        if len(over) and too_long == "refuse":
+            raise DataError(
+                f"{store.prefix}.bin: {len(over)} of {len(lengths)} examples do not fit data.seq_len + 1 = "
+                f"{seq_len + 1} tokens "
+                f"(longest {lengths.max()}, first is document {documents[int(over[0])]}). "
+                f"Set data.seq_len={lengths.max() - 1}, or data.too_long: truncate or skip."
+            )
+        keep = np.ones(len(lengths), dtype=bool)
+        if too_long == "skip":
+            keep[over] = False
+        self.numbers = np.flatnonzero(keep) + documents.start
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def sample(self, number: int) -> Sample:
+        first_sequence = self.store.index.documents[self.numbers[number]]
+        begin, completion, end = self.store.sequence_starts[first_sequence : first_sequence + 3]
+        text = self.store.tokens[begin:end][: self.seq_len + 1]
+        tokens = np.full(self.seq_len + 1, self.pad, dtype=np.int64)
+        tokens[: len(text)] = text
+        scored = np.zeros(self.seq_len, dtype=bool)
+        scored[max(0, completion - begin - 1) : max(0, len(text) - 1)] = True
+        return Sample(tokens, scored)
+
+
+class Samples:
+    """An endless, ordered stream over one part of all stores: `samples[i]` depends on the seed and i alone."""
+
+    def __init__(self, sources: list[Source], weights: tuple[float, ...], *, seed: int, shuffled: bool) -> None:
+        self.sources = sources
+        self.weights = weights or tuple(float(len(source)) for source in sources)
+        self.seed = seed
+        self.shuffled = shuffled
+
+    @property
+    def per_epoch(self) -> int:
+        return sum(len(source) for source in self.sources)
+
+    def at(self, first: int, count: int) -> list[Sample]:
+        index = np.arange(first, first + count)
+        if len(self.sources) == 1:
+            which, numbers = np.zeros(count, dtype=np.int64), index
+        else:
+            which, numbers = order.blend(index, self.weights, self.seed)
+        return [self._sample(int(k), int(n)) for k, n in zip(which, numbers, strict=True)]
+
+    def _sample(self, source: int, number: int) -> Sample:
+        size = len(self.sources[source])
+        epoch, place = divmod(number, size)
+        if self.shuffled:
+            place = int(order.permute(np.array([place]), size, self.seed, source, epoch)[0])
+        return self.sources[source].sample(place)
+
+
+def build_samples(stores: list[Store], part: str, cfg: DataConfig, seed: int) -> Samples:
+    """The samples of one part ("train", "held_out" or "test"). Evaluation parts are read in order."""
+    sources = [build_source(store, part, cfg) for store in stores]
+    return Samples(sources, cfg.weights, seed=seed, shuffled=cfg.order == "shuffled" and part == "train")
+
+
+def build_source(store: Store, part: str, cfg: DataConfig) -> Source:
+    borders = split.boundaries(cfg.split, store.num_documents)
+    which = split.PARTS.index(part)
+    documents = range(borders[which], borders[which + 1])
+    if store.sidecar and store.sidecar.kind == "examples":
+        source: Source = Examples(store, documents, cfg.seq_len, cfg.too_long)
+    else:
+        starts = store.document_starts
+        source = Windows(store.tokens[starts[documents.start] : starts[documents.stop]], cfg.seq_len)
+    if not len(source):
+        tokens = int(store.document_starts[documents.stop] - store.document_starts[documents.start])
+        raise DataError(
+            f"{store.prefix}.bin: the {part} part has {len(documents)} of {store.num_documents} documents and "
+            f"{tokens} tokens; "
+            f"one sample needs {cfg.seq_len + 1}. Use more text, a smaller data.seq_len, or another data.split "
+            f"(now {','.join(f'{share:g}' for share in cfg.split)})."
+        )
+    return source

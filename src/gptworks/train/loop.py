@@ -1,0 +1,82 @@
+"""The training loop. What happens every n steps is a line in it; there are no callbacks."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gptworks.config.schema import RunConfig
+from gptworks.train import optim, plot, run_folder, schedule
+from gptworks.train.run import Run
+from gptworks.train.run_folder import Interrupts
+from gptworks.train.setup import prepare
+from gptworks.train.step import train_step
+
+
+@dataclass(frozen=True)
+class Outcome:
+    folder: Path
+    step: int
+    held_out_loss: float | None
+    stopped_by: str  # "end", "early stop", "SIGINT" or "SIGTERM"
+
+
+def train(cfg: RunConfig, *, resume_from: str = "never", command: list[str] | None = None) -> Outcome:
+    """Pretrain or fine-tune. `resume_from`: never, auto (go on if there is a checkpoint), or a checkpoint folder."""
+    setup = prepare(cfg)
+    folder = Path(cfg.run.out)
+    run_folder.refuse_foreign(folder, resume_from)
+    with (
+        run_folder.locked(folder),
+        Interrupts() as interrupts,
+        Run(cfg, setup, folder, resume_from, command) as run,
+    ):
+        stopped_by = _loop(cfg, run, interrupts)
+        run.console.say(_farewell(stopped_by, run))
+        return Outcome(folder, run.progress.step, run.progress.held_out_loss, stopped_by)
+
+
+def _loop(cfg: RunConfig, run: Run, interrupts: Interrupts) -> str:
+    last_step = run.setup.last_step
+    run.part.train()
+    for step in range(run.progress.step + 1, last_step + 1):
+        lr = schedule.at(step, cfg.optim, last_step)
+        optim.set_lr(run.optimizer, lr)
+        report = train_step(
+            run.part,
+            run.optimizer,
+            run.next_batches(),
+            run.setup.world,
+            run.scaler,
+            clip=cfg.optim.clip,
+            seed=cfg.train.seed,
+            step=step,
+        )
+        if not report.updated:
+            run.stop_or_skip(step, report)
+        run.count(step, report)
+
+        is_last = step == last_step
+        if due(step, cfg.train.log_every) or is_last or not report.updated:
+            run.log(step, lr, report)
+        if run.setup.held_out and (due(step, cfg.evaluate.every) or is_last):
+            run.evaluate()
+        patience_is_over = 0 < cfg.evaluate.patience <= run.progress.evaluations_since_best
+        stop = interrupts.received or ("early stop" if patience_is_over and not is_last else "")
+        if stop or is_last or due(step, cfg.checkpoint.every) or (cfg.checkpoint.keep_best and run.is_best()):
+            run.save()
+        if stop:
+            return stop
+    return "end"
+
+
+def due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _farewell(stopped_by: str, run: Run) -> str:
+    step, last_step = run.progress.step, run.setup.last_step
+    if stopped_by == "end":
+        return f"done: {step:,} steps. Everything is in {run.folder}; the loss curve is {run.folder / plot.NAME}"
+    if stopped_by == "early stop":
+        return f"early stop after step {step}: no better held-out loss for {run.cfg.evaluate.patience} evaluations"
+    resume = f"Go on with: --out {run.folder} --resume auto"
+    return f"{stopped_by}: stopped after step {step} of {last_step} and saved. {resume}"

@@ -1,0 +1,54 @@
+"""What happened at each logged step: metrics.jsonl always, TensorBoard when it is installed."""
+
+import json
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+NAME = "metrics.jsonl"
+
+
+class Metrics:
+    def __init__(self, run: Path, *, resumed_step: int) -> None:
+        self.path = run / NAME
+        forget_after(self.path, resumed_step)
+        self.file = self.path.open("a", encoding="utf-8")
+        self.board: Any = None
+        if find_spec("tensorboard"):
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(run / "tensorboard"), purge_step=resumed_step + 1)  # type: ignore[no-untyped-call]
+
+    def log(self, step: int, values: dict[str, float | int]) -> None:
+        # JSON has no NaN: a loss that is not finite is written as text, which every reader can see.
+        shown = {k: v if math.isfinite(v) else str(v) for k, v in values.items()}
+        self.file.write(json.dumps({"step": step, **shown}) + "\n")
+        self.file.flush()
+        if self.board is not None:
+            for name, value in values.items():
+                self.board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self.file.close()
+        if self.board is not None:
+            self.board.close()
+
+
+def read(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run, leaving out a last line that was cut off by a crash."""
+    try:
+        lines = (run / NAME).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def forget_after(path: Path, step: int) -> None:
+    """Drop lines of steps that will be done again, so that each step stands there once."""
+    if not path.exists():
+        return
+    kept = [entry for entry in read(path.parent) if entry["step"] <= step]
+    replacement = path.with_suffix(".new")
+    replacement.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
+    replacement.replace(path)

@@ -1,0 +1,94 @@
+"""The loss curve of a run as an SVG file, and as a few lines of text."""
+
+import math
+from pathlib import Path
+
+from gptworks.train import metrics
+
+NAME = "loss.svg"
+_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 760, 420, 64, 40, 20, 48
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+Points = list[tuple[int, float]]
+
+
+def curves(run: Path) -> dict[str, Points]:
+    found: dict[str, Points] = {"training": [], "held-out": []}
+    for entry in metrics.read(run):
+        for label, key in (("training", "loss"), ("held-out", "held_out_loss")):
+            if isinstance(entry.get(key), float):
+                found[label].append((entry["step"], entry[key]))
+    return {label: points for label, points in found.items() if points}
+
+
+def write(run: Path) -> None:
+    found = curves(run)
+    if found:
+        (run / NAME).write_text(svg(found, title=f"loss of {run.name}"), encoding="utf-8")
+
+
+def svg(found: dict[str, Points], title: str) -> str:
+    points = [point for curve in found.values() for point in curve]
+    x_ticks = _ticks(0, max(step for step, _ in points))
+    y_ticks = _ticks(min(loss for _, loss in points), max(loss for _, loss in points))
+    x_low, x_high = 0.0, max(x_ticks[-1], 1.0)
+    y_low, y_high = y_ticks[0], max(y_ticks[-1], y_ticks[0] + 1e-9)
+
+    def place(step: float, loss: float) -> tuple[float, float]:
+        x = _LEFT + (step - x_low) / (x_high - x_low) * (_WIDTH - _LEFT - _RIGHT)
+        y = _TOP + (y_high - loss) / (y_high - y_low) * (_HEIGHT - _TOP - _BOTTOM)
+        return round(x, 1), round(y, 1)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        'font-family="sans-serif" font-size="12" fill="#333">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        f'<text x="{_LEFT}" y="22" font-size="15">{title}</text>',
+    ]
+    for tick in y_ticks:
+        _, y = place(0, tick)
+        parts.append(f'<line x1="{_LEFT}" y1="{y}" x2="{_WIDTH - _RIGHT}" y2="{y}" stroke="#e5e5e5"/>')
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{tick:g}</text>')
+    for tick in x_ticks:
+        x, _ = place(tick, y_low)
+        parts.append(f'<text x="{x}" y="{_HEIGHT - _BOTTOM + 20}" text-anchor="middle">{tick:g}</text>')
+    parts.append(f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{_HEIGHT - 8}" text-anchor="middle">step</text>')
+    for number, (label, colour) in enumerate((("training", "#1f77b4"), ("held-out", "#d62728"))):
+        if label not in found:
+            continue
+        line = " ".join(f"{x},{y}" for x, y in (place(*point) for point in found[label]))
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+        if label == "held-out":
+            parts += [
+                f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>' for x, y in (place(*p) for p in found[label])
+            ]
+        x, y = _WIDTH - _RIGHT - 110, _TOP + 16 + 18 * number
+        parts.append(f'<line x1="{x}" y1="{y - 4}" x2="{x + 22}" y2="{y - 4}" stroke="{colour}" stroke-width="2"/>')
+        parts.append(f'<text x="{x + 28}" y="{y}">{label}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers that enclose the range, about six of them."""
+    span = max(high - low, 1e-9)
+    power = 10.0 ** math.floor(math.log10(span / 5))
+    size = next(power * m for m in (1, 2, 2.5, 5, 10) if span / (power * m) <= 6)
+    first, last = math.floor(low / size), math.ceil(high / size)
+    return [round(n * size, 10) for n in range(first, max(last, first + 1) + 1)]
+
+
+def text(run: Path, width: int = 60) -> str:
+    """One line of blocks, for a terminal."""
+    points = curves(run).get("training", [])
+    if not points:
+        return "no losses yet"
+    losses = [loss for _, loss in points]
+    columns = min(width, len(losses))
+    means = []
+    for column in range(columns):
+        piece = losses[column * len(losses) // columns : (column + 1) * len(losses) // columns]
+        means.append(sum(piece) / len(piece))
+    low, high = min(means), max(means)
+    scale = (len(_BLOCKS) - 1) / max(high - low, 1e-9)
+    bar = "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
+    return f"loss {losses[0]:.2f} {bar} {losses[-1]:.2f}"

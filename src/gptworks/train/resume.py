@@ -1,0 +1,54 @@
+"""Going on from a checkpoint: what may have changed in the configuration and what may not."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from gptworks.config.load import flatten
+from gptworks.config.schema import RunConfig
+from gptworks.errors import CheckpointError
+
+# A change of these would make it another model or another sequence of samples.
+_FIXED = (
+    "model.",
+    "train.seed",
+    "data.split",
+    "data.seq_len",
+    "data.order",
+    "data.weights",
+    "data.mask_eod",
+    "data.reset_",
+    "data.too_long",
+)
+# Decided once, at the first step.
+_SPENT = ("init.",)
+# Dropout may be changed on the way; it belongs to how, not to what.
+_FREE_OF_MODEL = ("model.dropout_", "model.attention")
+
+
+@dataclass(frozen=True)
+class Change:
+    key: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.before} -> {self.now}"
+
+
+def changes(before: dict[str, Any], now: RunConfig) -> list[Change]:
+    old, new = flatten(before), flatten(now.model_dump(mode="json"))
+    return [Change(key, old.get(key), new.get(key)) for key in sorted(old | new) if old.get(key) != new.get(key)]
+
+
+def is_fixed(key: str) -> bool:
+    return key.startswith(_FIXED + _SPENT) and not key.startswith(_FREE_OF_MODEL)
+
+
+def refuse_fixed(found: list[Change], checkpoint: str) -> None:
+    fixed = [change for change in found if is_fixed(change.key)]
+    if fixed:
+        listed = "\n".join(f"  {change}" for change in fixed)
+        raise CheckpointError(
+            f"{checkpoint}: cannot go on with another model or another order of samples:\n{listed}\n"
+            "Set them back, or start anew in another --out (init.checkpoint takes over the weights)."
+        )

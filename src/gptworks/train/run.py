@@ -1,0 +1,298 @@
+"""A run in progress: the live objects of training, and what is done with them besides stepping."""
+
+import contextlib
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gptworks.checkpoint import folder as folders
+from gptworks.checkpoint import manifest as manifests
+from gptworks.checkpoint.folder import CheckpointFolder
+from gptworks.checkpoint.formats import dcp
+from gptworks.checkpoint.manifest import Manifest
+from gptworks.checkpoint.pretrained import Pretrained
+from gptworks.config import yaml_text
+from gptworks.config.schema import RunConfig
+from gptworks.data.loader import Batch
+from gptworks.errors import CheckpointError, DataError, TrainingError
+from gptworks.evaluate.heldout import held_out_loss
+from gptworks.model import GPT
+from gptworks.parallel import apply, recompute
+from gptworks.parallel.apply import FreshWeights, WeightSource
+from gptworks.plan import sizes
+from gptworks.train import optim, plot, resume, run_folder, schedule
+from gptworks.train.console import LogLine, TrainConsole
+from gptworks.train.metrics import Metrics
+from gptworks.train.precision import DTYPES, LossScaler
+from gptworks.train.profile import profiled
+from gptworks.train.setup import Setup
+from gptworks.train.speed import Stopwatch, matmul_peak
+from gptworks.train.step import StepReport
+
+
+@dataclass
+class Progress:
+    """What a checkpoint remembers besides tensors and the number of samples."""
+
+    step: int = 0
+    updates: int = 0  # skipped steps are not among them
+    skipped_in_a_row: int = 0
+    held_out_loss: float | None = None
+    best: dict[str, float] | None = None  # step, held_out_loss
+    evaluations_since_best: int = 0
+
+
+class Run:
+    """Opened on a locked folder; closes its files at the end of the `with` block."""
+
+    def __init__(self, cfg: RunConfig, setup: Setup, folder: Path, resume_from: str, command: list[str] | None) -> None:
+        self.cfg, self.setup, self.folder = cfg, setup, folder
+        self.checkpoints = CheckpointFolder(folder)
+        self.checkpoints.remove_leftovers()
+        source = self._checkpoint_to_resume(resume_from)
+        manifest = self._accepted(source) if source else None
+
+        self.part = self._build_part(fresh=source is None)
+        self.optimizer = optim.build(self.part, cfg.optim)
+        self.scaler = LossScaler(cfg.precision.scaler, enabled=cfg.precision.compute == "fp16")
+        self.progress = self._restore(source, manifest) if source and manifest else Progress()
+        self.batches = setup.batches(consumed=manifest.consumed if manifest else 0)
+
+        folders.check_free_space(folder, sizes.checkpoint_bytes(cfg.model, cfg.checkpoint.portable))
+        (folder / "config.yaml").write_text(yaml_text.dump(cfg.model_dump(mode="json")), encoding="utf-8")
+        run_folder.write_environment(folder, command or sys.argv)
+        self._closing = contextlib.ExitStack()
+        self.console = TrainConsole(setup.last_step, cfg.train.log_style, first_step=self.progress.step)
+        self._closing.callback(self.console.close)
+        self._greet(source, manifest)
+        self.metrics = Metrics(folder, resumed_step=self.progress.step)
+        self._closing.callback(self.metrics.close)
+        self.profiler = self._closing.enter_context(profiled(cfg.train.profile, folder, self.progress.step))
+        peak = matmul_peak(setup.world.device, DTYPES[cfg.precision.compute])
+        self.watch = Stopwatch(cfg.model, cfg.data.seq_len, peak=peak)
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    # Before the first step
+
+    def _checkpoint_to_resume(self, resume_from: str) -> Path | None:
+        if resume_from == "never":
+            return None
+        return self.checkpoints.latest() if resume_from == "auto" else folders.find(Path(resume_from))
+
+    def _accepted(self, source: Path) -> Manifest:
+        """The manifest of a checkpoint that is whole and belongs to this configuration and data."""
+        manifest = manifests.read(source)
+        resume.refuse_fixed(resume.changes(manifest.config, self.cfg), str(source))
+        now = self.setup.dataset.identities
+        if manifest.data_identities != now:
+            raise DataError(
+                f"{source}: was trained on other data (store {manifest.data_identities[0][:12]}, now {now[0][:12]}). "
+                "Point data.path at the same store, or start anew in another --out with init.checkpoint."
+            )
+        if self.setup.dataset.tokenizer:
+            self.setup.dataset.tokenizer.require(manifest.tokenizer_identity, what=str(source))
+        manifests.verify(source, manifest)
+        return manifest
+
+    def _build_part(self, *, fresh: bool) -> GPT:
+        cfg = self.cfg
+        weights: WeightSource = FreshWeights(cfg.init, cfg.model.num_layers, cfg.train.seed)
+        if cfg.init.checkpoint and fresh:
+            weights = self._weights_to_tune()
+        return apply.build(
+            cfg.model,
+            self.setup.world,
+            DTYPES[cfg.precision.compute],
+            weights,
+            recompute_mode=cfg.train.recompute,
+            compile_blocks=cfg.train.compile and apply.can_compile(self.setup.world.device),
+        )
+
+    def _weights_to_tune(self) -> WeightSource:
+        opened = Pretrained.open(self.cfg.init.checkpoint)
+        mine, theirs = self.cfg.model.model_dump(), opened.model.model_dump()
+        different = [
+            f"  model.{name}: {theirs[name]} there, {mine[name]} here"
+            for name in mine
+            if theirs[name] != mine[name] and resume.is_fixed(f"model.{name}")
+        ]
+        if different:
+            raise CheckpointError(
+                f"{self.cfg.init.checkpoint}: holds another model:\n" + "\n".join(different) + "\n"
+                "Set the model section to what is there."
+            )
+        if opened.tokenizer and self.setup.dataset.tokenizer:
+            self.setup.dataset.tokenizer.require(opened.tokenizer.identity, what=str(opened.folder))
+        return opened.weights
+
+    def _restore(self, source: Path, manifest: Manifest) -> Progress:
+        weights = {f"model.{name}": p.detach() for name, p in self.part.named_parameters()}
+        moments = optim.moments(self.part, self.optimizer)
+        dcp.load_into(source / folders.STATE, weights | {f"optim.{name}": t for name, t in moments.items()})
+        optim.set_moments(self.part, self.optimizer, moments, manifest.optimizer_updates)
+        self.scaler.restore(manifest.scaler)
+        return Progress(
+            step=manifest.step,
+            updates=manifest.optimizer_updates,
+            held_out_loss=manifest.held_out_loss,
+            best=manifest.best,
+            evaluations_since_best=manifest.evaluations_since_best,
+        )
+
+    def _greet(self, source: Path | None, manifest: Manifest | None) -> None:
+        cfg, batch, say = self.cfg, self.setup.batch, self.console.say
+        device = self.setup.world.device
+        say(
+            f"model: {sizes.num_parameters(cfg.model) / 1e6:,.1f}M parameters, {cfg.precision.compute} on "
+            f"{device.type}\n"
+            f"batch: {batch.global_size} samples of {cfg.data.seq_len} tokens = {batch.micro_size} micro-batch "
+            f"x {batch.accumulation} accumulation x {batch.data_parallel} data-parallel\n"
+            f"data:  {self.setup.train_samples.per_epoch:,} samples per epoch; {self.setup.last_step:,} steps"
+        )
+        if cfg.init.checkpoint and source is None:
+            say(f"weights from {cfg.init.checkpoint}")
+        if cfg.train.compile and not apply.can_compile(device):
+            say("train.compile: no C++ compiler found (g++ or clang++), so nothing is compiled. Install one for speed.")
+        note = recompute.note(cfg.train.recompute, cfg.model.attention, cfg.model.dropout_attention, device.type)
+        if note:
+            say(note)
+        if source and manifest:
+            say(f"resuming from {source} ({manifest.consumed:,} samples done)")
+            for change in resume.changes(manifest.config, cfg):
+                say(f"  changed: {change}")
+
+    # During and after
+
+    def next_batches(self) -> list[Batch]:
+        with self.watch.reading():
+            return self.batches.next_step()
+
+    def count(self, step: int, report: StepReport) -> None:
+        progress = self.progress
+        progress.step = step
+        progress.updates += report.updated
+        progress.skipped_in_a_row = 0 if report.updated else progress.skipped_in_a_row + 1
+        self.watch.count(report.tokens)
+        self.profiler.step()
+
+    def log(self, step: int, lr: float, report: StepReport) -> None:
+        cfg, setup, speed = self.cfg, self.setup, self.watch.lap()
+        per_epoch = max(1, setup.train_samples.per_epoch // setup.batch.global_size)
+        line = LogLine(
+            step=step,
+            last_step=setup.last_step,
+            epoch=(step - 1) // per_epoch,
+            batch_in_epoch=(step - 1) % per_epoch,
+            loss=report.loss,
+            lr=lr,
+            next_lr=schedule.at(step + 1, cfg.optim, setup.last_step),
+            grad_norm=report.grad_norm,
+            speed=speed,
+            loss_scale=report.loss_scale if self.scaler.enabled else None,
+        )
+        values = {
+            "loss": report.loss,
+            "lr": lr,
+            "grad_norm": report.grad_norm,
+            "tokens": self.batches.consumed * cfg.data.seq_len,
+            "tokens_per_sec": round(speed.tokens_per_sec, 1),
+            "mfu": round(speed.mfu, 4),
+        }
+        if self.scaler.enabled:
+            values["loss_scale"] = report.loss_scale
+        if self.progress.updates < step:
+            values["skipped"] = step - self.progress.updates
+        self.metrics.log(step, values)
+        self.console.log(line)
+
+    def evaluate(self) -> None:
+        assert self.setup.held_out is not None
+        with self.watch.paused():
+            result = held_out_loss(
+                self.part,
+                self.setup.held_out,
+                self.setup.dataset.borders,
+                micro_size=self.setup.batch.micro_size,
+                num_batches=self.cfg.evaluate.batches,
+                device=self.setup.world.device,
+            )
+        progress = self.progress
+        progress.held_out_loss = result.loss
+        is_best = progress.best is None or result.loss < progress.best["held_out_loss"]
+        if is_best:
+            progress.best = {"step": progress.step, "held_out_loss": result.loss}
+        progress.evaluations_since_best = 0 if is_best else progress.evaluations_since_best + 1
+        self.metrics.log(progress.step, {"held_out_loss": result.loss, "held_out_tokens": result.tokens})
+        self.console.say(
+            f"step {progress.step}: held-out loss {result.loss:.4f} over {result.tokens:,} tokens"
+            + (", the best so far" if is_best else "")
+        )
+
+    def is_best(self) -> bool:
+        """Whether the present weights are those of the lowest held-out loss."""
+        return self.progress.best is not None and self.progress.best["step"] == self.progress.step
+
+    def save(self) -> None:
+        cfg, progress, dataset = self.cfg, self.progress, self.setup.dataset
+        weights = {name: p.detach() for name, p in self.part.named_parameters()}
+        tensors = {f"model.{name}": t for name, t in weights.items()}
+        tensors |= {f"optim.{name}": t for name, t in optim.moments(self.part, self.optimizer).items()}
+        manifest = Manifest(
+            step=progress.step,
+            consumed=self.batches.consumed,
+            optimizer_updates=progress.updates,
+            config=cfg.model_dump(mode="json"),
+            tokenizer_identity=dataset.tokenizer_identity,
+            data_identities=dataset.identities,
+            scaler=self.scaler.state(),
+            held_out_loss=progress.held_out_loss,
+            best=progress.best,
+            evaluations_since_best=progress.evaluations_since_best,
+            torch_version=str(torch.__version__),
+        )
+        with self.watch.paused():
+            portable = weights if cfg.checkpoint.portable else None
+            path = self.checkpoints.save(manifest, tensors, portable, cfg.model, dataset.tokenizer)
+            if cfg.checkpoint.keep_best and self.is_best():
+                self.checkpoints.point(folders.BEST, path.name)
+            self.checkpoints.retain(cfg.checkpoint)
+            plot.write(self.folder)
+        self.console.say(f"saved {path}")
+
+    def stop_or_skip(self, step: int, report: StepReport) -> None:
+        """A step that was not finite: write down its samples; stop unless it may be skipped."""
+        entry = {
+            "step": step,
+            "loss": str(report.loss),
+            "grad_norm": str(report.grad_norm),
+            "loss_scale": report.loss_scale,
+            "sample_ids": report.sample_ids,
+        }
+        details = self.folder / "nonfinite.jsonl"
+        with details.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+        cfg = self.cfg.train
+        # With fp16 an overflow is part of the method: the scale shrinks and the step is skipped.
+        is_overflow = self.scaler.enabled and report.loss_scale > self.cfg.precision.scaler.floor
+        skips = self.progress.skipped_in_a_row + 1
+        if (cfg.nonfinite == "skip" or is_overflow) and skips < cfg.max_skips:
+            self.console.say(f"step {step}: not finite, skipped ({skips} in a row); samples in {details}")
+            return
+        why = "train.nonfinite: stop" if skips < cfg.max_skips else f"train.max_skips: {cfg.max_skips} in a row"
+        self.batches.consumed -= self.setup.batch.global_size
+        if self.progress.step:
+            self.save()
+        ids = ", ".join(str(i) for i in report.sample_ids[:8]) + (", ..." if len(report.sample_ids) > 8 else "")
+        raise TrainingError(
+            f"step {step}: loss {report.loss:g}, gradient norm {report.grad_norm:g} in samples {ids}: not finite, "
+            f"so training stopped ({why}). The samples are written down in {details}. "
+            "Lower optim.lr, lengthen optim.warmup_steps, or set train.nonfinite: skip; go on with --resume auto."
+        )

@@ -1,0 +1,108 @@
+"""The folder of a run: one writer at a time, and a record of what was run with what."""
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
+
+from gptworks.errors import UsageError
+
+LOCK = ".lock"
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Held by the operating system, so a crash lets go of it."""
+    import fcntl
+
+    run.mkdir(parents=True, exist_ok=True)
+    file = (run / LOCK).open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        owner = file.read().strip() or "unknown"
+        file.close()
+        raise UsageError(
+            f"{run}: another process ({owner}) is writing here. Wait for it, or choose another --out."
+        ) from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()}\n")
+    file.flush()
+    try:
+        yield
+    finally:
+        file.close()
+
+
+def refuse_foreign(run: Path, resume: str) -> None:
+    """A folder that has something in it is written to only when resuming was asked for."""
+    present = sorted(path.name for path in run.iterdir() if path.name != LOCK) if run.is_dir() else []
+    if present and resume == "never":
+        listed = ", ".join(present[:4]) + (", ..." if len(present) > 4 else "")
+        raise UsageError(f"{run}: not empty ({listed}). Go on with --resume auto, or choose another --out.")
+
+
+def write_environment(run: Path, command: list[str]) -> None:
+    record = {
+        "command": command,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {
+            name: _version(name) for name in ("gptworks", "torch", "numpy", "tokenizers", "safetensors", "pydantic")
+        },
+        "commit": _commit(),
+        "cpu_count": os.cpu_count(),
+        "environment": {
+            k: v for k, v in os.environ.items() if k.startswith(("OMP_", "MKL_", "CUDA_", "NCCL_", "GLOO_"))
+        },
+    }
+    (run / "environment.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str | None:
+    """Of the folder the code was started in, when that is a git checkout."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+class Interrupts:
+    """The first Ctrl-C or SIGTERM asks the loop to save and end; the second ends the process at once."""
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> "Interrupts":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(ValueError):  # not in the main thread: whoever started the thread decides
+                self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _receive(self, number: int, _: FrameType | None) -> None:
+        if self.received is not None:
+            sys.stderr.write("\nstopped at once; the last checkpoint is the newest state.\n")
+            sys.stderr.flush()
+            os._exit(128 + number)
+        self.received = signal.Signals(number).name

@@ -1,0 +1,29 @@
+"""The learning rate at a step, as a pure function."""
+
+import math
+
+from gptworks.config.schema import OptimConfig
+
+
+def at(step: int, optim: OptimConfig, last_step: int) -> float:
+    """The rate of update `step` (the first is 1). With W = warmup_steps, D = decay_steps and t = the clock:
+
+    t <= W: lr * t / W;   W < t <= D: from lr to min_lr along the schedule;   t > D: min_lr.
+    """
+    clock = step - 1 + optim.warmup_from
+    warmup, end = optim.warmup_steps, optim.decay_steps or last_step
+    if warmup and clock <= warmup:
+        return optim.lr * clock / warmup
+    if optim.schedule == "constant":
+        return optim.lr
+    if clock >= end:
+        return optim.min_lr
+    span = optim.lr - optim.min_lr
+    if optim.schedule == "wsd":
+        cooldown = optim.cooldown_steps or max(1, end // 5)
+        return optim.min_lr + span * min(1.0, (end - clock) / cooldown)
+    start = warmup if optim.cosine_clock == "after_warmup" else 0
+    progress = (clock - start) / (end - start)
+    if optim.schedule == "linear":
+        return optim.min_lr + span * (1 - progress)
+    return optim.min_lr + span * 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,0 +1,70 @@
+"""All that can be known, and can fail, before a weight exists or a file is written."""
+
+from dataclasses import dataclass
+
+from gptworks.config import contradictions
+from gptworks.config.derive import BatchPlan, num_steps, solve_batch
+from gptworks.config.schema import RunConfig
+from gptworks.data.dataset import Dataset
+from gptworks.data.loader import Batches
+from gptworks.data.windows import Samples
+from gptworks.errors import ConfigError
+from gptworks.parallel import launch
+from gptworks.parallel.launch import World
+
+
+@dataclass(frozen=True)
+class Setup:
+    world: World
+    dataset: Dataset
+    train_samples: Samples
+    held_out: Samples | None
+    batch: BatchPlan
+    last_step: int
+    vocab_size: int
+
+    def batches(self, consumed: int = 0) -> Batches:
+        return Batches(
+            self.train_samples,
+            self.batch,
+            self.dataset.borders,
+            vocab_size=self.vocab_size,
+            data_rank=self.world.data_rank,
+            consumed=consumed,
+        )
+
+
+def prepare(cfg: RunConfig) -> Setup:
+    """Open the data, solve the batch equation, count the steps."""
+    world = launch.start(cfg.parallel, cfg.run)
+    dataset = Dataset(cfg.data, vocab_size=cfg.model.vocab_size, seed=cfg.train.seed)
+    train_samples = dataset.samples("train")
+    held_out = dataset.samples("held_out") if cfg.evaluate.every else None
+    batch = solve_batch(cfg.batch, world.data_parallel)
+    last_step = num_steps(cfg.train, train_samples.per_epoch, batch.global_size, cfg.data.seq_len)
+    too_long = contradictions.warmup_fits(cfg.optim, cfg.optim.decay_steps or last_step, "the training")
+    if too_long:
+        raise ConfigError("optim", too_long)
+    return Setup(world, dataset, train_samples, held_out, batch, last_step, cfg.model.vocab_size)
+
+
+def show_first_batch(setup: Setup) -> str:
+    """The first micro-batch, decoded, with what is scored and where documents begin."""
+    batch = setup.batches().next_step()[0]
+    tokenizer = setup.dataset.tokenizer
+
+    def shown(ids: list[int]) -> str:
+        return tokenizer.decode(ids) if tokenizer else " ".join(str(i) for i in ids)
+
+    lines = []
+    for row in range(len(batch.tokens)):
+        tokens, labels = batch.tokens[row].tolist(), batch.labels[row].tolist()
+        scored = [label for label in labels if label >= 0]
+        lines += [f"--- sample {int(batch.sample_ids[row])}: {len(tokens)} tokens, {len(scored)} scored", shown(tokens)]
+        if len(scored) < len(tokens):
+            lines += ["--- scored:", shown(scored)]
+        if batch.positions is not None:
+            lines.append(f"--- positions start again {int((batch.positions[row, 1:] == 0).sum())} times")
+        if batch.segments is not None:
+            lines.append(f"--- {int(batch.segments[row].max()) + 1} documents; attention stays within each")
+    return "\n".join(lines)
