@@ -32,8 +32,27 @@ class CheckpointFolder:
 
     def remove_leftovers(self) -> None:
         """What a crash left half-written or half-deleted. Only while the run is locked."""
+        for path in self.folder.glob(".replaced-step-*"):
+            final = self.folder / path.name.removeprefix(".replaced-")
+            if not final.exists():  # the crash came before the new one took its place
+                path.rename(final)
         for path in self.folder.glob(".*-step-*"):
             shutil.rmtree(path, ignore_errors=True)
+
+    def go_back_to(self, step: int, best_step: int | None) -> list[Path]:
+        """Put checkpoints after `step`, which will be done again, out of the way; let `best` be that of the time."""
+        aside = []
+        for later, path in sorted(self.steps().items()):
+            if later > step:
+                target = path.with_name(f"set-aside-{path.name}")
+                shutil.rmtree(target, ignore_errors=True)
+                aside.append(path.rename(target))
+        best, pointed = self.steps().get(best_step or 0), self.pointed(BEST)
+        if best:
+            self.point(BEST, best.name)
+        elif pointed and not pointed.exists():
+            (self.run / BEST).unlink()
+        return aside
 
     def save(
         self,
@@ -59,13 +78,16 @@ class CheckpointFolder:
                 replace(manifest, files=manifests.describe_files(temporary)).write(temporary)
                 for path in [*temporary.rglob("*"), temporary]:
                     _sync(path)
-                if final.exists():  # saved before at this very step, by a run that was resumed from it
-                    _delete(final)
+                replaced = final.with_name(f".replaced-{final.name}")
+                if final.exists():  # saved before at this very step
+                    shutil.rmtree(replaced, ignore_errors=True)
+                    final.rename(replaced)
                 temporary.rename(final)
+                _sync(self.folder)
+                shutil.rmtree(replaced, ignore_errors=True)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
-            _sync(self.folder)
             self.point(LATEST, final.name)
         return final
 
@@ -132,11 +154,10 @@ def _named_failures(final: Path) -> Iterator[None]:
         yield
     except CheckpointError:
         raise
-    except Exception as error:  # the disk is full, or a library wraps that in an exception of its own
-        cause = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+    except Exception as error:  # the disk is full, in the words of Python, torch or safetensors
         raise CheckpointError(
-            f"{final}: could not be saved ({cause}). Earlier checkpoints are untouched; free some space and go on "
-            "with --resume auto."
+            f"{final}: could not be saved ({dcp.first_line(error)}). Earlier checkpoints are untouched; free some "
+            "space and go on with --resume auto."
         ) from error
 
 

@@ -56,9 +56,27 @@ def read(folder: Path) -> Manifest:
             f"{path}: version {version}, needed {VERSION}. It was written by another version of gptworks."
         )
     try:
-        return Manifest(**values)
+        manifest = Manifest(**values)
+        _check_kinds(manifest)
     except TypeError as error:
         raise CheckpointError(f"{path}: not a manifest ({error}). The checkpoint is damaged.") from None
+    return manifest
+
+
+def _check_kinds(manifest: Manifest) -> None:
+    kinds = {
+        int: ("step", "consumed", "optimizer_updates", "evaluations_since_best"),
+        str: ("tokenizer_identity",),
+        dict: ("config", "scaler", "files"),
+        list: ("data_identities",),
+    }
+    for kind, names in kinds.items():
+        for name in names:
+            if not isinstance(getattr(manifest, name), kind):
+                raise TypeError(f"{name} is {getattr(manifest, name)!r}, needed {kind.__name__}")
+    for name, expected in manifest.files.items():
+        if not isinstance(expected, dict) or not {"bytes", "sha256"} <= expected.keys():
+            raise TypeError(f"files: {name!r} has no size and hash")
 
 
 def verify(folder: Path, manifest: Manifest) -> None:

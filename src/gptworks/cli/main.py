@@ -1,6 +1,7 @@
 """gptworks VERB ... : finds the verb, runs it, turns our errors into exit code 2."""
 
 import argparse
+import errno
 import os
 import sys
 import traceback
@@ -21,6 +22,8 @@ VERBS = {
     "completion": completion,
 }
 
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gptworks", description="One toolkit for the whole life of a GPT model.")
@@ -34,7 +37,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
-    args = parser.parse_args(argv)
+    args, left = parser.parse_known_args(argv)
+    # argparse takes bare KEY=VALUE arguments from one place only; people put them before and after options.
+    if hasattr(args, "overrides") and not any(text.startswith("-") for text in left):
+        args.overrides += left
+    elif left:
+        parser.error(f"unrecognized arguments: {' '.join(left)}")
     args.parser = parser
     try:
         return int(VERBS[args.verb].run(args))
@@ -46,9 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            return _own_fault()
+        print(f"error: {error.filename or 'disk'}: {error.strerror}. Free some space.", file=sys.stderr)
+        return 2
     except Exception:
-        traceback.print_exc()
-        print(
-            "\nThis is a fault of gptworks, not of your input. Please report it with the lines above.", file=sys.stderr
-        )
-        return 1
+        return _own_fault()
+
+
+def _own_fault() -> int:
+    traceback.print_exc()
+    print("\nThis is a fault of gptworks, not of your input. Please report it with the lines above.", file=sys.stderr)
+    return 1

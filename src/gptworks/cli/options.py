@@ -1,6 +1,7 @@
 """Options that several verbs share."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="the same without -o")
 
 
-def load_config(args: argparse.Namespace, *more: str) -> Any:
+def load_config(args: argparse.Namespace, *more: str, shape_of: Callable[[str], dict[str, Any]] | None = None) -> Any:
     """The configuration and its origins; `more` are overrides that come from other options."""
     from gptworks.config.load import load_with_origins
 
-    return load_with_origins(args.config, preset=args.preset, overrides=[*args.override, *args.overrides, *more])
+    overrides = [*args.override, *args.overrides, *more]
+    return load_with_origins(args.config, preset=args.preset, overrides=overrides, shape_of=shape_of)
 
 
 def default_run_folder(args: argparse.Namespace) -> str:

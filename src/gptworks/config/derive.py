@@ -27,10 +27,9 @@ def solve_batch(batch: BatchConfig, data_parallel: int) -> BatchPlan:
 
     def divide(what: int, by: int, name: str) -> int:
         if what % by:
-            raise refuse(
-                f"{what} is not a multiple of {name} = {by}",
-                f"Nearest: global_size={what // by * by or by} or {(what // by + 1) * by}.",
-            )
+            below, above = what // by * by, (what // by + 1) * by
+            nearest = f"{below} or {above}" if below else str(above)
+            raise refuse(f"{what} is not a multiple of {name} = {by}", f"Nearest: global_size={nearest}.")
         return what // by
 
     if not total:

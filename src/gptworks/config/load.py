@@ -1,7 +1,10 @@
-"""Defaults < preset < base files < file < overrides, merged in one place; every value remembers where it came from."""
+"""Defaults < checkpoint's model < preset < base files < file < overrides, merged in one place.
+
+Every value remembers where it came from.
+"""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,23 +37,33 @@ def load(path: str | Path | None = None, *, preset: str = "", overrides: Iterabl
     return load_with_origins(path, preset=preset, overrides=overrides).config
 
 
-def load_with_origins(path: str | Path | None = None, *, preset: str = "", overrides: Iterable[str] = ()) -> Loaded:
+def load_with_origins(
+    path: str | Path | None = None,
+    *,
+    preset: str = "",
+    overrides: Iterable[str] = (),
+    shape_of: Callable[[str], dict[str, Any]] | None = None,
+) -> Loaded:
+    """`shape_of` gives the model section of the folder in `init.checkpoint`, so that fine-tuning need not repeat it."""
     leaves: dict[str, Leaf] = {}
     problems: list[str] = []
     if path is not None:
-        file_leaves, file_preset = _read_with_bases(Path(path), seen=())
+        leaves, file_preset = _read_with_bases(Path(path), seen=())
         preset = preset or file_preset
-        leaves |= file_leaves
-    if preset:
-        chosen = {f"model.{key}": Leaf(value, f"preset {preset}") for key, value in presets.find(preset).items()}
-        leaves = chosen | leaves
     for text in overrides:
         key, leaf, problem = _parse_override(text)
         if problem:
             problems.append(problem)
         else:
             leaves[key] = leaf
-    return _validate(leaves, str(path or "config"), problems)
+    below: dict[str, Leaf] = {}
+    checkpoint = leaves.get("init.checkpoint")
+    if shape_of and checkpoint and checkpoint.value:
+        shape = shape_of(str(checkpoint.value))
+        below |= {f"model.{key}": Leaf(value, f"checkpoint {checkpoint.value}") for key, value in shape.items()}
+    if preset:
+        below |= {f"model.{key}": Leaf(value, f"preset {preset}") for key, value in presets.find(preset).items()}
+    return _validate(below | leaves, str(path or "config"), problems)
 
 
 def from_dict(values: dict[str, Any], source: str = "config") -> RunConfig:
@@ -95,26 +108,40 @@ def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Leaf
     tree = yaml_text.read(path)
     leaves: dict[str, Leaf] = {}
     preset = ""
-    base = tree.pop("base", None)
-    own_preset = tree.pop("preset", None)
-    if isinstance(base, yaml_text.Value) and base.value is not None:
-        for name in [base.value] if isinstance(base.value, str) else base.value:
-            base_leaves, base_preset = _read_with_bases(path.parent / str(name), (*seen, path.resolve()))
-            leaves |= base_leaves
-            preset = base_preset or preset
-    if isinstance(own_preset, yaml_text.Value) and own_preset.value is not None:
-        preset = str(own_preset.value)
+    for name in _names(tree.pop("base", None), "base", path):
+        base_leaves, base_preset = _read_with_bases(path.parent / name, (*seen, path.resolve()))
+        leaves |= base_leaves
+        preset = base_preset or preset
+    own_presets = _names(tree.pop("preset", None), "preset", path)
+    if len(own_presets) > 1:
+        raise ConfigError(str(path), [f"preset: got {own_presets}; needs one name."])
+    preset = own_presets[0] if own_presets else preset
     for key, leaf in flatten(tree).items():
         if isinstance(leaf, yaml_text.Value):
             leaves[key] = Leaf(leaf.value, f"{path}:{leaf.line}")
     return leaves, preset
 
 
+def _names(given: Any, key: str, path: Path) -> list[str]:
+    """What `base:` or `preset:` says: nothing, a name or a list of names."""
+    value = given.value if isinstance(given, yaml_text.Value) else given
+    if value is None:
+        return []
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        shown = "a block" if isinstance(value, dict) else repr(value)
+        raise ConfigError(str(path), [f"{key}: got {shown}; needs a name" + (" or a list." if key == "base" else ".")])
+    return names
+
+
 def _validate(leaves: dict[str, Leaf], source: str, problems: list[str]) -> Loaded:
     known = set(known_keys())
+    blocks = {key.rpartition(".")[0] for key in known}
     given: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
     for key, leaf in leaves.items():
+        if key in blocks and leaf.value is None:
+            continue  # `model:` with nothing below it
         if key not in known:
             problems.append(_located(_unknown(key, known, leaf.value), leaf))
         elif leaf.value is not None:

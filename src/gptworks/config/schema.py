@@ -128,7 +128,7 @@ class DataConfig(Section):
                 return tuple(float(part) for part in value.replace("/", ",").split(","))
             except ValueError:
                 raise ValueError(f"{value!r} is not a list of numbers such as '949,50,1'") from None
-        return value
+        return (value,) if isinstance(value, int | float) else value
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> "DataConfig":

@@ -11,15 +11,22 @@ from gptworks.errors import ConfigError
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader follows YAML 1.1, where 1e-5 is a string and `on` is true. We follow the YAML 1.2 core schema."""
+    """SafeLoader follows YAML 1.1, where 1e-5 is a string, `on` is true, 010 is eight, 1:30 is ninety and 2024-01-01 is
+    a date. We follow the YAML 1.2 core schema, and accept 1_000 as a number."""
 
 
+_OWN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("float", "int", "bool", "timestamp")}
 _Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, regexp) for tag, regexp in resolvers if tag not in {"tag:yaml.org,2002:float", "tag:yaml.org,2002:bool"}
-    ]
+    first: [(tag, regexp) for tag, regexp in resolvers if tag not in _OWN_TAGS]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+(_[0-9]+)*$|^0o[0-7]+$|^0x[0-9a-fA-F]+$"), list("-+0123456789")
+)
+_Loader.add_constructor(
+    "tag:yaml.org,2002:int",
+    lambda loader, node: int(node.value, 0 if node.value[:2] in {"0o", "0x"} else 10),
+)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
@@ -42,7 +49,7 @@ def parse_scalar(text: str) -> Any:
     """The value of `key=TEXT` on a command line, read as YAML would read it."""
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
 
 
@@ -67,14 +74,22 @@ def read(path: Path) -> dict[str, Value | dict[str, Any]]:
             return _mapping(loader, node, path)
         finally:
             loader.dispose()
+    except RecursionError:
+        raise ConfigError(str(path), ["blocks are nested without end (an alias inside its own anchor?)."]) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        character = f"U+{ord(text[error.position]):04X}"
+        raise ConfigError(str(path), [f"line {line}: the control character {character}. Remove it."]) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        if mark and "\t" in text.splitlines()[mark.line][: mark.column + 1]:
+        if mark and "\t" in [*text.splitlines(), ""][mark.line][: mark.column + 1]:
             problem = "a tab is used for indentation; YAML allows only spaces. Replace the tab with spaces."
         else:
             problem = f"not valid YAML: {error.problem or error}"
         raise ConfigError(str(path), [where + problem]) from None
+    except ValueError as error:  # a number that is none, such as `!!int x`
+        raise ConfigError(str(path), [f"not valid YAML: {error}"]) from None
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode, path: Path) -> dict[str, Any]:

@@ -48,6 +48,8 @@ def check_inputs(inputs: list[str]) -> None:
             sample_corpus.check(name)
         elif not path.exists():
             problems.append(f"{name}: no such file.")
+        elif not path.is_file():
+            problems.append(f"{name}: a folder, not a file. Give the files in it.")
         elif path.suffix not in TEXT_SUFFIXES | JSON_SUFFIXES:
             kinds = ", ".join(sorted(TEXT_SUFFIXES | JSON_SUFFIXES))
             problems.append(
@@ -77,11 +79,11 @@ def _json_lines(path: Path, keys: tuple[str, ...], skipped: Skipped) -> Iterator
                 continue
             where = f"{path}:{number}"
             try:
-                record = json.loads(line)
+                record = json.loads(line.decode("utf-8-sig"))
             except UnicodeDecodeError as error:
                 skipped.report(where, f"not UTF-8 (byte {error.start})")
                 continue
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 skipped.report(where, f"not JSON ({error})")
                 continue
             if not isinstance(record, dict):
@@ -96,7 +98,14 @@ def _json_lines(path: Path, keys: tuple[str, ...], skipped: Skipped) -> Iterator
                 )
                 skipped.report(where, f"key '{missing[0]}' is not a text; {got}")
                 continue
-            yield tuple(record[key] for key in keys)
+            texts = tuple(record[key] for key in keys)
+            try:
+                "".join(texts).encode()
+            except UnicodeEncodeError as error:
+                half = error.object[error.start]
+                skipped.report(where, f"not a text: {half!r} is half of a surrogate pair, from a broken \\u escape")
+                continue
+            yield texts
 
 
 def _plain_text(path: Path, rules: TextRules, skipped: Skipped) -> Iterator[str]:

@@ -116,18 +116,21 @@ class Batches:
         micro_batches = []
         for micro in range(plan.accumulation):
             first = self.consumed + micro * rows + self.data_rank * plan.micro_size
-            batch = collate(self.samples.at(first, plan.micro_size), first, self.borders)
-            self._check_ids(batch)
-            micro_batches.append(batch)
+            samples = self.samples.at(first, plan.micro_size)
+            self._check_ids(samples, first)
+            micro_batches.append(collate(samples, first, self.borders))
         self.consumed += plan.global_size
         return micro_batches
 
-    def _check_ids(self, batch: Batch) -> None:
-        """A store without a sidecar does not say how large its vocabulary is."""
-        highest = int(torch.maximum(batch.tokens, batch.labels).max())
+    def _check_ids(self, samples: list[Sample], first: int) -> None:
+        """A store without a sidecar does not say how large its vocabulary is, and its bytes may be damaged."""
+        highest = max(int(sample.tokens.max()) for sample in samples)
+        lowest = min(int(sample.tokens.min()) for sample in samples)
+        where = f"samples {first} to {first + len(samples) - 1}"
+        if lowest < 0:
+            raise DataError(f"token id {lowest} in {where}: ids are never negative. The store is damaged.")
         if highest >= self.vocab_size:
             raise DataError(
-                f"token id {highest} in samples {batch.sample_ids.tolist()} is outside the model's vocabulary of "
-                f"{self.vocab_size}. "
+                f"token id {highest} in {where} is outside the model's vocabulary of {self.vocab_size}. "
                 f"Set model.vocab_size to at least {highest + 1}, or prepare the data with the model's tokenizer."
             )

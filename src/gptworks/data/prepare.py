@@ -53,8 +53,13 @@ def prepare(
         raise DataError("prompt and completion: add --append-eod, so that the model learns where a completion ends.")
     started = time.perf_counter()
     skipped = corpus.Skipped(strict)
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    writer = _Writer(prefix, megatron.dtype_for(tokenizer.vocab_size))
+    if not prefix.name:
+        raise DataError(f"--out: {str(prefix)!r} has no name. Needed: a prefix such as data/corpus.")
+    try:
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        writer = _Writer(prefix, megatron.dtype_for(tokenizer.vocab_size))
+    except OSError as error:
+        raise DataError(f"{prefix}.bin cannot be written: {error.strerror} ({error.filename}).") from None
     characters = text_bytes = 0
     try:
         for batch in _batches(corpus.read_documents(inputs, rules, skipped)):

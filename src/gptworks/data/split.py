@@ -8,7 +8,8 @@ PARTS = ("train", "held_out", "test")
 def boundaries(shares: Sequence[float], num_documents: int) -> list[int]:
     """Four document numbers: part i holds documents [b[i], b[i+1]).
 
-    Each part gets its share rounded to the nearest document; what that overshoots is taken off every border.
+    Each part gets its share rounded to the nearest document; what that overshoots is taken off every border (but
+    never below 0, where the original would go with a first share of 0).
     """
     padded = [*shares, 0.0, 0.0][:3]
     total = sum(padded)
@@ -16,4 +17,4 @@ def boundaries(shares: Sequence[float], num_documents: int) -> list[int]:
     for share in padded:
         borders.append(borders[-1] + round(share / total * num_documents))
     overshoot = borders[-1] - num_documents
-    return [0, *(border - overshoot for border in borders[1:])]
+    return [0, *(max(0, border - overshoot) for border in borders[1:])]

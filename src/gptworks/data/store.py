@@ -43,9 +43,26 @@ class Sidecar:
             version = values["version"]
             if version != SIDECAR_VERSION:
                 raise DataError(f"{path}: version {version}, needed {SIDECAR_VERSION}. Prepare the data again.")
-            return cls(**values)
+            sidecar = cls(**values)
+            for name, kind in _SIDECAR_TYPES.items():
+                if not isinstance(getattr(sidecar, name), kind):
+                    raise ValueError(f"{name} is {getattr(sidecar, name)!r}")  # noqa: TRY004
+            return sidecar
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(f"{path}: not a store's sidecar ({error}). Remove it, or prepare the data again.") from None
+
+
+_SIDECAR_TYPES: dict[str, Any] = {
+    "kind": str,
+    "tokenizer": str,
+    "tokenizer_identity": str,
+    "vocab_size": int,
+    "eod_id": int | None,
+    "eod_appended": bool,
+    "documents": int,
+    "tokens": int,
+    "sha256": dict,
+}
 
 
 class Store:
@@ -57,10 +74,23 @@ class Store:
         self.tokens = megatron.map_tokens(self.prefix, self.index)
         sidecar = beside(self.prefix, ".json")
         self.sidecar = Sidecar.read(sidecar) if sidecar.is_file() else None
-        if self.sidecar and self.sidecar.tokens != len(self.tokens):
+        if self.sidecar:
+            self._check_against(self.sidecar, sidecar)
+
+    def _check_against(self, sidecar: Sidecar, file: Path) -> None:
+        for what, described, found in (
+            ("tokens", sidecar.tokens, len(self.tokens)),
+            ("documents", sidecar.documents, self.num_documents),
+        ):
+            if described != found:
+                raise DataError(f"{file}: describes {described} {what}, the store has {found}. Prepare the data again.")
+        index_file = beside(self.prefix, ".idx")
+        found_hash = hashlib.sha256(index_file.read_bytes()).hexdigest()
+        needed_hash = sidecar.sha256.get(".idx", found_hash)
+        if found_hash != needed_hash:
             raise DataError(
-                f"{sidecar}: describes {self.sidecar.tokens} tokens, the store has {len(self.tokens)}. Prepare the "
-                "data again."
+                f"{index_file}: sha256 {found_hash[:12]}..., but {file.name} says {needed_hash[:12]}.... The file is "
+                "damaged or belongs to another store: copy or prepare it again."
             )
 
     @property

@@ -46,7 +46,12 @@ class Examples:
     def __init__(self, store: Store, documents: range, seq_len: int, too_long: str) -> None:
         self.store = store
         self.seq_len = seq_len
-        assert store.sidecar is not None and store.sidecar.eod_id is not None
+        pieces = np.diff(store.index.documents)
+        if store.sidecar is None or store.sidecar.eod_id is None or (pieces != 2).any():
+            raise DataError(
+                f"{store.prefix}.json: says prompts and completions, but document {int((pieces != 2).argmax())} of "
+                "the store is not such a pair, or the end-of-document token is missing. Prepare the data again."
+            )
         self.pad = store.sidecar.eod_id
         lengths = np.diff(store.document_starts)[documents.start : documents.stop]
         over = np.flatnonzero(lengths > seq_len + 1)
@@ -77,38 +82,52 @@ class Examples:
 
 
 class Samples:
-    """An endless, ordered stream over one part of all stores: `samples[i]` depends on the seed and i alone."""
+    """An endless, ordered stream over one part of all stores: sample i depends on the seed and i alone.
+
+    Without weights the sources are one long list, and an epoch has each of its samples once.
+    """
 
     def __init__(self, sources: list[Source], weights: tuple[float, ...], *, seed: int, shuffled: bool) -> None:
         self.sources = sources
-        self.weights = weights or tuple(float(len(source)) for source in sources)
+        self.weights = weights if len(sources) > 1 else ()
         self.seed = seed
         self.shuffled = shuffled
+        self.starts = np.cumsum([0, *(len(source) for source in sources)])
 
     @property
     def per_epoch(self) -> int:
-        return sum(len(source) for source in self.sources)
+        return int(self.starts[-1])
 
     def at(self, first: int, count: int) -> list[Sample]:
         index = np.arange(first, first + count)
-        if len(self.sources) == 1:
-            which, numbers = np.zeros(count, dtype=np.int64), index
-        else:
+        if self.weights:
             which, numbers = order.blend(index, self.weights, self.seed)
-        return [self._sample(int(k), int(n)) for k, n in zip(which, numbers, strict=True)]
+            places = np.empty_like(numbers)
+            for k in np.unique(which):
+                here = which == k
+                places[here] = self._places(numbers[here], len(self.sources[k]), int(k))
+        else:
+            in_list = self._places(index, self.per_epoch, 0)
+            which = np.searchsorted(self.starts, in_list, side="right") - 1
+            places = in_list - self.starts[which]
+        return [self.sources[k].sample(int(place)) for k, place in zip(which, places, strict=True)]
 
-    def _sample(self, source: int, number: int) -> Sample:
-        size = len(self.sources[source])
-        epoch, place = divmod(number, size)
+    def _places(self, numbers: np.ndarray, size: int, list_number: int) -> np.ndarray:
+        """Places in a list of `size` samples that is gone through again and again, each time in another order."""
+        epochs, places = np.divmod(numbers, size)
         if self.shuffled:
-            place = int(order.permute(np.array([place]), size, self.seed, source, epoch)[0])
-        return self.sources[source].sample(place)
+            for epoch in np.unique(epochs):
+                here = epochs == epoch
+                places[here] = order.permute(places[here], size, self.seed, list_number, int(epoch))
+        return places
 
 
 def build_samples(stores: list[Store], part: str, cfg: DataConfig, seed: int) -> Samples:
-    """The samples of one part ("train", "held_out" or "test"). Evaluation parts are read in order."""
+    """The samples of one part ("train", "held_out" or "test"). Evaluation parts are read in order, store by store."""
     sources = [build_source(store, part, cfg) for store in stores]
-    return Samples(sources, cfg.weights, seed=seed, shuffled=cfg.order == "shuffled" and part == "train")
+    if part != "train":
+        return Samples(sources, (), seed=seed, shuffled=False)
+    return Samples(sources, cfg.weights, seed=seed, shuffled=cfg.order == "shuffled")
 
 
 def build_source(store: Store, part: str, cfg: DataConfig) -> Source:

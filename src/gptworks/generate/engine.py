@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from gptworks.checkpoint.pretrained import PretrainedGPT
+from gptworks.config.load import from_dict
 from gptworks.config.schema import GenerateConfig
 from gptworks.errors import GenerationError, TokenizerError
 from gptworks.generate.logits import next_token
@@ -21,7 +22,7 @@ def generate(model: PretrainedGPT, prompts: str | Sequence[str], **settings: obj
         raise TokenizerError(
             "generate: the model was loaded without a tokenizer. Put tokenizer.json beside its weights."
         )
-    cfg = GenerateConfig.model_validate(settings)
+    cfg = from_dict({"generate": settings}, "generate").generate
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     rows: list[list[int]] = [[] for _ in texts]
     encoded = [model.tokenizer.encode(text) for text in texts]

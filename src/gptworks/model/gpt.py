@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gptworks.config.schema import ModelConfig
+from gptworks.model.activation import activate
 from gptworks.model.loss import IGNORED, LinearCrossEntropy
 
 __all__ = ["GPT", "IGNORED", "KVCache", "tie"]
@@ -126,7 +127,7 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(cfg.dropout_hidden)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.dropout(self.down(activation(self.up(x_BTD), self.gelu)))
+        return self.dropout(self.down(activate(self.up(x_BTD), self.gelu)))
 
 
 class Block(nn.Module):
@@ -219,9 +220,3 @@ def tie(model: GPT) -> None:
 
 def causal_mask(num_tokens: int, device: torch.device) -> Tensor:
     return torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=device).tril()
-
-
-def activation(x: Tensor, kind: str) -> Tensor:
-    if kind == "sigmoid":
-        return x * torch.sigmoid(1.702 * x)
-    return F.gelu(x, approximate="tanh" if kind == "tanh" else "none")

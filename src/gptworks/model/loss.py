@@ -34,33 +34,33 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight = weight_VD.to(x_RD.dtype)
         wants_x, wants_weight = ctx.needs_input_grad[:2]
         grad_x = torch.empty_like(x_RD) if wants_x else None
-        grad_weight = torch.zeros_like(weight_VD) if wants_weight else None
+        grad_weight = torch.zeros_like(weight_VD, dtype=wide) if wants_weight else None
         loss = torch.zeros((), dtype=wide, device=x_RD.device)
         # Equal chunks: a small remainder would multiply at a fraction of the speed.
         num_chunks = max(1, math.ceil(num_rows * vocab_size / CHUNK_ELEMENTS))
         chunk = math.ceil(num_rows / num_chunks)
+        # One piece of memory for all chunks: fresh pages for each would cost a fifth of the product that fills them.
+        buffer = x_RD.new_empty(min(chunk, num_rows), vocab_size)
         for start in range(0, num_rows, chunk):
             part = slice(start, start + chunk)
-            x_CD, labels_C = x_RD[part], labels_R[part]
-            scored_C = labels_C != IGNORED
-            target_C1 = labels_C.masked_fill(~scored_C, 0)[:, None]
-            logits_CV = (x_CD @ weight.T).to(wide)
-            lse_C1 = logits_CV.logsumexp(-1, keepdim=True)
-            losses_C = (lse_C1 - logits_CV.gather(1, target_C1))[:, 0]
-            loss += losses_C.masked_fill(~scored_C, 0.0).sum()
+            x_CD, labels_C1 = x_RD[part], labels_R[part, None]
+            scored_C1 = labels_C1 != IGNORED
+            target_C1 = labels_C1.masked_fill(~scored_C1, 0)
+            logits_CV = torch.mm(x_CD, weight.T, out=buffer[: len(x_CD)]).to(wide)
+            logits_CV.sub_(logits_CV.amax(-1, keepdim=True))
+            target_logit_C1 = logits_CV.gather(1, target_C1)
+            exp_CV = logits_CV.exp_()
+            sum_C1 = exp_CV.sum(-1, keepdim=True)
+            loss += (sum_C1.log() - target_logit_C1).masked_fill(~scored_C1, 0.0).sum()
             if not (wants_x or wants_weight):
                 continue
-            grad_CV = logits_CV.sub_(lse_C1).exp_()  # softmax, in the memory of the logits
-            grad_CV.scatter_add_(1, target_C1, grad_CV.new_full((1, 1), -1.0).expand_as(target_C1))
-            grad_CV = grad_CV.mul_(scored_C[:, None]).to(x_RD.dtype)
+            # softmax - one-hot in the memory of the logits; nothing where the token is not scored
+            grad_CV = exp_CV.mul_(scored_C1 / sum_C1).scatter_add_(1, target_C1, -scored_C1.to(wide)).to(x_RD.dtype)
             if grad_x is not None:
                 torch.mm(grad_CV, weight, out=grad_x[part])
             if grad_weight is not None:
-                if grad_CV.dtype == grad_weight.dtype:
-                    grad_weight.addmm_(grad_CV.T, x_CD)
-                else:
-                    grad_weight += grad_CV.T @ x_CD
-        ctx.gradients = (grad_x, grad_weight)
+                _add_product(grad_weight, grad_CV.T, x_CD)
+        ctx.gradients, ctx.weight_dtype = (grad_x, grad_weight), weight_VD.dtype
         return loss
 
     @staticmethod
@@ -71,5 +71,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if grad_x is not None:
             grad_x = grad_x.mul_(scale)
         if grad_weight is not None:
-            grad_weight = grad_weight.mul_(scale)
+            grad_weight = grad_weight.mul_(scale).to(ctx.weight_dtype)
         return grad_x, grad_weight, None
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a @ b, summed in the type of `total`: over many tokens a sum in fp16 would overflow."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    elif a.is_cuda:
+        total += torch.mm(a, b, out_dtype=total.dtype)  # type: ignore[call-overload]
+    else:
+        total.addmm_(a.to(total.dtype), b.to(total.dtype))

@@ -17,6 +17,10 @@ GPT2_EOD = "<|endoftext|>"
 # Tried in this order when a tokenizer does not say which token ends a document.
 _EOD_NAMES = (GPT2_EOD, "<|end_of_text|>", "</s>", "<eod>", "<|eos|>", "[EOS]", "<eos>")
 
+# Settings of a model and of an added token that change ids where they are set; most files leave them out or off.
+_RARE_SETTINGS = ("continuing_subword_prefix", "dropout", "end_of_word_suffix", "fuse_unk", "ignore_merges", "unk_id")
+_RARE_FLAGS = ("lstrip", "rstrip", "single_word")
+
 
 class Tokenizer:
     """Text to ids and back.
@@ -69,7 +73,9 @@ class Tokenizer:
                 raise TokenizerError(f"{file}: no such file. Needed: a vocabulary (json) and a merges file (text).")
         try:
             model = tokenizers.models.BPE.from_file(str(vocab_file), str(merge_file))
-        except Exception as error:  # the library raises bare Exception
+        except BaseException as error:  # bare Exception, or a panic of the library, which is not even that
+            if isinstance(error, KeyboardInterrupt):
+                raise
             raise TokenizerError(
                 f"{vocab_file} and {merge_file} are not a BPE vocabulary and merges: {error}"
             ) from None
@@ -108,9 +114,12 @@ class Tokenizer:
     # Text and ids
 
     def encode(self, text: str) -> list[int]:
+        _require_text(text)
         return list(self.backend.encode(text, add_special_tokens=False).ids)
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        for text in texts:
+            _require_text(text)
         return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -142,10 +151,14 @@ class Tokenizer:
                 "type": model["type"],
                 "unk": model.get("unk_token"),
                 "byte_fallback": model.get("byte_fallback"),
+                **{name: model[name] for name in _RARE_SETTINGS if model.get(name)},
             },
             "vocab": sorted(model["vocab"].items()) if isinstance(model["vocab"], dict) else model["vocab"],
             "merges": [m if isinstance(m, str) else " ".join(m) for m in model.get("merges", [])],
-            "added": sorted((token["id"], token["content"]) for token in spec["added_tokens"]),
+            "added": sorted(
+                [token["id"], token["content"], *(flag for flag in _RARE_FLAGS if token[flag])]
+                for token in spec["added_tokens"]
+            ),
             "normalizer": spec["normalizer"],
             "pre_tokenizer": _what_decides_ids(spec["pre_tokenizer"]),
         }
@@ -172,6 +185,16 @@ class Tokenizer:
         return f"Tokenizer({self.name!r}, vocab_size={self.vocab_size}, eod={self.eod_token!r})"
 
 
+def _require_text(text: str) -> None:
+    """Half of a surrogate pair is what is left of a broken \\uXXXX escape or of bytes that were not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"text has {text[error.start]!r} at character {error.start}, which is no character. Mend or remove it."
+        ) from None
+
+
 def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -186,7 +209,10 @@ def _eos_of(config_file: Path) -> str | None:
         token = json.loads(config_file.read_text(encoding="utf-8")).get("eos_token")
     except (ValueError, AttributeError):
         raise TokenizerError(f"{config_file}: not a JSON object. Mend or remove it.") from None
-    return token["content"] if isinstance(token, dict) else token
+    name = token.get("content", token) if isinstance(token, dict) else token
+    if not isinstance(name, str | None):
+        raise TokenizerError(f"{config_file}: eos_token is {json.dumps(token)}, needed a text. Mend or remove it.")
+    return name
 
 
 def _what_decides_ids(pre_tokenizer: Any) -> Any:

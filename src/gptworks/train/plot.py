@@ -1,6 +1,7 @@
 """The loss curve of a run as an SVG file, and as a few lines of text."""
 
 import math
+from html import escape
 from pathlib import Path
 
 from gptworks.train import metrics
@@ -43,7 +44,7 @@ def svg(found: dict[str, Points], title: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
         'font-family="sans-serif" font-size="12" fill="#333">',
         '<rect width="100%" height="100%" fill="white"/>',
-        f'<text x="{_LEFT}" y="22" font-size="15">{title}</text>',
+        f'<text x="{_LEFT}" y="22" font-size="15">{escape(title)}</text>',
     ]
     for tick in y_ticks:
         _, y = place(0, tick)

@@ -34,6 +34,9 @@ class LossScaler:
                 self.scale = max(self.cfg.floor, self.scale * self.cfg.backoff)
 
     def state(self) -> dict[str, float]:
+        """Empty while switched off, so that a run that goes on with fp16 begins with its own first scale."""
+        if not self.enabled:
+            return {}
         return {"scale": self.scale, "good_steps": self.good_steps, "bad_steps": self.bad_steps}
 
     def restore(self, state: dict[str, float]) -> None:

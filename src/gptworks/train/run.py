@@ -11,7 +11,7 @@ import torch
 from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint import manifest as manifests
 from gptworks.checkpoint.folder import CheckpointFolder
-from gptworks.checkpoint.formats import dcp
+from gptworks.checkpoint.formats import dcp, huggingface
 from gptworks.checkpoint.manifest import Manifest
 from gptworks.checkpoint.pretrained import Pretrained
 from gptworks.config import yaml_text
@@ -55,19 +55,20 @@ class Run:
         source = self._checkpoint_to_resume(resume_from)
         manifest = self._accepted(source) if source else None
 
+        folders.check_free_space(folder, sizes.checkpoint_bytes(cfg.model, cfg.checkpoint.portable))
         self.part = self._build_part(fresh=source is None)
         self.optimizer = optim.build(self.part, cfg.optim)
         self.scaler = LossScaler(cfg.precision.scaler, enabled=cfg.precision.compute == "fp16")
         self.progress = self._restore(source, manifest) if source and manifest else Progress()
         self.batches = setup.batches(consumed=manifest.consumed if manifest else 0)
 
-        folders.check_free_space(folder, sizes.checkpoint_bytes(cfg.model, cfg.checkpoint.portable))
         (folder / "config.yaml").write_text(yaml_text.dump(cfg.model_dump(mode="json")), encoding="utf-8")
         run_folder.write_environment(folder, command or sys.argv)
         self._closing = contextlib.ExitStack()
         self.console = TrainConsole(setup.last_step, cfg.train.log_style, first_step=self.progress.step)
         self._closing.callback(self.console.close)
         self._greet(source, manifest)
+        self._go_back()
         self.metrics = Metrics(folder, resumed_step=self.progress.step)
         self._closing.callback(self.metrics.close)
         self.profiler = self._closing.enter_context(profiled(cfg.train.profile, folder, self.progress.step))
@@ -93,8 +94,9 @@ class Run:
         resume.refuse_fixed(resume.changes(manifest.config, self.cfg), str(source))
         now = self.setup.dataset.identities
         if manifest.data_identities != now:
+            then, here = (", ".join(str(i)[:12] for i in ids) for ids in (manifest.data_identities, now))
             raise DataError(
-                f"{source}: was trained on other data (store {manifest.data_identities[0][:12]}, now {now[0][:12]}). "
+                f"{source}: was trained on other data (store {then}; now {here}). "
                 "Point data.path at the same store, or start anew in another --out with init.checkpoint."
             )
         if self.setup.dataset.tokenizer:
@@ -107,7 +109,7 @@ class Run:
         weights: WeightSource = FreshWeights(cfg.init, cfg.model.num_layers, cfg.train.seed)
         if cfg.init.checkpoint and fresh:
             weights = self._weights_to_tune()
-        return apply.build(
+        part = apply.build(
             cfg.model,
             self.setup.world,
             DTYPES[cfg.precision.compute],
@@ -115,6 +117,9 @@ class Run:
             recompute_mode=cfg.train.recompute,
             compile_blocks=cfg.train.compile and apply.can_compile(self.setup.world.device),
         )
+        if isinstance(weights, huggingface.Weights):
+            weights.require_all_used()
+        return part
 
     def _weights_to_tune(self) -> WeightSource:
         opened = Pretrained.open(self.cfg.init.checkpoint)
@@ -168,6 +173,11 @@ class Run:
             say(f"resuming from {source} ({manifest.consumed:,} samples done)")
             for change in resume.changes(manifest.config, cfg):
                 say(f"  changed: {change}")
+
+    def _go_back(self) -> None:
+        best = self.progress.best if self.cfg.checkpoint.keep_best else None
+        for path in self.checkpoints.go_back_to(self.progress.step, int(best["step"]) if best else None):
+            self.console.say(f"  later checkpoint set aside: {path}")
 
     # During and after
 

@@ -22,8 +22,11 @@ def locked(run: Path) -> Iterator[None]:
     """Held by the operating system, so a crash lets go of it."""
     import fcntl
 
-    run.mkdir(parents=True, exist_ok=True)
-    file = (run / LOCK).open("a+", encoding="utf-8")
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        file = (run / LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{run}: cannot be written to ({error.strerror}). Choose another --out.") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

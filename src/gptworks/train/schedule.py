@@ -12,7 +12,8 @@ def at(step: int, optim: OptimConfig, last_step: int) -> float:
     """
     clock = step - 1 + optim.warmup_from
     warmup, end = optim.warmup_steps, optim.decay_steps or last_step
-    if warmup and clock <= warmup:
+    # A decay that counts from the start does not begin at lr, so step W is the first of its own (as in OneFlow).
+    if clock < warmup or (clock == warmup and warmup and optim.cosine_clock == "after_warmup"):
         return optim.lr * clock / warmup
     if optim.schedule == "constant":
         return optim.lr

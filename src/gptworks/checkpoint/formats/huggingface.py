@@ -2,6 +2,7 @@
 
 import json
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from gptworks.config.load import from_dict
 from gptworks.config.schema import ModelConfig
-from gptworks.errors import CheckpointError
+from gptworks.errors import CheckpointError, ConfigError
 
 # ours -> theirs
 _TOP = {
@@ -102,13 +104,15 @@ def config_json(cfg: ModelConfig, eod_id: int | None) -> dict[str, Any]:
 def read_config(folder: Path) -> ModelConfig:
     path = folder / "config.json"
     try:
-        theirs: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        theirs = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder}: not a checkpoint; it has no config.json (Hugging Face) and no manifest.json (gptworks)."
         ) from None
     except ValueError as error:
         raise CheckpointError(f"{path}: not JSON ({error}).") from None
+    if not isinstance(theirs, dict):
+        raise CheckpointError(f"{path}: holds a {type(theirs).__name__}, needed a JSON object.")
     if theirs.get("model_type") != "gpt2":
         raise CheckpointError(f"{path}: model_type is {theirs.get('model_type')!r}, needed 'gpt2'.")
     for option in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
@@ -119,21 +123,24 @@ def read_config(folder: Path) -> ModelConfig:
     gelu = theirs.get("activation_function", "gelu_new")
     if gelu not in _GELU_READ:
         raise CheckpointError(f"{path}: activation_function {gelu!r}, needed one of {sorted(_GELU_READ)}.")
-    width = theirs.get("n_embd", 768)
-    return ModelConfig(
-        num_layers=theirs.get("n_layer", 12),
-        hidden_size=width,
-        num_heads=theirs.get("n_head", 12),
-        ffn_size=theirs.get("n_inner") or 4 * width,
-        vocab_size=theirs.get("vocab_size", 50257),
-        max_positions=theirs.get("n_positions", 1024),
-        tied=theirs.get("tie_word_embeddings", True),
-        gelu=_GELU_READ[gelu],  # type: ignore[arg-type]
-        dropout_embed=float(theirs.get("embd_pdrop", 0.1)),
-        dropout_hidden=float(theirs.get("resid_pdrop", 0.1)),
-        dropout_attention=float(theirs.get("attn_pdrop", 0.1)),
-        layernorm_eps=float(theirs.get("layer_norm_epsilon", 1e-5)),
-    )
+    model = {
+        "num_layers": theirs.get("n_layer", 12),
+        "hidden_size": theirs.get("n_embd", 768),
+        "num_heads": theirs.get("n_head", 12),
+        "ffn_size": theirs.get("n_inner"),  # null = 4 x hidden_size, here as there
+        "vocab_size": theirs.get("vocab_size", 50257),
+        "max_positions": theirs.get("n_positions", 1024),
+        "tied": theirs.get("tie_word_embeddings", True),
+        "gelu": _GELU_READ[gelu],
+        "dropout_embed": theirs.get("embd_pdrop", 0.1),
+        "dropout_hidden": theirs.get("resid_pdrop", 0.1),
+        "dropout_attention": theirs.get("attn_pdrop", 0.1),
+        "layernorm_eps": theirs.get("layer_norm_epsilon", 1e-5),
+    }
+    try:
+        return from_dict({"model": model}, str(path)).model
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from None
 
 
 class Weights:
@@ -154,12 +161,13 @@ class Weights:
                 f"{self.folder}: tensor '{key}' is missing; the file has {len(self.tensors)} tensors."
             )
         self.used.add(key)
-        tensor = from_theirs(name, self.tensors[key](), self.cfg)
-        if tensor.shape != shape:
+        tensor = self.tensors[key]()
+        needed = shape[::-1] if _is_transposed(name) else shape
+        if tensor.shape != needed:
             raise CheckpointError(
-                f"{self.folder}: '{key}' gives shape {list(tensor.shape)}, needed {list(shape)}: another model size."
+                f"{self.folder}: '{key}' has shape {list(tensor.shape)}, needed {list(needed)}: another model size."
             )
-        return tensor
+        return from_theirs(name, tensor, self.cfg)
 
     def require_all_used(self) -> None:
         left = [n for n in self.tensors if n not in self.used and not _BUFFERS.search(n)]
@@ -174,12 +182,7 @@ class Weights:
 def _open(folder: Path) -> dict[str, Any]:
     """name -> function that reads the tensor."""
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        files = sorted(
-            {folder / Path(name).name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-        )
-    else:
-        files = [folder / "model.safetensors"]
+    files = _shards(index) if index.is_file() else [folder / "model.safetensors"]
     missing = [file for file in files if not file.is_file()]
     if missing and (folder / "pytorch_model.bin").is_file():
         return _open_pickle(folder / "pytorch_model.bin")
@@ -199,9 +202,21 @@ def _open(folder: Path) -> dict[str, Any]:
     return readers
 
 
+def _shards(index: Path) -> list[Path]:
+    try:
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        return sorted({index.parent / Path(name).name for name in names})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index}: not an index of shards ({error!r}). Copy it again.") from None
+
+
 def _open_pickle(file: Path) -> dict[str, Any]:
     try:
-        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        # Files from before 2020 are no zip archives and cannot be mapped.
+        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except Exception as error:  # whatever a damaged or hostile pickle raises
-        raise CheckpointError(f"{file}: cannot be read safely ({str(error).splitlines()[0]}).") from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{file}: cannot be read safely ({reason}).") from None
+    if not isinstance(tensors, dict):
+        raise CheckpointError(f"{file}: holds a {type(tensors).__name__}, needed a dictionary of tensors.")
     return {name: lambda tensor=tensor: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
