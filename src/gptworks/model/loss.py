@@ -20,6 +20,8 @@ class LinearCrossEntropy(nn.Module):
     """The fp32 sum of -log softmax(x W^T)[label] over the rows whose label is not -100."""
 
     def forward(self, x: Tensor, weight_VD: Tensor, labels: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():  # a Function is not told, and would compute the weight's gradient in vain
+            x, weight_VD = x.detach(), weight_VD.detach()
         loss: Tensor = _LinearCrossEntropy.apply(x.reshape(-1, x.shape[-1]), weight_VD, labels.reshape(-1))
         return loss
 

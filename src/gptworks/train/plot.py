@@ -33,7 +33,7 @@ def svg(found: dict[str, Points], title: str) -> str:
     x_ticks = _ticks(0, max(step for step, _ in points))
     y_ticks = _ticks(min(loss for _, loss in points), max(loss for _, loss in points))
     x_low, x_high = 0.0, max(x_ticks[-1], 1.0)
-    y_low, y_high = y_ticks[0], max(y_ticks[-1], y_ticks[0] + 1e-9)
+    y_low, y_high = y_ticks[0], y_ticks[-1]
 
     def place(step: float, loss: float) -> tuple[float, float]:
         x = _LEFT + (step - x_low) / (x_high - x_low) * (_WIDTH - _LEFT - _RIGHT)
@@ -71,7 +71,7 @@ def svg(found: dict[str, Points], title: str) -> str:
 
 def _ticks(low: float, high: float) -> list[float]:
     """Round numbers that enclose the range, about six of them."""
-    span = max(high - low, 1e-9)
+    span = max(high - low, 1e-6 * abs(high), 1e-9)  # of a curve that is flat, or a single point
     power = 10.0 ** math.floor(math.log10(span / 5))
     size = next(power * m for m in (1, 2, 2.5, 5, 10) if span / (power * m) <= 6)
     first, last = math.floor(low / size), math.ceil(high / size)

@@ -1,0 +1,161 @@
+"""Exit codes: 2 without a traceback for what a user can mend, 1 with one for our own faults."""
+
+import errno
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gptworks.cli import main as command_line
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def at_hand(tmp_path: Path, recipe: Path) -> dict[str, str]:
+    """Things that are wrong in one way each."""
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "short.txt").write_text("too short")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    (tmp_path / "tab.yaml").write_text("model:\n\tnum_layers: 2\n")
+    (tmp_path / "twice.yaml").write_text("model:\n  num_layers: 2\n  num_layers: 3\n")
+    (tmp_path / "type.yaml").write_text("model:\n  num_layers: two\n")
+    (tmp_path / "unknown.yaml").write_text("modle:\n  num_layers: 2\n")
+    return {"here": str(tmp_path), "recipe": str(recipe)}
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("prepare {here}/nowhere.txt --out {here}/x", "{here}/nowhere.txt: no such file"),
+        ("prepare {here}/empty.txt --out {here}/x", "{here}/empty.txt: no text found"),
+        ("prepare {here}/picture.png --out {here}/x", "kind of file not known"),
+        ("prepare sample:latin --out {here}/x", "sample:latin: no such sample"),
+        ("prepare {here}/short.txt --out {here}/x --train-tokenizer 10", "vocabulary of 10 tokens is too small"),
+        ("prepare {here}/short.txt --out {here}/x --tokenizer {here}/none", "{here}/none: not a tokenizer"),
+        ("prepare {here}/short.txt --out {here}/x --vocab-file v", "--vocab-file and --merge-file go together"),
+        ("prepare {here}/short.txt --out {here}/x --prompt-key p", "--prompt-key and --completion-key go together"),
+        ("train -c {here}/nowhere.yaml", "{here}/nowhere.yaml: 1 problem"),
+        ("train -c {here}/tab.yaml", "line 2, column 1: a tab is used for indentation"),
+        ("train -c {here}/twice.yaml", "line 3: key 'num_layers' again; it is already set on line 2"),
+        ("train -c {here}/type.yaml", "model.num_layers: got 'two'"),
+        ("train -c {here}/unknown.yaml", "modle.num_layers: unknown key; did you mean 'model.num_layers'?"),
+        ("train -c {recipe} steps", "steps: an override has the form section.key=value"),
+        ("train -c {recipe} -o =3", "=3: an override has the form section.key=value"),
+        ("train --preset gpt5", "'gpt5' is not known. Presets: gpt2"),
+        ("eval --model {here}/nowhere --data {here}/x", "{here}/nowhere: no such folder"),
+        ("eval --model {here} --data {here}/x", "{here}: no checkpoint here"),
+        ("generate --model {here} --prompt hello", "{here}: no checkpoint here"),
+        ("generate --model {here} --prompts {here}/none", "{here}/none: cannot be read"),
+        ("generate --model {here} --prompts {here}/empty.txt", "{here}/empty.txt: no prompt in it"),
+        ("generate --model {here} --prompt x --temperature 0", "temperature: got 0"),
+        ("plot {here}", "{here}/metrics.jsonl: no losses there yet"),
+        ("config check -c {here}/tab.yaml", "a tab is used"),
+        ("config diff {recipe} {here}/none.yaml", "{here}/none.yaml: 1 problem"),
+    ],
+)
+def test_what_a_user_can_mend(command: str, said: str, at_hand: dict[str, str], call: Call) -> None:
+    done = call(*command.format(**at_hand).split(), expect=2)
+    assert done.err.startswith("error: ")
+    assert said.format(**at_hand) in done.err
+    assert "Traceback" not in done.err
+    assert done.out == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ([], "VERB"),
+        (["fly"], "invalid choice: 'fly'"),
+        (["train", "--frobnicate"], "unrecognized arguments: --frobnicate"),
+        (["plot", "here", "stray"], "unrecognized arguments: stray"),
+        (["eval", "--data", "x"], "--model"),
+        (["generate", "--model", "x"], "--prompt"),
+        (["generate", "--model", "x", "--prompt", "a", "--prompts", "b"], "not allowed with"),
+        (["config"], "ACTION"),
+    ],
+)
+def test_a_command_that_is_none(command: list[str], said: str, call: Call) -> None:
+    done = call(*command, expect=2)
+    assert done.err.startswith("usage: gptworks")
+    assert said in done.err
+
+
+def test_overrides_may_stand_anywhere(recipe: Path, call: Call) -> None:
+    done = call("config", "show", "train.seed=1", "-c", recipe, "optim.lr=0.5", "--json", "optim.eps=0.25")
+    import json
+
+    shown = json.loads(done.out)
+    assert (shown["train"]["seed"], shown["optim"]["lr"], shown["optim"]["eps"]) == (1, 0.5, 0.25)
+    assert shown["model"]["hidden_size"] == 32
+
+
+def test_prompts_that_cannot_be_continued(finished: Path, call: Call) -> None:
+    done = call("generate", "--model", finished, "--prompt", "", expect=2)
+    assert "prompt 1 is empty" in done.err
+    done = call("generate", "--model", finished, "--prompt", "a", "--max-new-tokens", 40, expect=2)
+    assert "40 more were asked for" in done.err
+    assert "the model's context is 32" in done.err
+
+
+def test_a_folder_without_a_tokenizer(finished: Path, small_store: Path, call: Call) -> None:
+    portable = finished / "checkpoints" / "step-00000006" / "portable"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (portable / name).unlink()
+    done = call("generate", "--model", portable, "--prompt", "a", expect=2)
+    assert f"{portable}: has no tokenizer" in done.err
+    call("eval", "--model", portable, "--data", small_store)
+
+
+def test_data_of_another_tokenizer_in_eval(finished: Path, corpus_file: Path, tmp_path: Path, call: Call) -> None:
+    call("prepare", corpus_file, "--out", tmp_path / "other", "--train-tokenizer", 400)
+    done = call("eval", "--model", finished, "--data", tmp_path / "other", expect=2)
+    assert "was made with another tokenizer" in done.err
+
+
+# A verb of ours that breaks: what main() makes of it
+
+
+def verb(error: BaseException) -> Any:
+    def run(_: object) -> int:
+        raise error
+
+    return SimpleNamespace(HELP="", add_arguments=lambda parser: None, run=run)
+
+
+def test_our_own_faults_show_where_they_are(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(command_line.VERBS, "plot", verb(ZeroDivisionError("division by zero")))
+    done = call("plot", expect=1)
+    assert "Traceback (most recent call last)" in done.err
+    assert "ZeroDivisionError: division by zero" in done.err
+    assert "This is a fault of gptworks" in done.err
+
+
+def test_errors_of_the_operating_system(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "/somewhere/metrics.jsonl")
+    monkeypatch.setitem(command_line.VERBS, "plot", verb(full))
+    done = call("plot", expect=2)
+    assert done.err == "error: /somewhere/metrics.jsonl: No space left on device. Free some space.\n"
+    monkeypatch.setitem(command_line.VERBS, "plot", verb(OSError(errno.EIO, "Input/output error")))
+    assert "Traceback" in call("plot", expect=1).err
+
+
+def test_ctrl_c_before_training_starts(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(command_line.VERBS, "plot", verb(KeyboardInterrupt()))
+    assert call("plot", expect=130).err == ""
+
+
+def test_the_exit_code_reaches_the_shell(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gptworks", "config", "check", "model.num_layer=3"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "did you mean 'num_layers'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,69 @@
+"""What is imported when: help and config errors must answer at once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gptworks
+
+HEAVY = ("torch", "pydantic", "rich", "numpy", "tokenizers", "yaml", "transformers", "safetensors")
+
+
+def imported(code: str, *args: str) -> set[str]:
+    """Which of the heavy packages a new process has imported after running the code."""
+    report = f"""
+import sys
+try:
+    exec({code!r})
+except SystemExit as end:
+    assert not end.code, end.code
+print("IMPORTED", *(name for name in {HEAVY!r} if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", report, *args], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+MAIN = "from gptworks.cli.main import main; assert main(sys.argv[1:]) == 0"
+
+
+@pytest.mark.parametrize("args", [["--help"], ["train", "--help"], ["--version"], ["completion", "bash"]])
+def test_help_imports_nothing_heavy(args: list[str]) -> None:
+    assert imported(MAIN, *args) == set()
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    assert imported("import gptworks; gptworks.__version__; dir(gptworks)") == set()
+
+
+def test_config_show_does_not_import_torch(recipe: Path) -> None:
+    for args in (["show", "-c", str(recipe)], ["check", "-c", str(recipe)], ["schema"], ["presets"]):
+        found = imported(MAIN, "config", *args)
+        assert "pydantic" in found
+        assert not found & {"torch", "numpy", "rich", "tokenizers", "transformers"}, args
+
+
+def test_the_control_group() -> None:
+    """The way of looking does see torch when it is there."""
+    assert {"torch", "pydantic"} <= imported("import gptworks; gptworks.GPT")
+
+
+def test_version() -> None:
+    done = subprocess.run([sys.executable, "-m", "gptworks", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"gptworks {gptworks.__version__}\n"
+
+
+def test_help_names_every_verb() -> None:
+    from gptworks.cli.main import VERBS
+
+    done = subprocess.run([sys.executable, "-m", "gptworks", "--help"], capture_output=True, text=True, check=True)
+    for name, module in VERBS.items():
+        assert f"{name} " in done.stdout
+        assert module.HELP in " ".join(done.stdout.split())
+
+
+def test_an_unknown_public_name_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'Trainer'. Public names: GPT, "):
+        gptworks.Trainer  # noqa: B018

@@ -1,0 +1,78 @@
+"""Fixtures for every test: a small text, a store made of it, the command line, and the real data when it is here."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# No test may reach for the network, in this process or in one it starts.
+os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
+
+# The same examples on every run: a failure in a build can be repeated at a desk.
+settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("repeatable")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def corpus_file() -> Path:
+    """About 70 KB of English in 160 documents with blank lines between them."""
+    return Path(__file__).parent / "fixtures" / "corpus.txt"
+
+
+@pytest.fixture(scope="session")
+def small_tokenizer(corpus_file: Path):
+    """A byte-level BPE of 512 tokens learned from the corpus; its last id ends a document."""
+    from gptworks.data import corpus, prepare
+
+    return prepare.train_tokenizer([str(corpus_file)], 512, corpus.TextRules())
+
+
+@pytest.fixture(scope="session")
+def small_store(corpus_file: Path, small_tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prefix of a store of the corpus: 160 documents, each with its end marked. Read it, never write to it."""
+    from gptworks.data import corpus, prepare
+
+    prefix = tmp_path_factory.mktemp("small_store") / "small"
+    rules = corpus.TextRules(keep_separator=False)
+    prepare.prepare([str(corpus_file)], prefix, small_tokenizer, rules=rules, append_eod=True)
+    return prefix
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real data beside the repository: other people's corpora, vocabularies and files."""
+    folder = ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("the real data is not here: ../shared/data is missing beside the repository")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def run_cli() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """run_cli("config", "show", expect=0): the command line as a user starts it, in a process of its own."""
+
+    def run(
+        *args: str | Path,
+        expect: int = 0,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+        timeout: float = 120,
+    ) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gptworks", *(str(arg) for arg in args)]
+        environment = {**os.environ, **(env or {})}
+        done = subprocess.run(
+            command, cwd=cwd, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=timeout
+        )
+        assert done.returncode == expect, (
+            f"{' '.join(command[2:])}: exit {done.returncode}, expected {expect}\n"
+            f"--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
+        )
+        return done
+
+    return run

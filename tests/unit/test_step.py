@@ -1,0 +1,182 @@
+"""One optimizer step: accumulation, clipping, dropout and what happens when a number is not finite."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig, ScalerConfig
+from gptworks.data.loader import NOT_SCORED, Batch
+from gptworks.model import GPT
+from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.launch import World
+from gptworks.train import optim
+from gptworks.train.precision import LossScaler
+from gptworks.train.step import StepReport, train_step
+
+CPU = World(torch.device("cpu"))
+
+
+def tiny(**changes: object) -> GPT:
+    shape = {"num_layers": 2, "hidden_size": 24, "num_heads": 3, "vocab_size": 50, "max_positions": 16, **changes}
+    cfg = ModelConfig.model_validate(shape)
+    return build(cfg, CPU, torch.float32, FreshWeights(InitConfig(std=0.2), cfg.num_layers, seed=1)).train()
+
+
+def batch_of(rows: int, *, masked: bool = True) -> Batch:
+    """Documents end at different places, so each row scores another number of tokens."""
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(0, 50, (rows, 13), generator=generator)
+    labels = tokens[:, 1:].clone()
+    if masked:
+        for row in range(rows):
+            labels[row, : 1 + (7 * row) % 11] = NOT_SCORED
+    return Batch(tokens[:, :-1], labels, None, None, torch.arange(100, 100 + rows))
+
+
+def cut(batch: Batch, size: int) -> list[Batch]:
+    parts = range(0, len(batch.tokens), size)
+    return [
+        Batch(batch.tokens[i : i + size], batch.labels[i : i + size], None, None, batch.sample_ids[i : i + size])
+        for i in parts
+    ]
+
+
+def do_step(
+    model: GPT,
+    batches: list[Batch],
+    *,
+    clip: float = 0.0,
+    step: int = 1,
+    seed: int = 1,
+    lr: float = 0.1,
+    world: World = CPU,
+) -> StepReport:
+    """Plain SGD in disguise: with betas 0 and a huge epsilon the update is the gradient times lr / eps."""
+    cfg = OptimConfig(lr=lr, beta1=0.0, beta2=0.0, eps=1e3, weight_decay=0.0)
+    scaler = LossScaler(ScalerConfig(), enabled=False)
+    return train_step(model, optim.build(model, cfg), batches, world, scaler, clip=clip, seed=seed, step=step)
+
+
+def update_of(model: GPT, before: GPT) -> dict[str, Tensor]:
+    after = dict(model.named_parameters())
+    return {name: (after[name] - p).detach() for name, p in before.named_parameters()}
+
+
+@pytest.mark.parametrize("micro", [1, 2, 3, 4])
+def test_accumulation_equals_one_large_batch(micro: int) -> None:
+    batch = batch_of(12)
+    parts = cut(batch, micro)
+    counts = [part.num_scored for part in parts]
+    assert len(set(counts)) > 1, "equal counts would not tell a mean of means from the mean"
+    one, many = tiny(), tiny()
+    whole = do_step(one, [batch], lr=1000.0)
+    split = do_step(many, parts, lr=1000.0)
+    assert split.loss == pytest.approx(whole.loss, rel=1e-6)
+    assert split.grad_norm == pytest.approx(whole.grad_norm, rel=1e-5)
+    assert split.tokens == whole.tokens == 144
+    assert split.sample_ids == whole.sample_ids == list(range(100, 112))
+    wanted = update_of(one, tiny())
+    for name, got in update_of(many, tiny()).items():
+        error = (got - wanted[name]).abs().max()
+        assert error <= 2e-5 * wanted[name].abs().max(), name
+
+
+def test_the_loss_is_the_mean_over_scored_tokens() -> None:
+    model, batch = tiny(), batch_of(6)
+    with torch.no_grad():
+        logits = model(batch.tokens).double()
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), batch.labels.flatten(), ignore_index=NOT_SCORED, reduction="none"
+    )
+    scored = batch.labels.flatten() != NOT_SCORED
+    report = do_step(model, cut(batch, 2))
+    assert report.loss == pytest.approx(losses[scored].mean().item(), rel=1e-6)
+    assert scored.sum() < batch.tokens.numel()
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.01, 1e9])
+def test_clipping_bounds_the_update_and_reports_the_norm_before(clip: float) -> None:
+    free, clipped = tiny(), tiny()
+    unclipped = do_step(free, [batch_of(4)], lr=1000.0)
+    report = do_step(clipped, [batch_of(4)], clip=clip, lr=1000.0)
+    assert report.grad_norm == unclipped.grad_norm > 0.1
+    factor = min(1.0, clip / report.grad_norm) if clip else 1.0
+    wanted = update_of(free, tiny())
+    for name, got in update_of(clipped, tiny()).items():
+        torch.testing.assert_close(got, wanted[name] * factor, rtol=5e-3, atol=1e-6, msg=name)
+
+
+def test_gradients_do_not_stay() -> None:
+    model = tiny()
+    do_step(model, [batch_of(2)])
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_nothing_scored_updates_with_zero() -> None:
+    model, batch = tiny(), batch_of(2)
+    nothing = Batch(batch.tokens, torch.full_like(batch.labels, NOT_SCORED), None, None, batch.sample_ids)
+    report = do_step(model, [nothing])
+    assert report.updated and report.loss == 0.0 and report.grad_norm == 0.0
+    assert all(change.abs().max() == 0 for change in update_of(model, tiny()).values())
+
+
+# Dropout
+
+
+def test_dropout_depends_on_seed_step_micro_batch_and_data_rank_alone() -> None:
+    def loss(**where: object) -> float:
+        model = tiny(dropout_embed=0.3, dropout_hidden=0.3, dropout_attention=0.3)
+        torch.rand(int(torch.randint(1, 9, ())))  # what was drawn before does not matter
+        return do_step(model, where.pop("batches", [batch_of(4)]), **where).loss  # type: ignore[arg-type]
+
+    usual = loss()
+    assert loss() == usual
+    assert loss(step=2) != usual
+    assert loss(seed=2) != usual
+    assert loss(world=World(CPU.device, data_rank=1, data_parallel=2)) != usual
+    twice = loss(batches=[batch_of(4), batch_of(4)])
+    assert twice != usual, "the second micro-batch repeats the dropout of the first"
+
+
+# Not finite
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_step_that_is_not_finite_changes_nothing(bad: float) -> None:
+    batch = batch_of(4)
+    model, before = tiny(), tiny()
+    cfg = OptimConfig(lr=0.1)
+    optimizer, scaler = optim.build(model, cfg), LossScaler(ScalerConfig(), enabled=False)
+    first = train_step(model, optimizer, [batch], CPU, scaler, clip=1.0, seed=1, step=1)
+    assert first.updated
+    with torch.no_grad():
+        model.wpe.weight[3, 0] = bad
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    moments = {name: t.clone() for name, t in optim.moments(model, optimizer).items()}
+    report = train_step(model, optimizer, cut(batch, 2), CPU, scaler, clip=1.0, seed=1, step=2)
+    assert not report.updated
+    assert not math.isfinite(report.loss)
+    assert report.sample_ids == [100, 101, 102, 103]
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), weights[name], rtol=0, atol=0, equal_nan=True, msg=name)
+        assert parameter.grad is None
+    for name, moment in optim.moments(model, optimizer).items():
+        assert torch.equal(moment, moments[name]), name
+    # and the next good step goes on as if it had not been
+    with torch.no_grad():
+        model.wpe.weight[3, 0] = before.wpe.weight[3, 0]
+    assert train_step(model, optimizer, [batch], CPU, scaler, clip=1.0, seed=1, step=3).updated
+
+
+def test_a_gradient_that_is_not_finite_is_noticed_when_the_loss_is() -> None:
+    """A huge but finite loss whose gradient overflows."""
+    model = tiny(tied=False)
+    with torch.no_grad():
+        model.ln_f.weight.fill_(1e20)
+        model.head.weight.mul_(1e16)
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    report = do_step(model, [batch_of(2, masked=False)])
+    assert math.isfinite(report.loss) and not math.isfinite(report.grad_norm) and not report.updated
+    assert all(torch.equal(one, other) for one, other in zip(weights, model.parameters(), strict=True))
