@@ -27,8 +27,8 @@ $(VENV)/installed-dev: $(VENV)/installed
 
 quickstart: $(VENV)/installed
 	@rm -rf $(DATA) $(RUN)
-	@echo "== 1. text -> tokens: the Python documentation on this machine, with a vocabulary learned from it"
-	$(BIN)/gptworks prepare sample:python-docs --train-tokenizer 4096 --append-eod --out $(DATA)/python
+	@echo "== 1. text -> tokens: documentation and sources of the Python on this machine, with a vocabulary learned from them"
+	$(BIN)/gptworks prepare sample:python --train-tokenizer 4096 --append-eod --out $(DATA)/python
 	@echo "== 2. train"
 	$(BIN)/gptworks train -c recipes/quickstart.yaml --out $(RUN)
 	@echo "== 3. how good is it? bits per byte of text it has not seen; smaller is better"
@@ -42,13 +42,13 @@ test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest
 
 check: $(VENV)/installed-dev
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks docs
+	$(BIN)/ruff check src tests benchmarks docs
 	$(BIN)/mypy
 
 format: $(VENV)/installed-dev
-	$(BIN)/ruff format src tests benchmarks
-	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks docs
+	$(BIN)/ruff check --fix src tests benchmarks docs
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/startup.py

@@ -20,15 +20,18 @@ _HOMES = {
     "GPT": ("gptworks.checkpoint.pretrained", "PretrainedGPT"),
     "GPTWorksError": ("gptworks.errors", "GPTWorksError"),
     "Tokenizer": ("gptworks.tokenizer", "Tokenizer"),
-    "generate": ("gptworks.generate.engine", "generate"),
     "load_config": ("gptworks.config.load", "load"),
-    "train": ("gptworks.train.loop", "train"),
 }
 
 __all__ = ["GPT", "GPTWorksError", "Tokenizer", "__version__", "generate", "load_config", "train"]
 
 
+_CALLABLE_PACKAGES = ("generate", "train")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _CALLABLE_PACKAGES:
+        return import_module(f"gptworks.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'gptworks' has no attribute {name!r}. Public names: {', '.join(__all__)}")
     module, attribute = _HOMES[name]

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,17 +33,18 @@ def blocks(document: str) -> list[tuple[int, str]]:
     return [(line, "\n".join(kept)) for line, kept in found if kept]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_shell_block_runs(document: str, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
-    to_run = blocks(document)
-    assert to_run, f"{document} has no ```shell block with a command in it"
-    # The command line of this environment, and the sources that are being tested.
+def run_all(document: str, folder: Path) -> str:
+    """What went wrong, if anything."""
+    shutil.copytree(ROOT / "recipes", folder / "recipes")
+    # The command line of this environment comes first.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    to_run = blocks(document)
+    if not to_run:
+        return f"{document} has no ```shell block with a command in it"
     for line, text in to_run:
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", text],
-            cwd=tmp_path,
+            cwd=folder,
             env={**os.environ, "PATH": path},
             capture_output=True,
             text=True,
@@ -50,12 +52,26 @@ def test_every_shell_block_runs(document: str, tmp_path: Path) -> None:
             timeout=300,
             check=False,
         )
-        assert done.returncode == 0, f"{document}:{line}\n{text}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
+        if done.returncode != 0:
+            said = f"--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
+            return f"{document}:{line}: exit {done.returncode}\n{text}\n{said}"
+    return ""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """All documents at the same time: most of it is waiting for Python to start."""
+    with ThreadPoolExecutor() as pool:
+        folders = [tmp_path_factory.mktemp("document") for _ in DOCUMENTS]
+        return dict(zip(DOCUMENTS, pool.map(run_all, DOCUMENTS, folders), strict=True))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_shell_block_runs(document: str, outcomes: dict[str, str]) -> None:
+    assert not outcomes[document], outcomes[document]
 
 
 def test_the_translation_has_the_same_commands() -> None:
-    if not (ROOT / "README.zh.md").is_file():
-        pytest.skip("README.zh.md is not written yet")
     ours, theirs = ([text for _, text in blocks(name)] for name in ("README.md", "README.zh.md"))
 
     def bare(texts: list[str]) -> list[str]:

@@ -1,8 +1,13 @@
-"""Ctrl-C and SIGTERM: save and end; once more: end."""
+"""Ctrl-C and SIGTERM: save and end; once more: end. And what a terminal shows of it."""
 
+import contextlib
+import os
+import pty
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,9 +18,12 @@ import pytest
 
 
 @contextmanager
-def training(recipe: Path, out: Path, *settings: str) -> Iterator[subprocess.Popen[str]]:
+def training(
+    recipe: Path, out: Path, *settings: str, stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE
+) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "gptworks", "train", "-c", str(recipe), "--out", str(out), *settings]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "150"}
+    process = subprocess.Popen(command, stdout=stdout, stderr=stderr, text=True, encoding="utf-8", env=environment)
     try:
         yield process
     finally:
@@ -59,18 +67,57 @@ def test_the_first_signal_saves_and_ends(
     assert [line["step"] for line in metrics(out)] == list(range(1, step + 3))
 
 
+@contextmanager
+def terminal() -> Iterator[tuple[int, list[bytes]]]:
+    """(where a process writes, what has arrived on the screen so far)"""
+    screen, side = pty.openpty()
+    arrived: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # the other side is closed
+            while data := os.read(screen, 4096):
+                arrived.append(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield side, arrived
+    finally:
+        os.close(side)
+        reader.join()
+        os.close(screen)
+
+
+HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
+
+
 def test_the_second_ctrl_c_ends_at_once(recipe: Path, tmp_path: Path) -> None:
     """In a step that would take hours, so that only the second signal can be what ends it."""
     out = tmp_path / "run"
-    with training(recipe, out, "batch.global_size=20000000", "train.steps=2") as process:
+    settings = ["batch.global_size=20000000", "train.steps=2"]
+    with terminal() as (side, arrived), training(recipe, out, *settings, stdout=side, stderr=side) as process:
         wait_for(process, lambda: (out / "metrics.jsonl").exists())
         time.sleep(1)
         process.send_signal(signal.SIGINT)
         time.sleep(1)
         assert process.poll() is None, "the first signal lets the step come to its end"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGINT
-    assert "stopped at once" in errors
-    assert "Traceback" not in errors
+        assert process.wait(timeout=60) == 128 + signal.SIGINT
+    shown = b"".join(arrived)
+    assert b"stopped at once; the last checkpoint is the newest state." in shown
+    assert b"Traceback" not in shown
+    assert shown.rindex(SHOW_CURSOR) > shown.rindex(HIDE_CURSOR), "the terminal is left as it was"
     assert not (out / "checkpoints").exists()
+
+
+def test_a_live_bar_on_a_terminal(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with terminal() as (side, arrived), training(recipe, out, stdout=side, stderr=side) as process:
+        assert process.wait(timeout=60) == 0
+    shown = b"".join(arrived).decode()
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
+    bar = r"step 6/6 \S+ loss \d\.\d{4}  lr \d\.\d\de[-+]\d\d  [\d,]+ tok/s  MFU \d+% \d+:\d\d:\d\d"
+    assert re.search(bar, plain), plain
+    assert not re.search(r"step 6/6  loss", plain), "no plain lines beside the bar"
+    assert "saved " in plain
+    assert shown.rindex(SHOW_CURSOR.decode()) > shown.rindex(HIDE_CURSOR.decode())

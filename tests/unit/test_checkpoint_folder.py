@@ -198,11 +198,17 @@ def test_the_newest_whole_checkpoint_counts_not_the_pointer(tmp_path: Path) -> N
     assert checkpoints.pointed(LATEST) == checkpoints.folder / "step-00000009"
 
 
-def test_find_takes_a_run_its_checkpoints_folder_or_a_step(tmp_path: Path) -> None:
+def test_find_takes_a_run_its_pointers_its_checkpoints_folder_or_a_step(tmp_path: Path) -> None:
     first, last = save(tmp_path, 1), save(tmp_path, 2)
     assert folders.find(tmp_path) == last
     assert folders.find(tmp_path / "checkpoints") == last
     assert folders.find(first) == first
+    CheckpointFolder(tmp_path).point(BEST, first.name)
+    assert folders.find(tmp_path / BEST) == first
+    assert folders.find(tmp_path / LATEST) == last
+    CheckpointFolder(tmp_path).point(BEST, "step-00000009")
+    with pytest.raises(CheckpointError, match="step-00000009: no checkpoint here"):
+        folders.find(tmp_path / BEST)
     empty = tmp_path / "empty"
     with pytest.raises(CheckpointError, match="empty: no checkpoint here"):
         folders.find(empty)

@@ -255,6 +255,8 @@ def test_a_check_over_a_whole_section_says_where_its_key_was_set(tmp_path: Path)
         ["optim.warmup_steps=100", "train.steps=100"],
         ["optim.schedule=wsd", "optim.warmup_steps=50", "optim.cooldown_steps=50", "train.steps=100"],
         ["evaluate.every=5", "evaluate.patience=2", "checkpoint.keep_best=true"],
+        ["evaluate.every=5", "data.split=90,10"],
+        ["optim.lr=1e-4", "optim.min_lr=1e-4"],
         ["model.hidden_size=100", "model.num_heads=5"],
     ],
 )

@@ -64,7 +64,9 @@ def test_the_real_library_is_large_enough_to_train_on() -> None:
 
 @pytest.mark.parametrize("name", ["sample:", "sample:python", "sample:PYTHON-DOCS"])
 def test_no_such_sample(name: str) -> None:
-    with pytest.raises(DataError, match=f"{name}: no such sample. Samples: sample:python-docs, sample:python-source."):
+    with pytest.raises(
+        DataError, match=f"{name}: no such sample. Samples: sample:python, sample:python-docs, sample:python-source."
+    ):
         list(sample_corpus.documents(name))
 
 

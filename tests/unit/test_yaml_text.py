@@ -98,6 +98,11 @@ def test_what_is_dumped_is_read_back(tmp_path_factory: pytest.TempPathFactory, v
     assert found == values
 
 
+def test_dumped_text_keeps_order_and_letters() -> None:
+    values = {"run": {"out": "café", "device": "cpu"}, "data": {"split": [949.0, 50.0], "path": []}}
+    assert yaml_text.dump(values) == "run: {out: café, device: cpu}\ndata:\n  split: [949.0, 50.0]\n  path: []\n"
+
+
 def test_every_value_knows_its_line(tmp_path: Path) -> None:
     tree = read(tmp_path, "# a comment\nmodel:\n  num_layers: 2\n\n  tied: true\ndata: {path: x,\n  seq_len: 5}\n")
     assert tree == {

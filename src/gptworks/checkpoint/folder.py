@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from gptworks.config.schema import CheckpointConfig, ModelConfig
 from gptworks.errors import CheckpointError
 from gptworks.tokenizer import Tokenizer
 
-STATE, PORTABLE = "state", "portable"
+STATE, PORTABLE, TOKENIZER = "state", "portable", "tokenizer"
 LATEST, BEST = "latest", "best"
 _STEP = re.compile(r"step-(\d{8,})$")
 
@@ -73,8 +74,8 @@ class CheckpointFolder:
                 if weights is not None:
                     eod_id = tokenizer.eod_id if tokenizer else None
                     huggingface.write(temporary / PORTABLE, model, weights, eod_id=eod_id)
-                    if tokenizer:
-                        tokenizer.save(temporary / PORTABLE)
+                if tokenizer:
+                    tokenizer.save(temporary / (PORTABLE if weights is not None else TOKENIZER))
                 replace(manifest, files=manifests.describe_files(temporary)).write(temporary)
                 for path in [*temporary.rglob("*"), temporary]:
                     _sync(path)
@@ -127,7 +128,9 @@ class CheckpointFolder:
 
 
 def find(path: Path) -> Path:
-    """The step folder meant by a run folder, a `checkpoints` folder or a step folder."""
+    """The step folder meant by a run folder, its `latest` or `best`, a `checkpoints` folder or a step folder."""
+    if path.name in (LATEST, BEST) and path.is_file():
+        path = CheckpointFolder(path.parent).pointed(path.name) or path
     if (path / manifests.NAME).is_file():
         return path
     run = path.parent if path.name == "checkpoints" else path
@@ -143,7 +146,7 @@ def check_free_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise CheckpointError(
-            f"{folder}: {free / 1e9:.2f} GB free, but one checkpoint needs {needed / 1e9:.2f} GB. "
+            f"{folder}: {free / 1e6:,.1f} MB free, but one checkpoint needs {needed / 1e6:,.1f} MB. "
             "Free some space, choose another --out, or set checkpoint.portable: false."
         )
 
@@ -175,3 +178,10 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def config_of(path: Path) -> dict[str, Any]:
+    """The configuration a folder was trained with; empty for a folder from elsewhere."""
+    path = path.parent if path.name == PORTABLE else path
+    is_ours = (path / manifests.NAME).is_file() or (path / "checkpoints").is_dir() or path.is_file()
+    return manifests.read(find(path)).config if is_ours else {}

@@ -24,6 +24,7 @@ class Manifest:
     held_out_loss: float | None = None
     best: dict[str, float] | None = None  # step and held-out loss of the best checkpoint so far
     evaluations_since_best: int = 0
+    skipped_in_a_row: int = 0
     # Every draw is seeded by what it is for, so there is no generator state to keep.
     random_draws: str = (
         "weights: (train.seed, name); order: (train.seed, index); dropout: (train.seed, step, micro-batch, data rank)"
@@ -34,7 +35,7 @@ class Manifest:
     version: int = VERSION
 
     def write(self, folder: Path) -> None:
-        (folder / NAME).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        (folder / NAME).write_text(json.dumps(asdict(self), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def describe_files(folder: Path) -> dict[str, dict[str, Any]]:

@@ -31,7 +31,7 @@ class Pretrained:
     @classmethod
     def open(cls, name_or_path: str | Path) -> "Pretrained":
         path = Path(name_or_path)
-        if not path.is_dir():
+        if not path.is_dir() and path.name not in (folders.LATEST, folders.BEST):
             raise CheckpointError(
                 f"{path}: no such folder. Needed: a run folder of gptworks, or a Hugging Face GPT-2 folder."
             )
@@ -42,16 +42,12 @@ class Pretrained:
             return cls._portable(step / folders.PORTABLE)
         manifest = manifests.read(step)
         model = from_dict(manifest.config, str(step)).model
-        return cls(step, model, _StateWeights(step / folders.STATE), None)
+        return cls(step, model, _StateWeights(step / folders.STATE), _tokenizer_in(step / folders.TOKENIZER))
 
     @classmethod
     def _portable(cls, path: Path) -> "Pretrained":
         model = huggingface.read_config(path)
-        try:
-            tokenizer = Tokenizer.from_pretrained(path)
-        except TokenizerError:
-            tokenizer = None  # weights alone are fine; whoever needs a tokenizer asks for it
-        return cls(path, model, huggingface.Weights(path, model), tokenizer)
+        return cls(path, model, huggingface.Weights(path, model), _tokenizer_in(path))
 
     def require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -60,6 +56,12 @@ class Pretrained:
                 "the weights."
             )
         return self.tokenizer
+
+
+def _tokenizer_in(folder: Path) -> Tokenizer | None:
+    """Weights alone are fine; whoever needs a tokenizer asks for it. One that is there must be readable."""
+    names = ("tokenizer.json", "vocab.json", "encoder.json")
+    return Tokenizer.from_pretrained(folder) if any((folder / name).is_file() for name in names) else None
 
 
 class _StateWeights:

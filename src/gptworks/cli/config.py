@@ -30,22 +30,22 @@ def _show(args: argparse.Namespace) -> int:
     from gptworks.config import yaml_text
     from gptworks.config.load import flatten
 
-    loaded = options.load_config(args)
+    loaded = options.load_config(args, shape_of=options.shape_of_checkpoint)
     values = loaded.config.model_dump(mode="json")
     if args.json:
         print(json.dumps(values, indent=2))
     elif args.origin:
         flat = flatten(values)
-        width = max(len(f"{key}: {value}") for key, value in flat.items())
+        width = max(len(f"{key}: {json.dumps(value)}") for key, value in flat.items())
         for key, value in flat.items():
-            print(f"{f'{key}: {value}':<{width}}  # {loaded.origins.get(key, 'default')}")
+            print(f"{f'{key}: {json.dumps(value)}':<{width}}  # {loaded.origins.get(key, 'default')}")
     else:
         print(yaml_text.dump(values), end="")
     return 0
 
 
 def _check(args: argparse.Namespace) -> int:
-    options.load_config(args)
+    options.load_config(args, shape_of=options.shape_of_checkpoint)
     print(f"{args.config or 'config'}: no problems")
     return 0
 
@@ -61,9 +61,9 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _schema(args: argparse.Namespace) -> int:
-    from gptworks.config.schema import RunConfig
+    from gptworks.config.schema import editor_schema
 
-    print(json.dumps(RunConfig.model_json_schema(), indent=2))
+    print(json.dumps(editor_schema(), indent=2))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 from gptworks.cli import options
@@ -35,7 +36,10 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{args.split} text of {args.data}: {result['tokens']:,} tokens, {result['bytes']:,} bytes")
+    shares = ",".join(f"{share:g}" for share in result["shares"])
+    where = f"{args.split} text of {args.data} (shares {shares})"
+    print(f"{where}: {result['tokens']:,} tokens, {result['bytes']:,} bytes")
+    table = Table()
     table.add_column("model")
     for name in ("loss", "perplexity", "bits per byte"):
         table.add_column(name, justify="right")
@@ -49,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
+    from gptworks.checkpoint import folder
     from gptworks.checkpoint.pretrained import PretrainedGPT
     from gptworks.config.load import from_dict
     from gptworks.data.dataset import Dataset
@@ -60,7 +65,9 @@ def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
     model = PretrainedGPT.from_pretrained(args.model, device=args.device)
     part = {"train": "train", "held-out": "held_out", "test": "test", "all": "train"}[args.split]
     data: dict[str, Any] = {"path": args.data, "seq_len": model.cfg.max_positions}
-    data |= _data_section_of_run(args.model)
+    # A run of ours cut its data in a certain way: held-out means the same here as in training.
+    cut = folder.config_of(Path(args.model)).get("data", {})
+    data |= {key: value for key, value in cut.items() if key not in {"path", "weights", "tokenizer"}}
     if args.split == "all":
         data["split"] = "1,0,0"
     elif args.shares:
@@ -87,47 +94,40 @@ def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
         }
     ]
     if args.baselines:
-        rows += _baselines(dataset, part, tokenizer, measured.text_bytes)
+        rows += _baselines(dataset, part, tokenizer)
     return {
         "task": args.task,
         "split": args.split,
+        "shares": list(config.split),
         "tokens": measured.tokens,
         "bytes": measured.text_bytes,
         "rows": rows,
     }
 
 
-def _data_section_of_run(model: str) -> dict[str, Any]:
-    """How a run of ours cut its data, so that held-out means the same as in training."""
-    from pathlib import Path
-
-    from gptworks.checkpoint import folder, manifest
-    from gptworks.errors import CheckpointError
-
-    try:
-        config = manifest.read(folder.find(Path(model))).config
-    except CheckpointError:
-        return {}  # a folder from elsewhere
-    return {key: value for key, value in config["data"].items() if key not in {"path", "weights", "tokenizer"}}
-
-
-def _baselines(dataset, part: str, tokenizer, text_bytes: int) -> list[dict[str, Any]]:  # type: ignore[no-untyped-def]
+def _baselines(dataset, part: str, tokenizer) -> list[dict[str, Any]]:  # type: ignore[no-untyped-def]
     import numpy as np
 
     from gptworks.data.windows import Windows
     from gptworks.errors import UsageError
     from gptworks.evaluate import baselines
 
-    if len(dataset.stores) != 1 or tokenizer is None or not text_bytes:
+    if part == "train":
+        raise UsageError(
+            "--baselines: they learn from the training part, so measure another one (--split held-out or test)."
+        )
+    if len(dataset.stores) != 1 or tokenizer is None or tokenizer.byte_lengths is None:
         raise UsageError("--baselines: needs one store of plain text with a known byte-level tokenizer.")
     train, measured = (dataset.samples(name).sources[0] for name in ("train", part))
     if not isinstance(train, Windows) or not isinstance(measured, Windows):
         raise UsageError("--baselines: needs a store of plain text, not of prompts and completions.")
     tokens = np.asarray(measured.tokens[: len(measured) * measured.seq_len + 1])
     vocab_size = tokenizer.vocab_size
+    text_bytes = int(tokenizer.byte_lengths[tokens[1:]].sum())
+    text = tokenizer.decode(tokens[1:][tokens[1:] != tokenizer.eod_id])
     bits = {
         "unigram (tokens)": baselines.unigram_bits(train.tokens, tokens[1:], vocab_size),
         "bigram (tokens)": baselines.bigram_bits(train.tokens, tokens[:-1], tokens[1:], vocab_size),
-        "gzip -9": baselines.gzip_bits(tokenizer.decode(tokens[1:])),
+        "gzip -9": baselines.gzip_bits(text),
     }
     return [{"model": name, "bits_per_byte": value / text_bytes} for name, value in bits.items()]

@@ -19,24 +19,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", action="append", help="repeatable")
     source.add_argument("--prompts", metavar="FILE", help="one prompt per line")
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="default 64")
-    parser.add_argument("--strategy", choices=["greedy", "sampling"], help="default sampling")
-    parser.add_argument("--temperature", type=float, metavar="X", help="default 1.0")
-    parser.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens (default: all)")
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="default: the run's generate section, else 64")
+    parser.add_argument("--strategy", choices=["greedy", "sampling"], help="likewise, else sampling")
+    parser.add_argument("--temperature", type=float, metavar="X", help="likewise, else 1.0")
+    parser.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens (likewise, else all)")
     parser.add_argument(
-        "--top-p", type=float, metavar="P", help="keep the likeliest tokens up to this mass (default: 1)"
+        "--top-p", type=float, metavar="P", help="keep the likeliest tokens up to this mass (likewise, else 1)"
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="default 1234")
+    parser.add_argument("--seed", type=int, metavar="N", help="likewise, else 1234")
     options.add_device_option(parser)
     options.add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    from gptworks.checkpoint import folder
     from gptworks.checkpoint.pretrained import Pretrained, PretrainedGPT
     from gptworks.config.load import from_dict
     from gptworks.generate.engine import generate
 
-    given = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
+    given = folder.config_of(Path(args.model)).get("generate", {})
+    given |= {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
     settings = from_dict({"generate": given}, "generate").generate
     prompts = args.prompt or _read_prompts(Path(args.prompts))
     Pretrained.open(args.model).require_tokenizer()

@@ -45,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(left)}")
     args.parser = parser
     try:
-        return int(VERBS[args.verb].run(args))
+        code = int(VERBS[args.verb].run(args))
+        sys.stdout.flush()  # here, where a closed pipe is answered, not when the interpreter ends
+        return code
     except GPTWorksError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

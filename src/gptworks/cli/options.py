@@ -23,6 +23,12 @@ def load_config(args: argparse.Namespace, *more: str, shape_of: Callable[[str], 
     return load_with_origins(args.config, preset=args.preset, overrides=overrides, shape_of=shape_of)
 
 
+def shape_of_checkpoint(checkpoint: str) -> dict[str, Any]:
+    from gptworks.checkpoint.pretrained import Pretrained
+
+    return Pretrained.open(checkpoint).model.model_dump()
+
+
 def default_run_folder(args: argparse.Namespace) -> str:
     return str(Path("runs") / (Path(args.config).stem if args.config else args.preset or "run"))
 

@@ -41,9 +41,7 @@ def run(args: argparse.Namespace) -> int:
         if not (args.prompt_key and args.completion_key):
             raise UsageError("--prompt-key and --completion-key go together: give both.")
         keys = (args.prompt_key, args.completion_key)
-    separator = (
-        args.doc_separator.encode().decode("unicode_escape") if "\\" in args.doc_separator else args.doc_separator
-    )
+    separator = args.doc_separator.replace("\\n", "\n").replace("\\t", "\t")  # a shell passes \n as two letters
     rules = corpus.TextRules(keys=keys, separator=separator, keep_separator=not args.append_eod)
     tokenizer = _tokenizer(args, rules)
     progress = _show if sys.stderr.isatty() else None
@@ -62,7 +60,11 @@ def _tokenizer(args: argparse.Namespace, rules):  # type: ignore[no-untyped-def]
     from gptworks.tokenizer import Tokenizer
 
     if args.train_tokenizer is not None:
-        return preparation.train_tokenizer(args.inputs, args.train_tokenizer, rules, strict=args.strict)
+        tokenizer = preparation.train_tokenizer(args.inputs, args.train_tokenizer, rules, strict=args.strict)
+        if tokenizer.vocab_size < args.train_tokenizer:
+            found = f"--train-tokenizer: the text gives {tokenizer.vocab_size} tokens, not {args.train_tokenizer}"
+            print(f"{found}; no pair of tokens is left that occurs twice", file=sys.stderr)
+        return tokenizer
     if bool(args.vocab_file) != bool(args.merge_file):
         raise UsageError("--vocab-file and --merge-file go together: give both.")
     if args.vocab_file:
@@ -86,6 +88,7 @@ def _report(summary, tokenizer, as_json: bool) -> None:  # type: ignore[no-untyp
             "bytes": summary.text_bytes,
             "seconds": round(summary.seconds, 3),
             "skipped": summary.skipped.count,
+            "empty": summary.empty,
             "tokenizer": tokenizer.name,
             "vocab_size": tokenizer.vocab_size,
             "eod_appended": summary.eod_appended,
@@ -94,6 +97,8 @@ def _report(summary, tokenizer, as_json: bool) -> None:  # type: ignore[no-untyp
         return
     for line in summary.skipped.first:
         print(f"skipped {line}", file=sys.stderr)
+    if summary.empty:
+        print(f"{summary.empty:,} empty documents left out", file=sys.stderr)
     if summary.skipped.count:
         print(f"{summary.skipped.count:,} lines skipped; --strict stops at the first one instead", file=sys.stderr)
     print(

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     more = [f"run.device={args.device}"] if args.device else []
-    config = options.load_config(args, *more, shape_of=_shape_of).config
+    config = options.load_config(args, *more, shape_of=options.shape_of_checkpoint).config
     if args.out or not config.run.out:
         folder = args.out or options.default_run_folder(args)
         config = config.model_copy(update={"run": config.run.model_copy(update={"out": folder})})
@@ -36,12 +36,6 @@ def run(args: argparse.Namespace) -> int:
 
     train(config, resume_from=args.resume, command=["gptworks", *sys.argv[1:]])
     return 0
-
-
-def _shape_of(checkpoint: str) -> dict[str, object]:
-    from gptworks.checkpoint.pretrained import Pretrained
-
-    return Pretrained.open(checkpoint).model.model_dump()
 
 
 def _plan(config) -> str:  # type: ignore[no-untyped-def]

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from gptworks.config.derive import solve_batch
+from gptworks.config.derive import cooldown_steps, solve_batch
 from gptworks.config.schema import (
     BatchConfig,
     CheckpointConfig,
@@ -51,10 +51,10 @@ def warmup_fits(optim: OptimConfig, last: int, name: str) -> Complaints:
         complaints.append(
             f"optim.warmup_steps: {optim.warmup_steps:g} is longer than {name} ({last}). Shorten the warmup."
         )
-    elif optim.schedule == "wsd" and optim.warmup_steps + optim.cooldown_steps > last:
+    elif optim.schedule == "wsd" and optim.warmup_steps + cooldown_steps(optim, last) > last:
         complaints.append(
-            f"optim.cooldown_steps: warmup ({optim.warmup_steps:g}) and cooldown ({optim.cooldown_steps}) "
-            f"together are longer than {name} ({last})."
+            f"optim.cooldown_steps: warmup ({optim.warmup_steps:g}) and cooldown ({cooldown_steps(optim, last)}) "
+            f"together are longer than {name} ({last}). Shorten one of them."
         )
     return complaints
 

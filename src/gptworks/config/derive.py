@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from gptworks.config.schema import BatchConfig, TrainConfig
+from gptworks.config.schema import BatchConfig, OptimConfig, TrainConfig
 from gptworks.errors import ConfigError
 
 
@@ -51,6 +51,11 @@ def solve_batch(batch: BatchConfig, data_parallel: int) -> BatchPlan:
     else:
         micro, accumulation = divide(total, data_parallel, "data-parallel"), 1
     return BatchPlan(total, micro, accumulation, data_parallel)
+
+
+def cooldown_steps(optim: OptimConfig, end: int) -> int:
+    """Length of the final descent of a wsd schedule that ends at step `end`."""
+    return optim.cooldown_steps or max(1, end // 5)
 
 
 def num_steps(train: TrainConfig, samples_per_epoch: int, global_size: int, seq_len: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from gptworks.config import contradictions, presets, yaml_text
-from gptworks.config.schema import RunConfig, Section
+from gptworks.config.schema import ModelConfig, RunConfig, Section
 from gptworks.errors import ConfigError
 
 NOT_SECTIONS = ("base", "preset")
@@ -58,7 +58,8 @@ def load_with_origins(
             leaves[key] = leaf
     below: dict[str, Leaf] = {}
     checkpoint = leaves.get("init.checkpoint")
-    if shape_of and checkpoint and checkpoint.value:
+    is_complete = all(f"model.{key}" in leaves for key in ModelConfig.model_fields)
+    if shape_of and checkpoint and checkpoint.value and not is_complete:
         shape = shape_of(str(checkpoint.value))
         below |= {f"model.{key}": Leaf(value, f"checkpoint {checkpoint.value}") for key, value in shape.items()}
     if preset:
@@ -152,6 +153,7 @@ def _validate(leaves: dict[str, Leaf], source: str, problems: list[str]) -> Load
     for name, field in RunConfig.model_fields.items():  # `model` comes before `data`
         if name == "data" and "model" in sections and "seq_len" not in given.get("data", {}):
             given.setdefault("data", {})["seq_len"] = sections["model"].max_positions
+            origins["data.seq_len"] = "model.max_positions"
         section_type = field.annotation
         assert isinstance(section_type, type) and issubclass(section_type, Section)
         try:
@@ -159,6 +161,7 @@ def _validate(leaves: dict[str, Leaf], source: str, problems: list[str]) -> Load
         except ValidationError as error:
             for key, problem in _explain(name, error):
                 problems.append(_located(problem, leaves.get(key)))
+    origins.setdefault("model.ffn_size", "4 x model.hidden_size")
     problems += contradictions.find(sections)
     if problems:
         raise ConfigError(source, problems)

@@ -102,7 +102,9 @@ class DataConfig(Section):
     order: Literal["shuffled", "sequential"] = Field(
         "shuffled", description="Order of the windows within an epoch; a function of train.seed and the sample index."
     )
-    tokenizer: str = Field("", description="Overrides the tokenizer recorded with the store: gpt2, a folder or a file.")
+    tokenizer: str = Field(
+        "", description="The tokenizer of stores that do not say which it is: gpt2, a folder or a file."
+    )
     mask_eod: bool = Field(False, description="Do not score what follows an end-of-document token.")
     reset_positions: bool = Field(False, description="Positions start at 0 after each end-of-document token.")
     reset_attention: bool = Field(False, description="Attention does not cross an end-of-document token.")
@@ -182,7 +184,9 @@ class TrainConfig(Section):
     """How long, how verbose, how compiled. The end is one of steps, epochs, tokens."""
 
     steps: CountOrOff = Field(0, description="Optimizer steps.")
-    epochs: Rate = Field(0.0, description="Passes over the training split.")
+    epochs: Rate = Field(
+        0.0, description="Passes over the training split, rounded down to whole batches (at least one)."
+    )
     tokens: CountOrOff = Field(0, description="Tokens to train on.")
     seed: Annotated[int, Field(ge=0)] = Field(1234, description="Of weights, sample order and dropout.")
     log_every: Count = Field(10, description="Steps between log lines.")
@@ -205,6 +209,8 @@ class TrainConfig(Section):
             raise ValueError(f"steps: several ends are given ({listed}). Keep one of them.")
         if self.profile and (len(self.profile) != 2 or not 1 <= self.profile[0] <= self.profile[1]):
             raise ValueError(f"profile: got {list(self.profile)}; needs [first, last] with 1 <= first <= last.")
+        if self.profile and self.steps and self.profile[1] > self.steps:
+            raise ValueError(f"profile: step {self.profile[1]} is after the last one (train.steps={self.steps}).")
         return self
 
     def ends(self) -> dict[str, float]:
@@ -301,3 +307,17 @@ class RunConfig(Section):
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
     generate: GenerateConfig = Field(default_factory=GenerateConfig)
     run: RunFolderConfig = Field(default_factory=RunFolderConfig)
+
+
+def editor_schema() -> dict[str, Any]:
+    """JSON schema of a YAML file: also what `load` accepts beyond the sections themselves."""
+    schema = RunConfig.model_json_schema()
+    names = {"type": "array", "items": {"type": "string"}}
+    text = {"type": "string"}
+    schema["properties"] |= {"base": {"anyOf": [text, names]}, "preset": text}
+    data = schema["$defs"]["DataConfig"]["properties"]
+    for key in ("path", "split", "weights"):  # a single one needs no brackets
+        data[key] = {"anyOf": [data[key], {"type": "number"} if key == "weights" else text]}
+    for section in schema["$defs"].values():  # an empty value means the default
+        section["properties"] = {k: {"anyOf": [v, {"type": "null"}]} for k, v in section["properties"].items()}
+    return schema

@@ -47,7 +47,7 @@ def check_inputs(inputs: list[str]) -> None:
         if name.startswith(sample_corpus.PREFIX):
             sample_corpus.check(name)
         elif not path.exists():
-            problems.append(f"{name}: no such file.")
+            problems.append(f"{name}: no such file. Check the path.")
         elif not path.is_file():
             problems.append(f"{name}: a folder, not a file. Give the files in it.")
         elif path.suffix not in TEXT_SUFFIXES | JSON_SUFFIXES:
@@ -104,6 +104,9 @@ def _json_lines(path: Path, keys: tuple[str, ...], skipped: Skipped) -> Iterator
             except UnicodeEncodeError as error:
                 half = error.object[error.start]
                 skipped.report(where, f"not a text: {half!r} is half of a surrogate pair, from a broken \\u escape")
+                continue
+            if len(keys) == 2 and not texts[1].strip():
+                skipped.report(where, f"key '{keys[1]}' is empty: there is nothing to learn")
                 continue
             yield texts
 

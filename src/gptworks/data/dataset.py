@@ -47,9 +47,17 @@ class Dataset:
 
     def _common_tokenizer(self) -> Tokenizer | None:
         given = Tokenizer.from_pretrained(self.cfg.tokenizer) if self.cfg.tokenizer else None
-        for store in self.stores:
-            if given is None:
-                given = store.load_tokenizer()
-            elif store.sidecar:
+        described = [store for store in self.stores if store.sidecar]
+        for store in described:
+            assert store.sidecar
+            given = given or store.load_tokenizer()
+            if given is not None:
                 given.require(store.sidecar.tokenizer_identity, what=f"{store.prefix}.bin")
-        return given
+        ends = {store.sidecar.eod_id for store in described if store.sidecar}
+        if len(ends) > 1:
+            listed = ", ".join(str(eod_id) for eod_id in sorted(ends, key=str))
+            raise DataError(
+                f"data.path: the stores end documents with different tokens (ids {listed}). "
+                "Prepare them with the same tokenizer files."
+            )
+        return given.with_eod(ends.pop()) if given and ends else given

@@ -1,6 +1,6 @@
 """Samples to batches. Every rank computes the same global batch and takes its own rows."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,7 @@ from gptworks.config.derive import BatchPlan
 from gptworks.config.schema import DataConfig
 from gptworks.data.windows import Sample, Samples
 from gptworks.errors import DataError
-
-NOT_SCORED = -100
+from gptworks.model import IGNORED
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,14 @@ class Batch:
     sample_ids: Tensor  # int64 [B], global sample indices
 
     def to(self, device: torch.device) -> "Batch":
-        def moved(tensor: Tensor | None) -> Any:
-            return None if tensor is None else tensor.to(device, non_blocking=True)
+        """The tensors the model reads; the sample ids stay where they are."""
 
-        return Batch(*(moved(getattr(self, f.name)) for f in fields(self)))
+        def moved(tensor: Tensor | None) -> Any:
+            return None if tensor is None else tensor.to(device)
+
+        return Batch(
+            moved(self.tokens), moved(self.labels), moved(self.positions), moved(self.segments), self.sample_ids
+        )
 
     def keywords(self) -> dict[str, Tensor | None]:
         """What the model's forward takes besides the tokens."""
@@ -37,7 +40,7 @@ class Batch:
 
     @property
     def num_scored(self) -> int:
-        return int((self.labels != NOT_SCORED).sum())
+        return int((self.labels != IGNORED).sum())
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,10 @@ def collate(samples: list[Sample], first: int, borders: Borders) -> Batch:
     tokens, labels = windows[:, :-1], windows[:, 1:].copy()
     for row, sample in enumerate(samples):
         if sample.scored is not None:
-            labels[row, ~sample.scored] = NOT_SCORED
+            labels[row, ~sample.scored] = IGNORED
     is_eod = tokens == borders.eod_id
     if borders.mask_loss:
-        labels[is_eod] = NOT_SCORED
+        labels[is_eod] = IGNORED
     # Number of the document a token belongs to, counted from the start of the window; EOD ends its own document.
     segments = np.concatenate([np.zeros((len(samples), 1), np.int64), np.cumsum(is_eod, 1)[:, :-1]], 1)
     return Batch(
@@ -117,20 +120,21 @@ class Batches:
         for micro in range(plan.accumulation):
             first = self.consumed + micro * rows + self.data_rank * plan.micro_size
             samples = self.samples.at(first, plan.micro_size)
-            self._check_ids(samples, first)
+            check_ids(samples, first, self.vocab_size)
             micro_batches.append(collate(samples, first, self.borders))
         self.consumed += plan.global_size
         return micro_batches
 
-    def _check_ids(self, samples: list[Sample], first: int) -> None:
-        """A store without a sidecar does not say how large its vocabulary is, and its bytes may be damaged."""
-        highest = max(int(sample.tokens.max()) for sample in samples)
-        lowest = min(int(sample.tokens.min()) for sample in samples)
-        where = f"samples {first} to {first + len(samples) - 1}"
-        if lowest < 0:
-            raise DataError(f"token id {lowest} in {where}: ids are never negative. The store is damaged.")
-        if highest >= self.vocab_size:
-            raise DataError(
-                f"token id {highest} in {where} is outside the model's vocabulary of {self.vocab_size}. "
-                f"Set model.vocab_size to at least {highest + 1}, or prepare the data with the model's tokenizer."
-            )
+
+def check_ids(samples: list[Sample], first: int, vocab_size: int) -> None:
+    """A store without a sidecar does not say how large its vocabulary is, and its bytes may be damaged."""
+    highest = max(int(sample.tokens.max()) for sample in samples)
+    lowest = min(int(sample.tokens.min()) for sample in samples)
+    where = f"samples {first} to {first + len(samples) - 1}"
+    if lowest < 0:
+        raise DataError(f"token id {lowest} in {where}: ids are never negative. The store is damaged.")
+    if highest >= vocab_size:
+        raise DataError(
+            f"token id {highest} in {where} is outside the model's vocabulary of {vocab_size}. "
+            f"Set model.vocab_size to at least {highest + 1}, or prepare the data with the model's tokenizer."
+        )

@@ -11,7 +11,8 @@ import numpy as np
 
 from gptworks.data import corpus
 from gptworks.data.formats import megatron
-from gptworks.data.store import Sidecar, beside
+from gptworks.data.formats.megatron import beside
+from gptworks.data.store import Sidecar
 from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer
 
@@ -27,6 +28,7 @@ class Summary:
     text_bytes: int
     seconds: float
     skipped: corpus.Skipped
+    empty: int  # documents with no text in them
     eod_appended: bool
 
 
@@ -60,7 +62,7 @@ def prepare(
         writer = _Writer(prefix, megatron.dtype_for(tokenizer.vocab_size))
     except OSError as error:
         raise DataError(f"{prefix}.bin cannot be written: {error.strerror} ({error.filename}).") from None
-    characters = text_bytes = 0
+    characters = text_bytes = empty = 0
     try:
         for batch in _batches(corpus.read_documents(inputs, rules, skipped)):
             texts = [text for document in batch for text in document]
@@ -70,7 +72,8 @@ def prepare(
             for document in batch:
                 sequences = [next(encoded) for _ in document]
                 if not sequences[-1]:
-                    continue  # nothing was in it
+                    empty += 1
+                    continue
                 if append_eod:
                     sequences[-1].append(tokenizer.eod_id)  # type: ignore[arg-type]
                 writer.add(sequences)
@@ -85,7 +88,15 @@ def prepare(
         raise
     seconds = time.perf_counter() - started
     return Summary(
-        prefix, writer.num_documents, writer.num_tokens, characters, text_bytes, seconds, skipped, append_eod
+        prefix,
+        writer.num_documents,
+        writer.num_tokens,
+        characters,
+        text_bytes,
+        seconds,
+        skipped,
+        empty,
+        eod_appended=append_eod,
     )
 
 

@@ -5,13 +5,14 @@ import hashlib
 import sys
 import sysconfig
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 from gptworks.errors import DataError
 
 PREFIX = "sample:"
-NAMES = ("python-docs", "python-source")
+NAMES = ("python", "python-docs", "python-source")
 
 
 def check(name: str) -> None:
@@ -19,15 +20,19 @@ def check(name: str) -> None:
         raise DataError(f"{name}: no such sample. Samples: {', '.join(PREFIX + n for n in NAMES)}.")
 
 
-def documents(name: str) -> Iterator[str]:
-    """`sample:python-docs`: language reference and the library's docstrings; `sample:python-source`: its sources."""
+@cache  # a vocabulary is learned from it and then it is tokenized: one reading serves both
+def documents(name: str) -> tuple[str, ...]:
+    """python-docs: the language reference and the library's docstrings; python-source: its sources; python: the
+    language reference and the sources (which have the docstrings in them)."""
     check(name)
-    if name.removeprefix(PREFIX) == "python-docs":
-        texts = [*_topics(), *(text for path in _library_files() for text in _docstrings(path))]
+    kind = name.removeprefix(PREFIX)
+    texts = [] if kind == "python-source" else list(_topics())
+    if kind == "python-docs":
+        texts += [text for path in _library_files() for text in _docstrings(path)]
     else:
-        texts = [path.read_text(encoding="utf-8", errors="replace") for path in _library_files()]
+        texts += [path.read_text(encoding="utf-8", errors="replace") for path in _library_files()]
     # Mixed by hash, so that a split by documents gives parts that resemble each other.
-    yield from sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest())
+    return tuple(sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest()))
 
 
 def _topics() -> Iterator[str]:

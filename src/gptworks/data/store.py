@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gptworks.data.formats import megatron
+from gptworks.data.formats.megatron import beside
 from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer
 
@@ -123,8 +124,4 @@ class Store:
         name = self.sidecar.tokenizer
         tokenizer = Tokenizer.from_pretrained(name if name == "gpt2" else self.prefix.parent / name)
         tokenizer.require(self.sidecar.tokenizer_identity, what=f"{self.prefix}.bin")
-        return tokenizer
-
-
-def beside(prefix: Path, suffix: str) -> Path:
-    return prefix.with_name(prefix.name + suffix)
+        return tokenizer.with_eod(self.sidecar.eod_id)

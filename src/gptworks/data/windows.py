@@ -18,7 +18,9 @@ class Sample:
 
 
 class Source(Protocol):
-    """Numbered samples of one store and one part of its split."""
+    """Numbered samples of one store and one part of its split. `note`: what the user should know about them."""
+
+    note: str
 
     def __len__(self) -> int: ...
 
@@ -27,6 +29,8 @@ class Source(Protocol):
 
 class Windows:
     """Consecutive windows over the concatenated documents. Neighbours share one token, so every token is predicted."""
+
+    note = ""
 
     def __init__(self, tokens: np.ndarray, seq_len: int) -> None:
         self.tokens = tokens
@@ -62,6 +66,9 @@ class Examples:
                 f"(longest {lengths.max()}, first is document {documents[int(over[0])]}). "
                 f"Set data.seq_len={lengths.max() - 1}, or data.too_long: truncate or skip."
             )
+        done = {"truncate": "cut off", "skip": "left out"}.get(too_long)
+        of_all = f"{len(over)} of {len(lengths)} examples"
+        self.note = f"{store.prefix}: {of_all} are longer than {seq_len + 1} tokens and are {done}" if len(over) else ""
         keep = np.ones(len(lengths), dtype=bool)
         if too_long == "skip":
             keep[over] = False

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gptworks.data.loader import NOT_SCORED, Borders, collate
+from gptworks.data.loader import Borders, check_ids, collate
 from gptworks.data.windows import Samples
-from gptworks.model import GPT
+from gptworks.errors import DataError
+from gptworks.model import GPT, IGNORED
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class HeldOut:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.loss, 700.0))
+        return math.exp(self.loss) if self.loss < 700 else math.inf
 
     @property
     def bits_per_byte(self) -> float | None:
@@ -50,11 +51,18 @@ def held_out_loss(
     was_training = part.training
     part.eval()
     for first in range(0, total, micro_size):
-        batch = collate(samples.at(first, min(micro_size, total - first)), first, borders)
+        chosen = samples.at(first, min(micro_size, total - first))
+        check_ids(chosen, first, part.cfg.vocab_size)
+        batch = collate(chosen, first, borders)
         on_device = batch.to(device)
         nats += part(on_device.tokens, **on_device.keywords()).item()
         tokens += batch.num_scored
         if byte_lengths is not None:
-            text_bytes += int(byte_lengths[batch.labels[batch.labels != NOT_SCORED].numpy()].sum())
+            text_bytes += int(byte_lengths[batch.labels[batch.labels != IGNORED].numpy()].sum())
     part.train(was_training)
+    if tokens == 0:
+        raise DataError(
+            f"no token of the {total} samples to evaluate is scored. Prompts that fill data.seq_len leave no room for "
+            "their completions: enlarge it, or set data.too_long: skip."
+        )
     return HeldOut(nats, tokens, text_bytes, total)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gptworks.config.schema import ModelConfig
+from gptworks.errors import UsageError
 from gptworks.model.activation import activate
 from gptworks.model.loss import IGNORED, LinearCrossEntropy
 
@@ -175,6 +176,12 @@ class GPT(nn.Module):
         segments: tokens attend only within their own number. cache: read and extended in place.
         """
         T = tokens_BT.shape[1]
+        if self.cfg.max_positions < T:
+            raise UsageError(
+                f"{T} tokens in a row, but the model has {self.cfg.max_positions} positions. Give it fewer."
+            )
+        if cache is not None and segments is not None:
+            raise UsageError("segments and cache cannot be used together: a cache holds one document per row.")
         mask = None
         if cache is not None:
             positions = cache.positions(T) if positions is None else positions

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 IGNORED = -100  # the label of a token that is not scored
 
-# Logits held at a time. Large enough for the matrix products to run at full speed, small enough for the cache:
-# between 4M and 64M the time of a step changes by less than the noise.
+# Logits held at a time: 64 MB in fp32, a few hundred rows of a 50k vocabulary, enough for a product at full speed.
 CHUNK_ELEMENTS = 16 * 1024 * 1024
 
 

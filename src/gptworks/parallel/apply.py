@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
@@ -60,7 +61,10 @@ def fill(part: nn.Module, weights: WeightSource) -> None:
 
 
 def can_compile(device: torch.device) -> bool:
-    """torch.compile needs a C++ compiler for the CPU; for CUDA it brings its own."""
+    """torch.compile builds C++ for the CPU; for CUDA it uses Triton, which builds its launchers in C."""
+    compilers = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
     if device.type == "cuda":
-        return True
-    return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name)
+        compilers = [os.environ.get("CC", ""), "gcc", "clang", "cc"]
+        if find_spec("triton") is None:
+            return False
+    return any(shutil.which(name) for name in compilers if name)

@@ -111,6 +111,17 @@ class Tokenizer:
         learner.add_special_tokens([tokenizers.AddedToken(GPT2_EOD, special=True, normalized=True)])
         return cls(learner, name=name)
 
+    def with_eod(self, eod_id: int | None) -> "Tokenizer":
+        """The same tokenizer with another end of document: what a store was made with, whatever would be guessed."""
+        if eod_id is None or eod_id == self.eod_id:
+            return self
+        token = self.backend.id_to_token(eod_id)
+        if token is None:
+            raise TokenizerError(
+                f"{self.name}: the end-of-document id {eod_id} is not in its {self.vocab_size} tokens."
+            )
+        return Tokenizer(self.backend, name=self.name, eod_token=token)
+
     # Text and ids
 
     def encode(self, text: str) -> list[int]:
@@ -126,17 +137,18 @@ class Tokenizer:
         return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=False))
 
     @cached_property
-    def byte_lengths(self) -> np.ndarray:
-        """How many bytes of text each id stands for (the end of document: none). Byte-level vocabularies only."""
+    def byte_lengths(self) -> np.ndarray | None:
+        """How many bytes of text each id stands for (special tokens: none); None where the vocabulary does not tell."""
         alphabet = set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-        special = {token.content for token in self.backend.get_added_tokens_decoder().values()}
+        added = {token.content: token.special for token in self.backend.get_added_tokens_decoder().values()}
         lengths = np.zeros(self.vocab_size, dtype=np.int64)
         for token, i in self.backend.get_vocab(with_added_tokens=True).items():
-            if token in special:
-                continue
-            if not alphabet.issuperset(token):
-                raise TokenizerError(f"{self.name}: bytes per token are known for byte-level vocabularies only.")
-            lengths[i] = len(token)  # one letter of the alphabet is one byte
+            if token in added:
+                lengths[i] = 0 if added[token] else len(token.encode())
+            elif alphabet.issuperset(token):
+                lengths[i] = len(token)  # one letter of the alphabet is one byte
+            else:
+                return None
         return lengths
 
     # Identity and files

@@ -1,1 +1,5 @@
-"""The training loop and what it is made of."""
+"""The training loop and what it is made of. `gptworks.train(config)` is `loop.train`."""
+
+from gptworks.callable_package import make_callable
+
+make_callable(__name__, "gptworks.train.loop", "train")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gptworks.config.schema import RunConfig
+from gptworks.errors import ConfigError
 from gptworks.train import optim, plot, run_folder, schedule
 from gptworks.train.run import Run
 from gptworks.train.run_folder import Interrupts
@@ -21,6 +22,8 @@ class Outcome:
 
 def train(cfg: RunConfig, *, resume_from: str = "never", command: list[str] | None = None) -> Outcome:
     """Pretrain or fine-tune. `resume_from`: never, auto (go on if there is a checkpoint), or a checkpoint folder."""
+    if not cfg.run.out:
+        raise ConfigError("run", ["run.out: not set. Needed: the folder of the run, such as runs/first."])
     setup = prepare(cfg)
     folder = Path(cfg.run.out)
     run_folder.refuse_foreign(folder, resume_from)
@@ -57,9 +60,10 @@ def _loop(cfg: RunConfig, run: Run, interrupts: Interrupts) -> str:
         is_last = step == last_step
         if due(step, cfg.train.log_every) or is_last or not report.updated:
             run.log(step, lr, report)
+        patience_is_over = False
         if run.setup.held_out and (due(step, cfg.evaluate.every) or is_last):
             run.evaluate()
-        patience_is_over = 0 < cfg.evaluate.patience <= run.progress.evaluations_since_best
+            patience_is_over = 0 < cfg.evaluate.patience <= run.progress.evaluations_since_best
         stop = interrupts.received or ("early stop" if patience_is_over and not is_last else "")
         if stop or is_last or due(step, cfg.checkpoint.every) or (cfg.checkpoint.keep_best and run.is_best()):
             run.save()

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 NAME = "metrics.jsonl"
+NONFINITE = "nonfinite.jsonl"  # the samples of steps that were not finite
 
 
 class Metrics:
     def __init__(self, run: Path, *, resumed_step: int) -> None:
         self.path = run / NAME
-        forget_after(self.path, resumed_step)
+        for name in (NAME, NONFINITE):
+            forget_after(run / name, resumed_step)
         self.file = self.path.open("a", encoding="utf-8")
         self.board: Any = None
         if find_spec("tensorboard"):
@@ -36,9 +38,14 @@ class Metrics:
 
 
 def read(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run, leaving out a last line that was cut off by a crash."""
+    """The logged steps of a run."""
+    return _entries(run / NAME)
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file, leaving out a last one that was cut off by a crash."""
     try:
-        lines = (run / NAME).read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return []
     return [json.loads(line) for line in lines if line.endswith("}")]
@@ -48,7 +55,7 @@ def forget_after(path: Path, step: int) -> None:
     """Drop lines of steps that will be done again, so that each step stands there once."""
     if not path.exists():
         return
-    kept = [entry for entry in read(path.parent) if entry["step"] <= step]
+    kept = [entry for entry in _entries(path) if entry["step"] <= step]
     replacement = path.with_suffix(".new")
     replacement.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
     replacement.replace(path)

@@ -41,7 +41,7 @@ def moments(part: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
     for name, parameter in part.named_parameters():
         state = optimizer.state.get(parameter, {})
         for moment in MOMENTS:
-            found[f"{moment}.{name}"] = state.get(moment, torch.zeros_like(parameter, requires_grad=False))
+            found[f"{moment}.{name}"] = state[moment] if moment in state else torch.zeros_like(parameter.detach())
     return found
 
 

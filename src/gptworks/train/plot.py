@@ -19,7 +19,13 @@ def curves(run: Path) -> dict[str, Points]:
         for label, key in (("training", "loss"), ("held-out", "held_out_loss")):
             if isinstance(entry.get(key), float):
                 found[label].append((entry["step"], entry[key]))
-    return {label: points for label, points in found.items() if points}
+    return {label: _thinned(points) for label, points in found.items() if points}
+
+
+def _thinned(points: Points) -> Points:
+    """At most 1,000 of them and the last: no picture shows more."""
+    every = -(-len(points) // 1000)
+    return points[::every] if points[-1] in points[::every] else [*points[::every], points[-1]]
 
 
 def write(run: Path) -> None:

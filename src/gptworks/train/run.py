@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from gptworks.parallel.apply import FreshWeights, WeightSource
 from gptworks.plan import sizes
 from gptworks.train import optim, plot, resume, run_folder, schedule
 from gptworks.train.console import LogLine, TrainConsole
-from gptworks.train.metrics import Metrics
+from gptworks.train.metrics import NONFINITE, Metrics
 from gptworks.train.precision import DTYPES, LossScaler
 from gptworks.train.profile import profiled
 from gptworks.train.setup import Setup
@@ -62,8 +63,8 @@ class Run:
         self.progress = self._restore(source, manifest) if source and manifest else Progress()
         self.batches = setup.batches(consumed=manifest.consumed if manifest else 0)
 
-        (folder / "config.yaml").write_text(yaml_text.dump(cfg.model_dump(mode="json")), encoding="utf-8")
         run_folder.write_environment(folder, command or sys.argv)
+        run_folder.replace_text(folder / "config.yaml", yaml_text.dump(cfg.model_dump(mode="json")))
         self._closing = contextlib.ExitStack()
         self.console = TrainConsole(setup.last_step, cfg.train.log_style, first_step=self.progress.step)
         self._closing.callback(self.console.close)
@@ -80,6 +81,7 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self._closing.close()
+        plot.write(self.folder)
 
     # Before the first step
 
@@ -150,6 +152,7 @@ class Run:
             held_out_loss=manifest.held_out_loss,
             best=manifest.best,
             evaluations_since_best=manifest.evaluations_since_best,
+            skipped_in_a_row=manifest.skipped_in_a_row,
         )
 
     def _greet(self, source: Path | None, manifest: Manifest | None) -> None:
@@ -162,6 +165,9 @@ class Run:
             f"x {batch.accumulation} accumulation x {batch.data_parallel} data-parallel\n"
             f"data:  {self.setup.train_samples.per_epoch:,} samples per epoch; {self.setup.last_step:,} steps"
         )
+        for store in self.setup.train_samples.sources:
+            if store.note:
+                say(store.note)
         if cfg.init.checkpoint and source is None:
             say(f"weights from {cfg.init.checkpoint}")
         if cfg.train.compile and not apply.can_compile(device):
@@ -235,8 +241,8 @@ class Run:
                 device=self.setup.world.device,
             )
         progress = self.progress
-        progress.held_out_loss = result.loss
-        is_best = progress.best is None or result.loss < progress.best["held_out_loss"]
+        progress.held_out_loss = result.loss if math.isfinite(result.loss) else None
+        is_best = math.isfinite(result.loss) and (progress.best is None or result.loss < progress.best["held_out_loss"])
         if is_best:
             progress.best = {"step": progress.step, "held_out_loss": result.loss}
         progress.evaluations_since_best = 0 if is_best else progress.evaluations_since_best + 1
@@ -266,6 +272,7 @@ class Run:
             held_out_loss=progress.held_out_loss,
             best=progress.best,
             evaluations_since_best=progress.evaluations_since_best,
+            skipped_in_a_row=progress.skipped_in_a_row,
             torch_version=str(torch.__version__),
         )
         with self.watch.paused():
@@ -274,7 +281,6 @@ class Run:
             if cfg.checkpoint.keep_best and self.is_best():
                 self.checkpoints.point(folders.BEST, path.name)
             self.checkpoints.retain(cfg.checkpoint)
-            plot.write(self.folder)
         self.console.say(f"saved {path}")
 
     def stop_or_skip(self, step: int, report: StepReport) -> None:
@@ -286,7 +292,7 @@ class Run:
             "loss_scale": report.loss_scale,
             "sample_ids": report.sample_ids,
         }
-        details = self.folder / "nonfinite.jsonl"
+        details = self.folder / NONFINITE
         with details.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         cfg = self.cfg.train

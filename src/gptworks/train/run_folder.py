@@ -5,7 +5,6 @@ import os
 import platform
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -46,9 +45,10 @@ def locked(run: Path) -> Iterator[None]:
 
 
 def refuse_foreign(run: Path, resume: str) -> None:
-    """A folder that has something in it is written to only when resuming was asked for."""
-    present = sorted(path.name for path in run.iterdir() if path.name != LOCK) if run.is_dir() else []
-    if present and resume == "never":
+    """A folder that has something in it is written to only when resuming was asked for and a run of ours began it."""
+    present = sorted(path.name for path in run.iterdir() if path.name[0] != ".") if run.is_dir() else []
+    is_ours = not present or (run / "environment.json").is_file()
+    if (present and resume == "never") or not is_ours:
         listed = ", ".join(present[:4]) + (", ..." if len(present) > 4 else "")
         raise UsageError(f"{run}: not empty ({listed}). Go on with --resume auto, or choose another --out.")
 
@@ -67,7 +67,14 @@ def write_environment(run: Path, command: list[str]) -> None:
             k: v for k, v in os.environ.items() if k.startswith(("OMP_", "MKL_", "CUDA_", "NCCL_", "GLOO_"))
         },
     }
-    (run / "environment.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    replace_text(run / "environment.json", json.dumps(record, indent=2) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """In one go: a crash leaves the old text or the new one."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
 
 
 def _version(package: str) -> str:
@@ -83,7 +90,7 @@ def _commit() -> str | None:
         done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 class Interrupts:
@@ -105,7 +112,8 @@ class Interrupts:
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         if self.received is not None:
-            sys.stderr.write("\nstopped at once; the last checkpoint is the newest state.\n")
-            sys.stderr.flush()
+            # Past Python's buffers, which may be in use just now. The live bar has hidden the cursor: show it again.
+            cursor = b"\x1b[?25h" if os.isatty(2) else b""
+            os.write(2, cursor + b"\nstopped at once; the last checkpoint is the newest state.\n")
             os._exit(128 + number)
         self.received = signal.Signals(number).name

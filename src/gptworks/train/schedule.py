@@ -2,6 +2,7 @@
 
 import math
 
+from gptworks.config.derive import cooldown_steps
 from gptworks.config.schema import OptimConfig
 
 
@@ -21,8 +22,7 @@ def at(step: int, optim: OptimConfig, last_step: int) -> float:
         return optim.min_lr
     span = optim.lr - optim.min_lr
     if optim.schedule == "wsd":
-        cooldown = optim.cooldown_steps or max(1, end // 5)
-        return optim.min_lr + span * min(1.0, (end - clock) / cooldown)
+        return optim.min_lr + span * min(1.0, (end - clock) / cooldown_steps(optim, end))
     start = warmup if optim.cosine_clock == "after_warmup" else 0
     progress = (clock - start) / (end - start)
     if optim.schedule == "linear":

@@ -51,7 +51,9 @@ class Stopwatch:
     def lap(self) -> Speed:
         seconds = max(time.perf_counter() - self.started, 1e-9)
         rate = self.tokens / seconds
-        mfu = rate * self.flops_per_token / self.peak
+        achieved = rate * self.flops_per_token
+        self.peak = max(self.peak, achieved)  # it was measured while something else was running
+        mfu = achieved / self.peak
         speed = Speed(rate, self.steps / seconds, self.reader / max(1, self.steps), mfu)
         self._start_lap()
         return speed

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from gptworks.data.loader import Batch
+from gptworks.errors import DataError
 from gptworks.model import GPT
 from gptworks.model.init import seed_of
 from gptworks.parallel.launch import World
@@ -37,18 +38,23 @@ def train_step(
     """The gradient of (sum of token losses / number of scored tokens) over all micro-batches, then one update."""
     num_scored = sum(batch.num_scored for batch in micro_batches)
     sample_ids = torch.cat([batch.sample_ids for batch in micro_batches]).tolist()
-    total = 0.0
+    if num_scored == 0:
+        raise DataError(
+            f"step {step}: no token of samples {sample_ids[:8]} is scored, so there is nothing to learn from. Prompts "
+            "that fill data.seq_len leave no room for their completions: enlarge it, or set data.too_long: skip."
+        )
+    loss_sums = []
     for number, batch in enumerate(micro_batches):
         # Dropout depends on what it is for, not on what was drawn before: resuming needs no generator state.
         torch.manual_seed(seed_of(seed, "dropout", step, number, world.data_rank))
         on_device = batch.to(world.device)
         loss_sum = part(on_device.tokens, **on_device.keywords())
-        (loss_sum * (scaler.scale / max(1, num_scored))).backward()
-        total += loss_sum.item()
+        (loss_sum * (scaler.scale / num_scored)).backward()
+        loss_sums.append(loss_sum.detach())
 
     parameters = [parameter for parameter in part.parameters() if parameter.grad is not None]
     grad_norm = optim.global_norm(parameters).item() / scaler.scale
-    loss = total / max(1, num_scored)
+    loss = sum(torch.stack(loss_sums).tolist()) / num_scored
     finite = math.isfinite(loss) and math.isfinite(grad_norm)
     if finite:
         clipped = clip / grad_norm if clip and grad_norm > clip else 1.0

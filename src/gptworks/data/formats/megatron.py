@@ -49,7 +49,7 @@ def write_index(file: BinaryIO, index: Index) -> None:
 
 def read_index(prefix: Path) -> Index:
     """The checked contents of PREFIX.idx, in agreement with PREFIX.bin."""
-    idx, bin_ = _with_suffix(prefix, ".idx"), _with_suffix(prefix, ".bin")
+    idx, bin_ = beside(prefix, ".idx"), beside(prefix, ".bin")
     for file in (idx, bin_):
         if not file.is_file():
             raise DataError(
@@ -110,8 +110,9 @@ def read_index(prefix: Path) -> Index:
 def map_tokens(prefix: Path, index: Index) -> np.ndarray:
     if index.num_tokens == 0:
         return np.empty(0, dtype=index.dtype)
-    return np.memmap(_with_suffix(prefix, ".bin"), dtype=index.dtype, mode="r")
+    return np.memmap(beside(prefix, ".bin"), dtype=index.dtype, mode="r")
 
 
-def _with_suffix(prefix: Path, suffix: str) -> Path:
+def beside(prefix: Path, suffix: str) -> Path:
+    """PREFIX.suffix."""
     return prefix.with_name(prefix.name + suffix)  # Path.with_suffix would eat the dot in a prefix such as v1.5
