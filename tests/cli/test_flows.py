@@ -374,11 +374,19 @@ def test_config_diff(recipe: Path, tmp_path: Path, call: Call) -> None:
 def test_config_schema(call: Call) -> None:
     schema = json.loads(call("config", "schema").out)
     model = schema["$defs"]["ModelConfig"]
-    assert model["properties"]["num_layers"]["type"] == "integer"
-    assert model["properties"]["gelu"]["enum"] == ["tanh", "erf", "sigmoid"]
+    empty = {"type": "null"}  # means the default
+    assert model["properties"]["num_layers"]["anyOf"][0]["type"] == "integer"
+    assert model["properties"]["gelu"]["anyOf"][0]["enum"] == ["tanh", "erf", "sigmoid"]
+    assert all(key["anyOf"][-1] == empty for key in model["properties"].values())
     assert model["additionalProperties"] is False
-    described = [p for d in schema["$defs"].values() for p in d["properties"].values() if "$ref" not in p]
-    assert all("description" in p for p in described), "an editor shows it for each key"
+    assert {"base", "preset"} <= schema["properties"].keys()
+    path = schema["$defs"]["DataConfig"]["properties"]["path"]["anyOf"][0]["anyOf"]
+    assert [kind["type"] for kind in path] == ["array", "string"]
+    text = json.dumps(schema)
+    for section in schema["$defs"].values():
+        for name, key in section["properties"].items():
+            assert "$ref" in json.dumps(key) or '"description"' in json.dumps(key), f"an editor shows it for {name}"
+    assert "Transformer blocks." in text
 
 
 def test_config_presets(call: Call) -> None:

@@ -279,7 +279,7 @@ def test_too_little_room_before_the_first_step(
     usage = type(shutil.disk_usage(tmp_path))(10**9, 10**9 - 1000, 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     done = call("train", "-c", recipe, "--out", tmp_path / "run", expect=2)
-    assert f"{tmp_path / 'run'}: 0.00 GB free, but one checkpoint needs 0.00 GB" in done.err
+    assert f"{tmp_path / 'run'}: 0.0 MB free, but one checkpoint needs 0.7 MB" in done.err
     assert files(tmp_path / "run") == {}
 
 

@@ -48,6 +48,8 @@ def test_each_layer_wins_over_the_one_below(tmp_path: Path) -> None:
         "model.max_positions": "preset tiny",
         "optim.lr": "override optim.lr=5e-3",
         "optim.clip": f"{tmp_path / 'base.yaml'}:3",
+        "data.seq_len": "model.max_positions",  # derived
+        "model.ffn_size": "4 x model.hidden_size",
     }
 
 
@@ -212,6 +214,11 @@ def test_wrong_values_are_named(override: str, key: str, shown: str) -> None:
         (["data.split=0,0"], "data.split: got [0.0, 0.0]; needs one to three shares, not all zero"),
         (["train.steps=10", "train.tokens=5e6"], "train.steps: several ends are given (train.steps=10, train.tokens=5"),
         (["train.profile=[5, 3]"], "train.profile: got [5, 3]; needs [first, last] with 1 <= first <= last."),
+        (["train.profile=[5, 9]", "train.steps=8"], "train.profile: step 9 is after the last one (train.steps=8)."),
+        (
+            ["optim.schedule=wsd", "optim.warmup_steps=81", "train.steps=100"],  # the cooldown is a fifth
+            "optim.cooldown_steps: warmup (81) and cooldown (20) together are longer than train.steps (100).",
+        ),
         (
             ["data.seq_len=2048"],
             "data.seq_len: 2048 is longer than model.max_positions (1024). Set data.seq_len=1024, or "
@@ -393,6 +400,7 @@ def test_config_check_and_diff(tmp_path: Path, run_cli) -> None:
 
 def test_config_schema_describes_every_section(run_cli) -> None:
     schema = json.loads(run_cli("config", "schema").stdout)
-    assert set(schema["properties"]) == set(RunConfig.model_fields)
-    assert schema["$defs"]["ModelConfig"]["properties"]["num_heads"]["description"].startswith("Attention heads")
+    assert set(schema["properties"]) == {*RunConfig.model_fields, "base", "preset"}
+    num_heads, empty = schema["$defs"]["ModelConfig"]["properties"]["num_heads"]["anyOf"]
+    assert num_heads["description"].startswith("Attention heads") and empty == {"type": "null"}
     assert schema["$defs"]["ModelConfig"]["additionalProperties"] is False

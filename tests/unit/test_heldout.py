@@ -119,8 +119,9 @@ def test_dropout_is_off_and_the_mode_comes_back(small_store: Path, training: boo
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_hopeless_model_has_a_finite_perplexity() -> None:
-    assert math.isfinite(HeldOut(nats=1e6, tokens=10, text_bytes=0, samples=1).perplexity)
+def test_the_perplexity_of_a_hopeless_model_is_infinite_and_no_error() -> None:
+    assert HeldOut(nats=1e6, tokens=10, text_bytes=0, samples=1).perplexity == math.inf
+    assert HeldOut(nats=6990.0, tokens=10, text_bytes=0, samples=1).perplexity == pytest.approx(math.exp(699))
 
 
 # Simple models

@@ -11,7 +11,7 @@ import gptworks
 SOURCE = Path(gptworks.__file__).parent
 # errors < config < tokenizer, plan, model < ...: a package imports from lower levels only.
 LEVELS = [
-    {"errors"},
+    {"errors", "callable_package"},
     {"config"},
     {"tokenizer", "plan", "model"},
     {"data", "parallel"},

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gptworks.config import BatchConfig, BatchPlan, DataConfig, solve_batch
 from gptworks.data import corpus, prepare
 from gptworks.data.dataset import Dataset
-from gptworks.data.loader import NOT_SCORED, Batch, Batches, Borders, collate
+from gptworks.data.loader import IGNORED, Batch, Batches, Borders, collate
 from gptworks.data.windows import Sample, Samples, Windows
 from gptworks.errors import DataError
 
@@ -65,7 +65,7 @@ def test_batch_equals_a_naive_loop(windows: list[list[int]], mask: bool, data: s
 def test_a_window_written_out() -> None:
     batch = collate_windows([[5, EOD, 6, 7, EOD, EOD, 8]], Borders(EOD, True, True, True))
     assert batch.tokens.tolist() == [[5, EOD, 6, 7, EOD, EOD]]
-    assert batch.labels.tolist() == [[EOD, NOT_SCORED, 7, EOD, NOT_SCORED, NOT_SCORED]]
+    assert batch.labels.tolist() == [[EOD, IGNORED, 7, EOD, IGNORED, IGNORED]]
     assert batch.positions.tolist() == [[0, 1, 0, 1, 2, 0]]
     assert batch.segments.tolist() == [[0, 0, 1, 1, 1, 2]]
 
@@ -92,9 +92,10 @@ def test_batch_does_not_write_into_its_samples() -> None:
 def test_types_and_moving() -> None:
     batch = collate_windows([[1, 2, 3]], Borders(EOD, True, True, True))
     moved = batch.to(torch.device("meta"))
-    for name in ("tokens", "labels", "positions", "segments", "sample_ids"):
+    for name in ("tokens", "labels", "positions", "segments"):
         assert getattr(batch, name).dtype == torch.int64
         assert getattr(moved, name).device.type == "meta"
+    assert moved.sample_ids.device.type == "cpu" and moved.sample_ids.dtype == torch.int64
     bare = collate_windows([[1, 2, 3]], Borders(None, False, False, False)).to(torch.device("cpu"))
     assert bare.positions is None
     assert bare.keywords() == {"labels": bare.labels, "positions": None, "segments": None}
@@ -119,7 +120,7 @@ def test_prompts_are_unscored_in_the_batch(small_tokenizer, tmp_path: Path) -> N
     dataset = Dataset(cfg, vocab_size=512)
     batches = Batches(dataset.samples("train"), BatchPlan(1, 1, 1, 1), dataset.borders, vocab_size=512)
     (batch,) = batches.next_step()
-    scored = batch.labels[batch.labels != NOT_SCORED].tolist()
+    scored = batch.labels[batch.labels != IGNORED].tolist()
     assert scored == [*small_tokenizer.encode(" Anna"), 511]
     length = len(small_tokenizer.encode("Who went home?")) + len(scored)
     assert batch.positions[0, :length].tolist() == list(range(length))
@@ -200,7 +201,7 @@ def test_same_batches_from_a_real_store(small_store: Path) -> None:
         ]
 
     alone = rows(1, 8)
-    assert (alone[1] == NOT_SCORED).any() and (alone[3] > 0).any()
+    assert (alone[1] == IGNORED).any() and (alone[3] > 0).any()
     for layout in [(2, 2), (4, 1), (1, 2)]:
         assert all(torch.equal(a, b) for a, b in zip(alone, rows(*layout), strict=True))
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import gptworks.model
 from gptworks.config.schema import InitConfig, ModelConfig
+from gptworks.errors import UsageError
 from gptworks.model import GPT, IGNORED, tie
 from gptworks.model.activation import activate
 from gptworks.model.init import draw, seed_of
@@ -160,6 +161,19 @@ def test_positions_choose_rows_of_the_position_embedding() -> None:
         moved = tiny()
         moved.wpe.weight[:6] = model.wpe.weight[positions[row]]
         assert_same_logits(got[row], moved(tokens[row : row + 1])[0])
+
+
+def test_more_tokens_than_positions_are_refused() -> None:
+    model = tiny()
+    with pytest.raises(UsageError, match="33 tokens in a row, but the model has 32 positions"):
+        model(random_tokens(1, 33))
+    assert model(random_tokens(1, 32)).shape == (1, 32, VOCAB)
+
+
+def test_segments_and_cache_together_are_refused() -> None:
+    model = tiny()
+    with pytest.raises(UsageError, match="segments and cache"):
+        model(random_tokens(1, 4), cache=model.new_cache(1, 4), segments=torch.zeros(1, 4, dtype=torch.long))
 
 
 # Activation
@@ -362,4 +376,5 @@ def test_the_model_knows_nothing_of_ranks_files_or_the_trainer() -> None:
                 imported.add(ast.unparse(node))
         assert not {name for name in imported if name.startswith("torch.distributed")}, file
         ours = {name for name in imported if name.startswith("gptworks.")}
-        assert all(name.startswith(("gptworks.config.schema", "gptworks.model")) for name in ours), (file, ours)
+        known = ("gptworks.config.schema", "gptworks.errors", "gptworks.model")
+        assert all(name.startswith(known) for name in ours), (file, ours)

@@ -49,6 +49,17 @@ def test_paddle_doubles_after_a_thousand_good_steps_in_a_row() -> None:
     assert scales(PADDLE, "+" * 999 + "-" + "+" * 999)[-1] == 32768
 
 
+def test_megatron_refills_its_hysteresis_only_when_the_scale_grows() -> None:
+    megatron = ScalerConfig(init=64.0, window=3, backoff=0.5, hysteresis=2, refill="growth")
+    # The first bad step is forgiven; a good one in between does not restore that; afterwards each one shrinks it.
+    assert scales(megatron, "-+-") == [64.0, 64.0, 32.0]
+    assert scales(megatron, "---") == [64.0, 32.0, 16.0]
+    assert scales(megatron, "--+++-") == [64.0, 32.0, 32.0, 32.0, 64.0, 64.0]
+    paddle = megatron.model_copy(update={"refill": "good_step"})
+    assert scales(paddle, "-+-") == [64.0, 64.0, 64.0]
+    assert scales(paddle, "---") == [64.0, 32.0, 32.0]
+
+
 def test_megatron_start_and_floor() -> None:
     """From 2^32, two bad steps for each halving here, never below 1, and up again from there."""
     megatron = ScalerConfig(init=2.0**32, growth=2.0, window=1000, backoff=0.5, hysteresis=2, floor=1.0)
@@ -133,12 +144,16 @@ def test_fp32_masters_take_updates_that_fp16_would_lose() -> None:
 
 
 def test_scaling_does_not_change_what_is_learned() -> None:
-    """Gradient norms and losses are those of the unscaled loss, to fp16 rounding."""
+    """Losses, gradient norms and moments are those of the unscaled loss, to fp16 rounding."""
     small, large = Learner("fp16", ScalerConfig(init=8.0)), Learner("fp16", ScalerConfig(init=2.0**14))
     for _ in range(10):
         one, other = small.step(), large.step()
         assert one.loss == pytest.approx(other.loss, rel=2e-2)
         assert one.grad_norm == pytest.approx(other.grad_norm, rel=5e-2)
+    # Adam's updates do not show the length of a gradient; its moments do.
+    moments = optim.moments(large.part, large.optimizer)
+    for name, moment in optim.moments(small.part, small.optimizer).items():
+        assert (moment - moments[name]).norm() < 0.2 * moment.norm(), name
 
 
 def test_an_overflow_is_skipped_and_shrinks_the_scale() -> None:

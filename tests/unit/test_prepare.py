@@ -158,9 +158,10 @@ def test_only_the_first_problems_are_kept_but_all_are_counted(prepared, tmp_path
     assert (summary.skipped.count, len(summary.skipped.first)) == (20, 5)
 
 
-def test_empty_documents_leave_no_trace(prepared, tmp_path: Path) -> None:
+def test_empty_documents_are_left_out_and_counted(prepared, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", {"text": ""}, {"text": "a"}, {"text": ""})
-    assert prepared(source, append_eod=True)[1] == ["a<|endoftext|>"]
+    summary, documents = prepared(source, append_eod=True)
+    assert (documents, summary.empty, summary.skipped.count) == (["a<|endoftext|>"], 2, 0)
 
 
 # Prompt and completion
@@ -174,6 +175,14 @@ def test_prompt_and_completion_are_two_sequences_of_one_document(prepared, tmp_p
     assert store.index.documents.tolist() == [0, 2, 4]
     assert store.sidecar.kind == "examples"
     assert summary.skipped.first == [f"{source}:3: key 'a' is not a text; keys here: q"]
+
+
+@pytest.mark.parametrize("completion", ["", " \n"])
+def test_an_empty_completion_is_reported(completion: str, prepared, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", {"q": "2+2=", "a": completion}, {"q": "1+1=", "a": "2"})
+    summary, documents = prepared(source, keys=("q", "a"), append_eod=True)
+    assert documents == ["1+1=2<|endoftext|>"]
+    assert summary.skipped.first == [f"{source}:1: key 'a' is empty: there is nothing to learn"]
 
 
 def test_prompt_and_completion_need_the_end_of_document(prepared, tmp_path: Path) -> None:
@@ -274,10 +283,10 @@ def test_all_unusable_inputs_are_named_at_once(prepared, tmp_path: Path) -> None
     with pytest.raises(DataError) as caught:
         prepared(str(tmp_path / "gone.txt"), parquet, str(folder), str(tmp_path / "gone.jsonl"))
     assert str(caught.value).splitlines() == [
-        f"{tmp_path / 'gone.txt'}: no such file.",
+        f"{tmp_path / 'gone.txt'}: no such file. Check the path.",
         f"{parquet}: kind of file not known from its name. Needed: .jsonl, .md, .ndjson, .text, .txt, or sample:NAME.",
         f"{folder}: a folder, not a file. Give the files in it.",
-        f"{tmp_path / 'gone.jsonl'}: no such file.",
+        f"{tmp_path / 'gone.jsonl'}: no such file. Check the path.",
     ]
     assert not list(tmp_path.glob("out*"))
 

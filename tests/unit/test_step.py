@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig, ScalerConfig
-from gptworks.data.loader import NOT_SCORED, Batch
+from gptworks.data.loader import IGNORED, Batch
+from gptworks.errors import DataError
 from gptworks.model import GPT
 from gptworks.parallel.apply import FreshWeights, build
 from gptworks.parallel.launch import World
@@ -31,7 +32,7 @@ def batch_of(rows: int, *, masked: bool = True) -> Batch:
     labels = tokens[:, 1:].clone()
     if masked:
         for row in range(rows):
-            labels[row, : 1 + (7 * row) % 11] = NOT_SCORED
+            labels[row, : 1 + (7 * row) % 11] = IGNORED
     return Batch(tokens[:, :-1], labels, None, None, torch.arange(100, 100 + rows))
 
 
@@ -88,9 +89,9 @@ def test_the_loss_is_the_mean_over_scored_tokens() -> None:
     with torch.no_grad():
         logits = model(batch.tokens).double()
     losses = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), batch.labels.flatten(), ignore_index=NOT_SCORED, reduction="none"
+        logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="none"
     )
-    scored = batch.labels.flatten() != NOT_SCORED
+    scored = batch.labels.flatten() != IGNORED
     report = do_step(model, cut(batch, 2))
     assert report.loss == pytest.approx(losses[scored].mean().item(), rel=1e-6)
     assert scored.sum() < batch.tokens.numel()
@@ -114,11 +115,11 @@ def test_gradients_do_not_stay() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_nothing_scored_updates_with_zero() -> None:
+def test_nothing_scored_is_refused_and_changes_nothing() -> None:
     model, batch = tiny(), batch_of(2)
-    nothing = Batch(batch.tokens, torch.full_like(batch.labels, NOT_SCORED), None, None, batch.sample_ids)
-    report = do_step(model, [nothing])
-    assert report.updated and report.loss == 0.0 and report.grad_norm == 0.0
+    nothing = Batch(batch.tokens, torch.full_like(batch.labels, IGNORED), None, None, batch.sample_ids)
+    with pytest.raises(DataError, match=r"step 1: no token of samples \[100, 101\] is scored"):
+        do_step(model, [nothing])
     assert all(change.abs().max() == 0 for change in update_of(model, tiny()).values())
 
 

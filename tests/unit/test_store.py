@@ -215,6 +215,13 @@ def test_stores_of_different_tokenizers(small_store: Path, corpus_file: Path, tm
     assert Dataset(config(small_store, small_store), vocab_size=512).tokenizer.vocab_size == 512
 
 
+def test_stores_that_end_documents_differently(small_store: Path, copy: Path) -> None:
+    edit_sidecar(copy, eod_id=5)
+    assert Dataset(config(copy), vocab_size=512).tokenizer.eod_id == 5
+    with pytest.raises(DataError, match=r"end documents with different tokens \(ids 5, 511\)"):
+        Dataset(config(small_store, copy), vocab_size=512)
+
+
 def test_tokenizer_given_in_the_config_must_be_the_stores(small_store: Path, small_tokenizer, tmp_path: Path) -> None:
     small_tokenizer.save(tmp_path / "same")
     dataset = Dataset(config(small_store, tokenizer=str(tmp_path / "same")), vocab_size=512)

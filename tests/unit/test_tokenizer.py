@@ -152,8 +152,15 @@ def test_bytes_per_token_of_other_vocabularies_are_not_guessed(tmp_path: Path) -
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"生活": 0, "[UNK]": 1}, unk_token="[UNK]"))
     words.save(str(tmp_path / "words.json"))
     tokenizer = Tokenizer.from_pretrained(tmp_path / "words.json")
-    with pytest.raises(TokenizerError, match=r"words\.json: bytes per token are known for byte-level"):
-        _ = tokenizer.byte_lengths
+    assert tokenizer.byte_lengths is None
+
+
+def test_the_end_of_document_a_store_was_made_with(small_tokenizer: Tokenizer) -> None:
+    other = small_tokenizer.with_eod(5)
+    assert (other.eod_id, other.identity, small_tokenizer.eod_id) == (5, small_tokenizer.identity, 511)
+    assert small_tokenizer.with_eod(None) is small_tokenizer is small_tokenizer.with_eod(511)
+    with pytest.raises(TokenizerError, match="trained: the end-of-document id 512 is not in its 512 tokens"):
+        small_tokenizer.with_eod(512)
 
 
 @pytest.mark.parametrize("encode", [lambda t, text: t.encode(text), lambda t, text: t.encode_batch(["fine", text])])

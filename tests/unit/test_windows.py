@@ -152,6 +152,8 @@ def test_examples_longer_than_a_sample(examples, small_tokenizer) -> None:
     )
     skipping = build_source(store, "train", data_config(longest - 2, too_long="skip"))
     assert len(skipping) == 3
+    assert skipping.note.endswith(f"1 of 4 examples are longer than {longest - 1} tokens and are left out")
+    assert build_source(store, "train", data_config(longest - 1)).note == ""
     cut = build_source(store, "train", data_config(longest - 2, too_long="truncate")).sample(3)
     whole = build_source(store, "train", data_config(longest - 1)).sample(3)
     assert cut.tokens.tolist() == whole.tokens[:-1].tolist()

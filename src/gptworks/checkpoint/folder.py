@@ -182,6 +182,7 @@ def _sync(path: Path) -> None:
 
 def config_of(path: Path) -> dict[str, Any]:
     """The configuration a folder was trained with; empty for a folder from elsewhere."""
-    path = path.parent if path.name == PORTABLE else path
+    if path.name == PORTABLE and (path.parent / manifests.NAME).is_file():
+        path = path.parent
     is_ours = (path / manifests.NAME).is_file() or (path / "checkpoints").is_dir() or path.is_file()
     return manifests.read(find(path)).config if is_ours else {}

@@ -63,7 +63,7 @@ def num_steps(train: TrainConfig, samples_per_epoch: int, global_size: int, seq_
     if train.steps:
         return train.steps
     if train.epochs:
-        return max(1, math.floor(train.epochs * samples_per_epoch / global_size))
+        return max(1, math.floor(train.epochs * samples_per_epoch / global_size + 1e-9))
     if train.tokens:
         return math.ceil(train.tokens / (global_size * seq_len))
     raise ConfigError(

@@ -62,8 +62,9 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _heads_divide_hidden(self) -> "ModelConfig":
         if self.hidden_size % self.num_heads:
-            divisors = [n for n in range(1, self.hidden_size + 1) if self.hidden_size % n == 0]
-            nearest = sorted(divisors, key=lambda n: abs(n - self.num_heads))[:2]
+            around = range(max(1, self.num_heads - 1000), self.num_heads + 1000)
+            divisors = [n for n in [*around, self.hidden_size] if self.hidden_size % n == 0]
+            nearest = sorted(set(divisors), key=lambda n: abs(n - self.num_heads))[:2]
             fits = " or ".join(str(n) for n in sorted(nearest))
             raise ValueError(
                 f"num_heads: {self.num_heads} does not divide model.hidden_size ({self.hidden_size}). "
@@ -242,7 +243,11 @@ class ScalerConfig(Section):
     growth: Annotated[float, Field(ge=1.0)] = Field(2.0, description="Factor after `window` good steps.")
     backoff: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(0.5, description="Factor after `hysteresis` bad steps.")
     window: Count = Field(1000, description="Good steps in a row before the scale grows.")
-    hysteresis: Count = Field(1, description="Bad steps in a row before the scale shrinks.")
+    hysteresis: Count = Field(1, description="Bad steps before the scale shrinks.")
+    refill: Literal["good_step", "growth"] = Field(
+        "good_step",
+        description="What makes hysteresis count anew: a good step or a shrink (Paddle), or only a growth (Megatron).",
+    )
     floor: Annotated[float, Field(gt=0.0)] = Field(1.0, description="The scale never falls below this.")
 
 

@@ -47,7 +47,10 @@ class Tokenizer:
 
     @classmethod
     def from_pretrained(cls, source: str | Path) -> "Tokenizer":
-        """`gpt2`, a folder with tokenizer files, or a `tokenizer.json`."""
+        """`gpt2` (a folder of that name is `./gpt2`), a folder with tokenizer files, or a `tokenizer.json`."""
+        if str(source) == "gpt2":
+            vocab_file, merge_file = gpt2_files()
+            return cls.from_files(vocab_file, merge_file, name="gpt2")
         path = Path(source)
         if path.is_file():
             return cls._from_json(path)
@@ -60,9 +63,6 @@ class Tokenizer:
             raise TokenizerError(
                 f"{path}: no tokenizer in this folder. Needed: tokenizer.json, or vocab.json with merges.txt."
             )
-        if str(source) == "gpt2":
-            vocab_file, merge_file = gpt2_files()
-            return cls.from_files(vocab_file, merge_file, name="gpt2")
         raise TokenizerError(f"{source}: not a tokenizer. Needed: 'gpt2', a folder, or a tokenizer.json file.")
 
     @classmethod

@@ -20,17 +20,20 @@ class LossScaler:
     def update(self, finite: bool) -> None:
         if not self.enabled:
             return
+        refilled_by_growth = self.cfg.refill == "growth"
         if finite:
-            self.bad_steps = 0
+            if not refilled_by_growth:
+                self.bad_steps = 0
             self.good_steps += 1
             if self.good_steps == self.cfg.window:
-                self.good_steps = 0
+                self.good_steps = self.bad_steps = 0
                 self.scale *= self.cfg.growth
         else:
             self.good_steps = 0
             self.bad_steps += 1
             if self.bad_steps >= self.cfg.hysteresis:
-                self.bad_steps = 0
+                if not refilled_by_growth:
+                    self.bad_steps = 0
                 self.scale = max(self.cfg.floor, self.scale * self.cfg.backoff)
 
     def state(self) -> dict[str, float]:
