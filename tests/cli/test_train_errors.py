@@ -175,6 +175,15 @@ def test_init_from_a_model_with_another_tokenizer(
     assert files(out) == {}, "nothing was trained"
 
 
+def test_init_from_a_checkpoint_without_a_portable_folder_knows_its_tokenizer_too(
+    recipe: Path, foreign_store: Path, tmp_path: Path, call: Call
+) -> None:
+    call("train", "-c", recipe, "--out", tmp_path / "base", "checkpoint.portable=false", "train.steps=1")
+    more = [f"init.checkpoint={tmp_path / 'base'}", f"data.path={foreign_store}", "train.steps=1"]
+    done = call("train", "-c", recipe, "--out", tmp_path / "tuned", *more, expect=2)
+    assert "was made with another tokenizer" in done.err
+
+
 def test_data_with_another_tokenizer_than_asked_for(recipe: Path, tmp_path: Path, call: Call) -> None:
     done = call("train", "-c", recipe, "--out", tmp_path / "run", "data.tokenizer=gpt2", expect=2)
     assert "was made with another tokenizer: got gpt2" in done.err

@@ -74,6 +74,17 @@ def test_tokenizer_beside_the_store(small_store: Path, small_tokenizer: Tokenize
     assert found is not None and found.identity == small_tokenizer.identity
 
 
+def test_the_end_of_document_is_that_of_the_store_not_a_guess(
+    small_tokenizer: Tokenizer, corpus_file: Path, tmp_path: Path
+) -> None:
+    chosen = small_tokenizer.with_eod(7)
+    prepare.prepare([str(corpus_file)], tmp_path / "store", chosen, append_eod=True)
+    store = Store(tmp_path / "store")
+    found = store.load_tokenizer()
+    assert found is not None and found.eod_id == 7 == store.tokens[-1]
+    assert Tokenizer.from_pretrained(tmp_path / "store.tokenizer.json").eod_id == 511  # what would be guessed
+
+
 def test_a_pair_without_a_sidecar(copy: Path) -> None:
     beside(copy, ".json").unlink()
     store = Store(copy)
