@@ -15,7 +15,7 @@ def test_functions_stay_callable_when_their_packages_are_imported() -> None:
     import gptworks.train.loop
 
     for _ in range(2):
-        with pytest.raises(gptworks.GPTWorksError, match="run.out: not set"):
+        with pytest.raises(gptworks.GPTWorksError, match=r"run\.out: not set"):
             gptworks.train(gptworks.load_config(preset="tiny"))
         with pytest.raises(gptworks.GPTWorksError, match="without a tokenizer"):
             gptworks.generate(gptworks.GPT(gptworks.load_config(preset="tiny-4k").model), "Hello")

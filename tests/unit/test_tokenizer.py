@@ -61,10 +61,13 @@ def test_saved_and_read_again(small_tokenizer: Tokenizer, gpt2: Tokenizer, tmp_p
             assert again.encode("the café, isn't it?") == tokenizer.encode("the café, isn't it?")
 
 
-def test_a_folder_named_gpt2_wins_over_the_bundled_one(small_tokenizer: Tokenizer, tmp_path: Path, monkeypatch) -> None:
+def test_a_folder_named_gpt2_does_not_hide_the_bundled_one(
+    small_tokenizer: Tokenizer, tmp_path: Path, monkeypatch
+) -> None:
     small_tokenizer.save(tmp_path / "gpt2")
     monkeypatch.chdir(tmp_path)
-    assert Tokenizer.from_pretrained("gpt2").vocab_size == 512
+    assert Tokenizer.from_pretrained("gpt2").vocab_size == 50257
+    assert Tokenizer.from_pretrained("./gpt2").vocab_size == 512
 
 
 def test_truncation_and_padding_in_the_file_do_not_touch_data(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
