@@ -34,7 +34,7 @@ quickstart: $(VENV)/installed
 	@echo "== 3. how good is it? bits per byte of text it has not seen; smaller is better"
 	$(BIN)/gptworks eval --model $(RUN) --task heldout --data $(DATA)/python --baselines
 	@echo "== 4. what does it write?"
-	$(BIN)/gptworks generate --model $(RUN) --prompt "The import statement" --max-new-tokens 80 --top-k 40 --temperature 0.8
+	$(BIN)/gptworks generate --model $(RUN) --prompt "    def read(self" --max-new-tokens 80 --top-k 40 --temperature 0.7
 	@echo "== 5. the loss curve"
 	$(BIN)/gptworks plot $(RUN)
 
