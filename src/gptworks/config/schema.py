@@ -322,7 +322,7 @@ def editor_schema() -> dict[str, Any]:
     schema["properties"] |= {"base": {"anyOf": [text, names]}, "preset": text}
     data = schema["$defs"]["DataConfig"]["properties"]
     for key in ("path", "split", "weights"):  # a single one needs no brackets
-        data[key] = {"anyOf": [data[key], {"type": "number"} if key == "weights" else text]}
+        data[key] = {"anyOf": [data[key], text if key == "path" else {"type": ["string", "number"]}]}
     for section in schema["$defs"].values():  # an empty value means the default
         section["properties"] = {k: {"anyOf": [v, {"type": "null"}]} for k, v in section["properties"].items()}
     return schema
