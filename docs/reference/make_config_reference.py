@@ -34,7 +34,7 @@ Two words stand at the top level of a file beside the sections: `preset: NAME` f
 # What a description cannot say because it is about today, not about the key.
 NOTES = {
     "parallel": "Today a run is one process: all four must be 1.",
-    "generate": "`gptworks generate` takes these as options; it does not read them from the configuration of a run.",
+    "generate": "`gptworks generate` reads them from the run it generates from; its options come before them.",
 }
 
 

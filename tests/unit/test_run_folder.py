@@ -80,6 +80,8 @@ def test_only_an_empty_folder_is_taken_without_asking(tmp_path: Path) -> None:
         run_folder.refuse_foreign(tmp_path, "never")
     with pytest.raises(UsageError, match=r"not empty \(a, b, c, d, \.\.\.\)"):  # somebody else's
         run_folder.refuse_foreign(tmp_path, "auto")
+    with pytest.raises(UsageError, match=r"No run began it: choose another --out\."):
+        run_folder.refuse_foreign(tmp_path, "auto")
     (tmp_path / "environment.json").write_text("{}")
     run_folder.refuse_foreign(tmp_path, "auto")
     run_folder.refuse_foreign(tmp_path, str(tmp_path / "step"))

@@ -9,7 +9,7 @@ HELP = "raw text -> token store"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("inputs", nargs="+", metavar="INPUT", help=".txt or .jsonl files, or sample:python-docs")
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help=".txt or .jsonl files, or sample:python")
     parser.add_argument("--out", required=True, metavar="PREFIX", help="writes PREFIX.bin, PREFIX.idx, PREFIX.json")
     parser.add_argument("--tokenizer", default="gpt2", metavar="NAME", help="gpt2, a folder or a tokenizer.json")
     parser.add_argument("--vocab-file", metavar="FILE", help="vocab.json of a byte-level BPE, with --merge-file")

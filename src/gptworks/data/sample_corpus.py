@@ -44,7 +44,7 @@ def _topics() -> Iterator[str]:
 def _library_files() -> list[Path]:
     library = Path(sysconfig.get_path("stdlib"))
     if not library.is_dir():
-        raise DataError(f"{PREFIX}python-docs: this Python ({sys.executable}) has no library folder at {library}.")
+        raise DataError(f"{PREFIX}python: this Python ({sys.executable}) has no library folder at {library}.")
     skip = {"site-packages", "test", "tests", "idle_test", "lib2to3", "pydoc_data", "__pycache__"}
     return sorted(path for path in library.rglob("*.py") if not skip & set(path.relative_to(library).parts))
 

@@ -24,7 +24,7 @@ def build(part: nn.Module, cfg: OptimConfig) -> torch.optim.AdamW:
         {"params": [p for n, p in named if is_decayed(n, cfg)], "weight_decay": cfg.weight_decay},
         {"params": [p for n, p in named if not is_decayed(n, cfg)], "weight_decay": 0.0},
     ]
-    # The fused kernel takes a tenth of the default's time, on CPU too.
+    # The fused kernel is several times as fast as the default, on CPU too.
     return torch.optim.AdamW(
         [group for group in groups if group["params"]], lr=cfg.lr, betas=(cfg.beta1, cfg.beta2), eps=cfg.eps, fused=True
     )

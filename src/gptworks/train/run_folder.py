@@ -50,7 +50,12 @@ def refuse_foreign(run: Path, resume: str) -> None:
     is_ours = not present or (run / "environment.json").is_file()
     if (present and resume == "never") or not is_ours:
         listed = ", ".join(present[:4]) + (", ..." if len(present) > 4 else "")
-        raise UsageError(f"{run}: not empty ({listed}). Go on with --resume auto, or choose another --out.")
+        advice = (
+            "Go on with --resume auto, or choose another --out."
+            if is_ours
+            else "No run began it: choose another --out."
+        )
+        raise UsageError(f"{run}: not empty ({listed}). {advice}")
 
 
 def write_environment(run: Path, command: list[str]) -> None:
