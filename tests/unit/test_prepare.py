@@ -172,7 +172,7 @@ def test_prompt_and_completion_are_two_sequences_of_one_document(prepared, tmp_p
     summary, documents = prepared(source, keys=("q", "a"), append_eod=True)
     assert documents == ["2+2=4<|endoftext|>", "just this<|endoftext|>"]
     store = Store(tmp_path / "out")
-    assert store.index.documents.tolist() == [0, 2, 4]
+    assert store.contents.documents.tolist() == [0, 2, 4]
     assert store.sidecar.kind == "examples"
     assert summary.skipped.first == [f"{source}:3: key 'a' is not a text; keys here: q"]
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from gptworks.config import DataConfig
 from gptworks.data import corpus, prepare
 from gptworks.data.dataset import Dataset
-from gptworks.data.store import Store, beside
+from gptworks.data.formats.megatron import beside
+from gptworks.data.store import Store
 from gptworks.errors import DataError, TokenizerError
 from gptworks.tokenizer import Tokenizer
 
@@ -66,7 +67,7 @@ def test_tokens_are_mapped_not_loaded(small_store: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["", ".bin", ".idx"])
 def test_prefix_or_either_file(suffix: str, small_store: Path) -> None:
-    assert Store(f"{small_store}{suffix}").prefix == small_store
+    assert Store(f"{small_store}{suffix}").file == beside(small_store, ".bin")
 
 
 def test_tokenizer_beside_the_store(small_store: Path, small_tokenizer: Tokenizer) -> None:
@@ -106,7 +107,7 @@ def test_identity_follows_the_contents(small_store: Path, copy: Path, tmp_path: 
 
 
 def test_missing_store(tmp_path: Path) -> None:
-    assert refused(tmp_path / "gone").startswith(f"{tmp_path / 'gone.idx'}: no such file. Needed: the pair")
+    assert refused(tmp_path / "gone").startswith(f"{tmp_path / 'gone'}: no such dataset. Needed: the prefix")
 
 
 def test_truncated_tokens(copy: Path) -> None:

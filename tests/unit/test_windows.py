@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from gptworks.config import DataConfig
 from gptworks.data import corpus, prepare
 from gptworks.data.formats import megatron
-from gptworks.data.store import Sidecar, Store, beside
+from gptworks.data.formats.megatron import beside
+from gptworks.data.store import Sidecar, Store
 from gptworks.data.windows import Sample, Samples, Windows, build_samples, build_source
 from gptworks.errors import DataError
 
@@ -147,7 +148,7 @@ def test_examples_longer_than_a_sample(examples, small_tokenizer) -> None:
     with pytest.raises(DataError) as caught:
         build_source(store, "train", data_config(longest - 2))
     assert str(caught.value) == (
-        f"{store.prefix}.bin: 1 of 4 examples do not fit data.seq_len + 1 = {longest - 1} tokens (longest {longest}, "
+        f"{store.file}: 1 of 4 examples do not fit data.seq_len + 1 = {longest - 1} tokens (longest {longest}, "
         f"first is document 3). Set data.seq_len={longest - 1}, or data.too_long: truncate or skip."
     )
     skipping = build_source(store, "train", data_config(longest - 2, too_long="skip"))
@@ -187,10 +188,10 @@ def test_sidecar_that_takes_text_for_examples(examples, small_store: Path, tmp_p
     with pytest.raises(DataError, match=r"t\.json: says prompts and completions, but document 0 of"):
         build_source(Store(tmp_path / "t"), "train", data_config(64))
     store = examples(*RECORDS)
-    sidecar = beside(store.prefix, ".json")
+    sidecar = store.located.sidecar
     sidecar.write_text(json.dumps({**json.loads(sidecar.read_text()), "eod_id": None}))
     with pytest.raises(DataError, match="the end-of-document token is missing"):
-        build_source(Store(store.prefix), "train", data_config(64))
+        build_source(Store(store.file), "train", data_config(64))
 
 
 # Order, epochs, several stores

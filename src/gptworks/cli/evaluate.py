@@ -106,8 +106,6 @@ def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _baselines(dataset, part: str, tokenizer) -> list[dict[str, Any]]:  # type: ignore[no-untyped-def]
-    import numpy as np
-
     from gptworks.data.windows import Windows
     from gptworks.errors import UsageError
     from gptworks.evaluate import baselines
@@ -121,13 +119,14 @@ def _baselines(dataset, part: str, tokenizer) -> list[dict[str, Any]]:  # type: 
     train, measured = (dataset.samples(name).sources[0] for name in ("train", part))
     if not isinstance(train, Windows) or not isinstance(measured, Windows):
         raise UsageError("--baselines: needs a store of plain text, not of prompts and completions.")
-    tokens = np.asarray(measured.tokens[: len(measured) * measured.seq_len + 1])
+    tokens = measured.tokens[measured.first : measured.first + len(measured) * measured.seq_len + 1]
+    learned = train.tokens[train.first : train.end]
     vocab_size = tokenizer.vocab_size
     text_bytes = int(tokenizer.byte_lengths[tokens[1:]].sum())
     text = tokenizer.decode(tokens[1:][tokens[1:] != tokenizer.eod_id])
     bits = {
-        "unigram (tokens)": baselines.unigram_bits(train.tokens, tokens[1:], vocab_size),
-        "bigram (tokens)": baselines.bigram_bits(train.tokens, tokens[:-1], tokens[1:], vocab_size),
+        "unigram (tokens)": baselines.unigram_bits(learned, tokens[1:], vocab_size),
+        "bigram (tokens)": baselines.bigram_bits(learned, tokens[:-1], tokens[1:], vocab_size),
         "gzip -9": baselines.gzip_bits(text),
     }
     return [{"model": name, "bits_per_byte": value / text_bytes} for name, value in bits.items()]

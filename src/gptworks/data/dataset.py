@@ -20,7 +20,7 @@ class Dataset:
         for store in self.stores:
             if store.sidecar and store.sidecar.vocab_size > vocab_size:
                 raise DataError(
-                    f"{store.prefix}.bin: its tokenizer has {store.sidecar.vocab_size} tokens, but "
+                    f"{store.file}: its tokenizer has {store.sidecar.vocab_size} tokens, but "
                     f"model.vocab_size is {vocab_size}. "
                     f"Set model.vocab_size={store.sidecar.vocab_size} or more."
                 )
@@ -30,7 +30,7 @@ class Dataset:
         for name in ("mask_eod", "reset_positions", "reset_attention"):
             if getattr(cfg, name) and without:
                 raise DataError(
-                    f"data.{name}: {without[0].prefix}.bin has no end-of-document tokens to act on. Prepare it "
+                    f"data.{name}: {without[0].file} has no end-of-document tokens to act on. Prepare it "
                     "again with --append-eod."
                 )
 
@@ -52,7 +52,7 @@ class Dataset:
             assert store.sidecar
             given = given or store.load_tokenizer()
             if given is not None:
-                given.require(store.sidecar.tokenizer_identity, what=f"{store.prefix}.bin")
+                given.require(store.sidecar.tokenizer_identity, what=f"{store.file}")
         ends = {store.sidecar.eod_id for store in described if store.sidecar}
         if len(ends) > 1:
             listed = ", ".join(str(eod_id) for eod_id in sorted(ends, key=str))

@@ -1,4 +1,4 @@
-"""A store: tokens on disk, who made them and with which tokenizer. Megatron's .bin/.idx pair and a JSON sidecar."""
+"""A store: tokens on disk in one of the known formats and, in a JSON sidecar, who made them with which tokenizer."""
 
 import hashlib
 import json
@@ -9,17 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from gptworks.data.formats import megatron
-from gptworks.data.formats.megatron import beside
+from gptworks.data.formats import registry
+from gptworks.data.formats.contents import Tokens
+from gptworks.data.formats.registry import Located
 from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer
 
 SIDECAR_VERSION = 1
+INDEX_SUFFIXES = {".idx", "_idx.npz"}
 
 
 @dataclass(frozen=True)
 class Sidecar:
-    """What `PREFIX.json` says. A pair made by Megatron has none."""
+    """What the JSON file beside a dataset says. Datasets made by others have none."""
 
     kind: str  # "text", or "examples": each document is a prompt and a completion
     tokenizer: str  # "gpt2", or the name of the tokenizer file beside the store
@@ -67,46 +69,55 @@ _SIDECAR_TYPES: dict[str, Any] = {
 
 
 class Store:
-    """Read access to tokens by memory mapping."""
+    """Read access to the tokens of one dataset, whatever its format."""
 
-    def __init__(self, prefix: str | Path) -> None:
-        self.prefix = Path(str(prefix).removesuffix(".bin").removesuffix(".idx"))
-        self.index = megatron.read_index(self.prefix)
-        self.tokens = megatron.map_tokens(self.prefix, self.index)
-        sidecar = beside(self.prefix, ".json")
-        self.sidecar = Sidecar.read(sidecar) if sidecar.is_file() else None
+    def __init__(self, path: str | Path | Located) -> None:
+        self.located = path if isinstance(path, Located) else registry.locate(Path(path))
+        self.contents = self.located.format.read(self.located.main)
+        file = self.located.sidecar
+        self.sidecar = Sidecar.read(file) if file.is_file() else None
         if self.sidecar:
-            self._check_against(self.sidecar, sidecar)
+            self._check_against(self.sidecar, file)
 
     def _check_against(self, sidecar: Sidecar, file: Path) -> None:
-        for what, described, found in (
-            ("tokens", sidecar.tokens, len(self.tokens)),
-            ("documents", sidecar.documents, self.num_documents),
-        ):
-            if described != found:
-                raise DataError(f"{file}: describes {described} {what}, the store has {found}. Prepare the data again.")
-        index_file = beside(self.prefix, ".idx")
-        found_hash = hashlib.sha256(index_file.read_bytes()).hexdigest()
-        needed_hash = sidecar.sha256.get(".idx", found_hash)
-        if found_hash != needed_hash:
-            raise DataError(
-                f"{index_file}: sha256 {found_hash[:12]}..., but {file.name} says {needed_hash[:12]}.... The file is "
-                "damaged or belongs to another store: copy or prepare it again."
-            )
+        described = [("tokens", sidecar.tokens, len(self.tokens))]
+        if self.contents.has_documents:
+            described.append(("documents", sidecar.documents, self.num_documents))
+        for what, said, found in described:
+            if said != found:
+                raise DataError(f"{file}: describes {said} {what}, the store has {found}. Prepare the data again.")
+        # The index is small and decides everything; the tokens themselves are hashed by `gptworks verify`.
+        for suffix in set(sidecar.sha256) & INDEX_SUFFIXES:
+            index = next(each for each in self.located.files if each.name.endswith(suffix))
+            found_hash, needed_hash = sha256_of(index), sidecar.sha256[suffix]
+            if found_hash != needed_hash:
+                raise DataError(
+                    f"{index}: sha256 {found_hash[:12]}..., but {file.name} says {needed_hash[:12]}.... The file is "
+                    "damaged or belongs to another store: copy or prepare it again."
+                )
+
+    @property
+    def file(self) -> Path:
+        """Its tokens; the name to use in messages."""
+        return self.located.files[0]
+
+    @property
+    def tokens(self) -> Tokens:
+        return self.contents.tokens
 
     @property
     def num_documents(self) -> int:
-        return len(self.index.documents) - 1
+        return self.contents.num_documents
 
     @cached_property
     def sequence_starts(self) -> np.ndarray:
         """Token offset of each sequence, and of the end."""
-        return np.concatenate([[0], np.cumsum(self.index.sizes, dtype=np.int64)])
+        return np.concatenate([[0], np.cumsum(self.contents.sizes, dtype=np.int64)])
 
     @cached_property
     def document_starts(self) -> np.ndarray:
         """Token offset of each document, and of the end."""
-        return self.sequence_starts[self.index.documents]
+        return self.sequence_starts[self.contents.documents]
 
     @cached_property
     def identity(self) -> str:
@@ -114,14 +125,19 @@ class Store:
         if self.sidecar and self.sidecar.sha256:
             text = json.dumps(self.sidecar.sha256, sort_keys=True).encode()
         else:
-            text = self.index.sizes.tobytes() + bytes(self.tokens[:4096].tobytes())
+            text = self.contents.sizes.tobytes() + bytes(self.tokens[:4096].tobytes())
         return hashlib.sha256(text).hexdigest()
 
     def load_tokenizer(self) -> Tokenizer | None:
         """The tokenizer this store was made with; None where nobody wrote it down."""
-        if self.sidecar is None:
+        if self.sidecar is None or not self.sidecar.tokenizer:
             return None
         name = self.sidecar.tokenizer
-        tokenizer = Tokenizer.from_pretrained(name if name == "gpt2" else self.prefix.parent / name)
-        tokenizer.require(self.sidecar.tokenizer_identity, what=f"{self.prefix}.bin")
+        tokenizer = Tokenizer.from_pretrained(name if name == "gpt2" else self.located.main.parent / name)
+        tokenizer.require(self.sidecar.tokenizer_identity, what=str(self.file))
         return tokenizer.with_eod(self.sidecar.eod_id)
+
+
+def sha256_of(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

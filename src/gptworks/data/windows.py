@@ -7,6 +7,7 @@ import numpy as np
 
 from gptworks.config.schema import DataConfig
 from gptworks.data import order, split
+from gptworks.data.formats.contents import Tokens
 from gptworks.data.store import Store
 from gptworks.errors import DataError
 
@@ -32,15 +33,16 @@ class Windows:
 
     note = ""
 
-    def __init__(self, tokens: np.ndarray, seq_len: int) -> None:
-        self.tokens = tokens
-        self.seq_len = seq_len
+    def __init__(self, tokens: Tokens, seq_len: int, first: int = 0, end: int | None = None) -> None:
+        """Over tokens[first:end]."""
+        self.tokens, self.seq_len = tokens, seq_len
+        self.first, self.end = first, len(tokens) if end is None else end
 
     def __len__(self) -> int:
-        return max(0, (len(self.tokens) - 1) // self.seq_len)
+        return max(0, (self.end - self.first - 1) // self.seq_len)
 
     def sample(self, number: int) -> Sample:
-        start = number * self.seq_len
+        start = self.first + number * self.seq_len
         return Sample(self.tokens[start : start + self.seq_len + 1].astype(np.int64), None)
 
 
@@ -50,10 +52,10 @@ class Examples:
     def __init__(self, store: Store, documents: range, seq_len: int, too_long: str) -> None:
         self.store = store
         self.seq_len = seq_len
-        pieces = np.diff(store.index.documents)
+        pieces = np.diff(store.contents.documents)
         if store.sidecar is None or store.sidecar.eod_id is None or (pieces != 2).any():
             raise DataError(
-                f"{store.prefix}.json: says prompts and completions, but document {int((pieces != 2).argmax())} of "
+                f"{store.located.sidecar}: says prompts and completions, but document {int((pieces != 2).argmax())} of "
                 "the store is not such a pair, or the end-of-document token is missing. Prepare the data again."
             )
         self.pad = store.sidecar.eod_id
@@ -61,14 +63,14 @@ class Examples:
         over = np.flatnonzero(lengths > seq_len + 1)
         if len(over) and too_long == "refuse":
             raise DataError(
-                f"{store.prefix}.bin: {len(over)} of {len(lengths)} examples do not fit data.seq_len + 1 = "
+                f"{store.file}: {len(over)} of {len(lengths)} examples do not fit data.seq_len + 1 = "
                 f"{seq_len + 1} tokens "
                 f"(longest {lengths.max()}, first is document {documents[int(over[0])]}). "
                 f"Set data.seq_len={lengths.max() - 1}, or data.too_long: truncate or skip."
             )
         done = {"truncate": "cut off", "skip": "left out"}.get(too_long)
         of_all = f"{len(over)} of {len(lengths)} examples"
-        self.note = f"{store.prefix}: {of_all} are longer than {seq_len + 1} tokens and are {done}" if len(over) else ""
+        self.note = f"{store.file}: {of_all} are longer than {seq_len + 1} tokens and are {done}" if len(over) else ""
         keep = np.ones(len(lengths), dtype=bool)
         if too_long == "skip":
             keep[over] = False
@@ -78,7 +80,7 @@ class Examples:
         return len(self.numbers)
 
     def sample(self, number: int) -> Sample:
-        first_sequence = self.store.index.documents[self.numbers[number]]
+        first_sequence = self.store.contents.documents[self.numbers[number]]
         begin, completion, end = self.store.sequence_starts[first_sequence : first_sequence + 3]
         text = self.store.tokens[begin:end][: self.seq_len + 1]
         tokens = np.full(self.seq_len + 1, self.pad, dtype=np.int64)
@@ -145,11 +147,11 @@ def build_source(store: Store, part: str, cfg: DataConfig) -> Source:
         source: Source = Examples(store, documents, cfg.seq_len, cfg.too_long)
     else:
         starts = store.document_starts
-        source = Windows(store.tokens[starts[documents.start] : starts[documents.stop]], cfg.seq_len)
+        source = Windows(store.tokens, cfg.seq_len, int(starts[documents.start]), int(starts[documents.stop]))
     if not len(source):
         tokens = int(store.document_starts[documents.stop] - store.document_starts[documents.start])
         raise DataError(
-            f"{store.prefix}.bin: the {part} part has {len(documents)} of {store.num_documents} documents and "
+            f"{store.file}: the {part} part has {len(documents)} of {store.num_documents} documents and "
             f"{tokens} tokens; "
             f"one sample needs {cfg.seq_len + 1}. Use more text, a smaller data.seq_len, or another data.split "
             f"(now {','.join(f'{share:g}' for share in cfg.split)})."

@@ -12,8 +12,11 @@ from typing import BinaryIO
 
 import numpy as np
 
+from gptworks.data.formats.contents import Contents, blocks
 from gptworks.errors import DataError
 
+NAME = "megatron"
+TITLE = "Megatron .bin/.idx, memory-mapped"
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 # 6 and 7 mean float and double in some versions and the reverse in others: never token data.
@@ -30,6 +33,51 @@ class Index:
     @property
     def num_tokens(self) -> int:
         return int(self.sizes.sum(dtype=np.int64))
+
+
+def find(path: Path) -> Path | None:
+    """PREFIX.idx, when `path` is the prefix, the .idx or the .bin of such a pair."""
+    prefix = prefix_of(path)
+    index = beside(prefix, ".idx")
+    return index if begins_with(index, MAGIC) else None
+
+
+def files(main: Path) -> list[Path]:
+    return [beside(prefix_of(main), ".bin"), main]
+
+
+def sidecar(main: Path) -> Path:
+    return beside(prefix_of(main), ".json")
+
+
+def read(main: Path) -> Contents:
+    prefix = prefix_of(main)
+    index = read_index(prefix)
+    return Contents(map_tokens(prefix, index), index.sizes, index.documents)
+
+
+def write(prefix: Path, contents: Contents, vocab_size: int | None) -> list[Path]:
+    dtype = dtype_of(contents, vocab_size)
+    bin_, idx = beside(prefix, ".bin"), beside(prefix, ".idx")
+    if len(contents.sizes) and contents.sizes.max() > np.iinfo(np.int32).max:
+        where = int(contents.sizes.argmax())
+        raise DataError(
+            f"{idx}: sequence {where} has {contents.sizes[where]} tokens; this format counts them in 32 bits. Cut the "
+            "stream into documents first: name its tokenizer with --tokenizer."
+        )
+    with bin_.open("wb") as file:
+        for block in blocks(contents.tokens, dtype, bin_):
+            file.write(block.tobytes())
+    with idx.open("wb") as file:
+        write_index(file, Index(dtype, contents.sizes, contents.documents))
+    return [bin_, idx]
+
+
+def dtype_of(contents: Contents, vocab_size: int | None) -> np.dtype:
+    """As for a new store when the vocabulary is known, else what the tokens already are, in a type Megatron knows."""
+    if vocab_size is not None:
+        return dtype_for(vocab_size)
+    return contents.tokens.dtype if contents.tokens.dtype in CODES else np.dtype(np.int32)
 
 
 def dtype_for(vocab_size: int) -> np.dtype:
@@ -116,3 +164,14 @@ def map_tokens(prefix: Path, index: Index) -> np.ndarray:
 def beside(prefix: Path, suffix: str) -> Path:
     """PREFIX.suffix."""
     return prefix.with_name(prefix.name + suffix)  # Path.with_suffix would eat the dot in a prefix such as v1.5
+
+
+def prefix_of(path: Path) -> Path:
+    return path.with_name(path.name.removesuffix(".bin").removesuffix(".idx"))
+
+
+def begins_with(file: Path, magic: bytes) -> bool:
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        return opened.read(len(magic)) == magic

@@ -1,0 +1,66 @@
+"""What every dataset format comes down to: tokens in a row, cut into sequences, grouped into documents."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from gptworks.errors import DataError
+
+_BLOCK_TOKENS = 4_000_000  # copied at a time: 8 to 32 MB
+
+
+class Tokens(Protocol):
+    """All tokens of a dataset. A memory map, or something that decodes the slice it is asked for."""
+
+    @property
+    def dtype(self) -> np.dtype: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, where: slice) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class Contents:
+    tokens: Tokens
+    sizes: np.ndarray  # int [n], tokens of each sequence; their sum is the number of tokens
+    documents: np.ndarray  # int64 [documents + 1], first sequence of each document: from 0 to n
+    has_documents: bool = True  # False: a bare stream, where nobody wrote down which document ends where
+    is_rows: bool = False  # True: each sequence is one training sample, cut by whoever made the file
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.documents) - 1
+
+
+def bare_stream(tokens: Tokens) -> Contents:
+    """Tokens without an index: one sequence, documents unknown."""
+    sizes = np.array([len(tokens)] if len(tokens) else [], np.int64)
+    return Contents(tokens, sizes, np.arange(len(sizes) + 1, dtype=np.int64), has_documents=False)
+
+
+def blocks(tokens: Tokens, dtype: np.dtype, file: Path) -> Iterator[np.ndarray]:
+    """All tokens as `dtype`, some millions at a time. An id that does not fit is refused, never cut off."""
+    limits = np.iinfo(dtype)
+    for start in range(0, len(tokens), _BLOCK_TOKENS):
+        block = tokens[start : start + _BLOCK_TOKENS]
+        fits = np.can_cast(block.dtype, dtype) or (limits.min <= block.min() and block.max() <= limits.max)
+        if not fits:
+            wrong = int(np.flatnonzero((block < limits.min) | (block > limits.max))[0])
+            raise DataError(
+                f"{file}: token {start + wrong} is id {block[wrong]}, which {dtype.name} does not hold (up to "
+                f"{limits.max}). Choose a format with wider numbers, such as megatron."
+            )
+        yield block.astype(dtype, copy=False)
+
+
+def check_ids_are_whole_numbers(dtype: np.dtype, file: Path, field: str) -> None:
+    if dtype.kind not in "iu" or dtype.itemsize > 8:
+        raise DataError(f"{file}: {field} is {dtype.name}, needed whole numbers such as uint16 or int32.")

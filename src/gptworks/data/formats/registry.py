@@ -1,0 +1,89 @@
+"""Which format is this, and where are its files?"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gptworks.data.formats import megatron
+from gptworks.data.formats.contents import Contents
+from gptworks.errors import DataError
+
+
+class Format(Protocol):
+    """What a module of this folder offers. `main` is the one file that stands for a dataset."""
+
+    NAME: str
+    TITLE: str
+
+    def find(self, path: Path) -> Path | None:
+        """The main file of the dataset that `path` names: its prefix, or any of its files. None: not of this format."""
+
+    def files(self, main: Path) -> list[Path]:
+        """Every file of the dataset, without the sidecar."""
+
+    def sidecar(self, main: Path) -> Path: ...
+
+    def read(self, main: Path) -> Contents:
+        """Checked: what cannot be right is a DataError with file and field."""
+
+    def write(self, prefix: Path, contents: Contents, vocab_size: int | None) -> list[Path]:
+        """Writes the files beside PREFIX and returns them."""
+
+
+FORMATS: dict[str, Format] = {module.NAME: module for module in (megatron,)}
+
+
+@dataclass(frozen=True)
+class Located:
+    """A dataset on disk that has been recognised but not read."""
+
+    format: Format
+    main: Path
+
+    @property
+    def files(self) -> list[Path]:
+        return self.format.files(self.main)
+
+    @property
+    def sidecar(self) -> Path:
+        return self.format.sidecar(self.main)
+
+
+def locate(path: Path) -> Located:
+    """The one dataset that `path` names."""
+    found = _candidates(path)
+    if not found:
+        raise DataError(_nothing_at(path))
+    if len(found) > 1:
+        listed = ", ".join(f"{each.main} ({each.format.NAME})" for each in found)
+        raise DataError(f"{path}: names {len(found)} datasets: {listed}. Give the file you mean.")
+    return found[0]
+
+
+def locate_all(folder: Path) -> list[Located]:
+    """Every dataset in a folder and the folders in it, in the order of their names."""
+    found = {each.main: each for file in sorted(folder.rglob("*")) if file.is_file() for each in _candidates(file)}
+    return [found[main] for main in sorted(found)]
+
+
+def _candidates(path: Path) -> list[Located]:
+    mains = ((format_, format_.find(path)) for format_ in FORMATS.values())
+    return [Located(format_, main) for format_, main in mains if main is not None]
+
+
+def _nothing_at(path: Path) -> str:
+    kinds = ", ".join(FORMATS)
+    index = megatron.beside(megatron.prefix_of(path), ".idx")
+    if index.is_file():
+        with index.open("rb") as file:
+            start = file.read(len(megatron.MAGIC))
+        return (
+            f"{index}: begins with {start!r}, needed {megatron.MAGIC!r} (or TNTIDX, the older kind). This is not the "
+            "index of a dataset, or it is damaged: copy or prepare it again."
+        )
+    if path.is_file():
+        return f"{path}: not a dataset of a known format. Known: {kinds}. `gptworks prepare` makes one from text."
+    return (
+        f"{path}: no such dataset. Needed: the prefix, a file or the folder of a dataset ({kinds}); "
+        "`gptworks prepare FILE... --out PREFIX` makes one."
+    )
