@@ -30,18 +30,20 @@ def corpus_file() -> Path:
 @pytest.fixture(scope="session")
 def small_tokenizer(corpus_file: Path):
     """A byte-level BPE of 512 tokens learned from the corpus; its last id ends a document."""
-    from gptworks.data import corpus, prepare
+    from gptworks.data import prepare
+    from gptworks.data.text_blocks import TextRules
 
-    return prepare.train_tokenizer([str(corpus_file)], 512, corpus.TextRules())
+    return prepare.train_tokenizer([str(corpus_file)], 512, TextRules())
 
 
 @pytest.fixture(scope="session")
 def small_store(corpus_file: Path, small_tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prefix of a store of the corpus: 160 documents, each with its end marked. Read it, never write to it."""
-    from gptworks.data import corpus, prepare
+    from gptworks.data import prepare
+    from gptworks.data.text_blocks import TextRules
 
     prefix = tmp_path_factory.mktemp("small_store") / "small"
-    rules = corpus.TextRules(keep_separator=False)
+    rules = TextRules(keep_separator=False)
     prepare.prepare([str(corpus_file)], prefix, small_tokenizer, rules=rules, append_eod=True)
     return prefix
 

@@ -1,3 +1,4 @@
 from gptworks.cli.main import main
 
-raise SystemExit(main())
+if __name__ == "__main__":  # a worker process imports this file under another name
+    raise SystemExit(main())

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gptworks.data import corpus, prepare
+from gptworks.data import corpus, prepare, text_blocks
 from gptworks.data.store import Store
 from gptworks.errors import DataError, TokenizerError
 from gptworks.tokenizer import Tokenizer
@@ -98,8 +98,10 @@ def test_text_that_is_not_utf8(prepared, small_tokenizer: Tokenizer, tmp_path: P
     bad, good = write(tmp_path / "bad.txt", b"caf\xe9"), write(tmp_path / "good.txt", "café")
     summary, documents = prepared(bad, good)
     assert documents == ["café"]
-    assert summary.skipped.first == [f"{bad}: not UTF-8 text (byte 3)"]
-    with pytest.raises(DataError, match=r"bad\.txt: not UTF-8 text \(byte 3\)\. Mend the line, or leave out --strict"):
+    assert summary.skipped.first == [f"{bad}:1: not UTF-8 text (byte 3 of its document)"]
+    with pytest.raises(
+        DataError, match=r"bad\.txt:1: not UTF-8 text \(byte 3 of its document\)\. Mend the line, or leave out --strict"
+    ):
         prepared(bad, good, strict=True)
 
 
@@ -127,7 +129,7 @@ BAD_LINES = {
     '{"body": "b", "title": "t"}': "key 'text' is not a text; keys here: body, title",
     '{"text": 5}': "key 'text' is not a text; got int",
     '{"text": null}': "key 'text' is not a text; got NoneType",
-    '{"text": "half \\ud83d pair"}': "not a text: '\\ud83d' is half of a surrogate pair",
+    '{"text": "half \\ud83d pair"}': "key 'text' is not a text: half of a surrogate pair",
     '{"x": ' + "9" * 5000 + "}": "not JSON (",
     '{"x": ' + "[" * 100_000 + "]" * 100_000 + "}": "not JSON (",
 }
@@ -211,6 +213,7 @@ def test_sidecar_describes_the_store(small_store: Path, small_tokenizer: Tokeniz
             suffix: hashlib.sha256(small_store.with_suffix(suffix).read_bytes()).hexdigest()
             for suffix in (".bin", ".idx")
         },
+        "data_format": "megatron",
         "format": "gptworks-store",
         "version": 1,
     }
@@ -229,7 +232,8 @@ def test_the_bundled_tokenizer_is_named_not_copied(corpus_file: Path, tmp_path: 
 def test_bytes_do_not_depend_on_how_many_texts_are_encoded_at_a_time(
     small_store: Path, corpus_file: Path, small_tokenizer: Tokenizer, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(prepare, "_BATCH_CHARACTERS", 100)
+    monkeypatch.setattr(text_blocks, "BLOCK_BYTES", 5000)
+    monkeypatch.setattr(text_blocks, "_READ_BYTES", 5000)
     calls: list[tuple[int, int]] = []
     rules = corpus.TextRules(keep_separator=False)
     prepare.prepare(
@@ -238,11 +242,11 @@ def test_bytes_do_not_depend_on_how_many_texts_are_encoded_at_a_time(
         small_tokenizer,
         rules=rules,
         append_eod=True,
-        progress=lambda documents, tokens: calls.append((documents, tokens)),
+        progress=lambda state, total: calls.append((state.sequences, state.tokens)),
     )
     for suffix in (".bin", ".idx", ".json"):
         assert (tmp_path / f"small{suffix}").read_bytes() == small_store.with_suffix(suffix).read_bytes()
-    assert len(calls) > 50 and calls == sorted(calls)
+    assert len(calls) > 10 and calls == sorted(calls)
     assert calls[-1] == (160, len(Store(small_store).tokens))
 
 
@@ -277,15 +281,20 @@ def test_large_vocabularies_get_wider_tokens(tmp_path: Path) -> None:
 
 
 def test_all_unusable_inputs_are_named_at_once(prepared, tmp_path: Path) -> None:
-    parquet = write(tmp_path / "a.parquet", "x")
+    picture = write(tmp_path / "a.png", "x")
     folder = tmp_path / "folder.txt"
     folder.mkdir()
     with pytest.raises(DataError) as caught:
-        prepared(str(tmp_path / "gone.txt"), parquet, str(folder), str(tmp_path / "gone.jsonl"))
+        prepared(str(tmp_path / "gone.txt"), picture, str(folder), str(tmp_path / "gone.jsonl"))
+    known = (
+        ".txt, .text, .md, .jsonl, .ndjson, .json, .tokens, .raw, .parquet, any of them with .gz, .zst, .xz, .bz2, "
+        "or .tar, .tgz, .txz"
+    )
     assert str(caught.value).splitlines() == [
         f"{tmp_path / 'gone.txt'}: no such file. Check the path.",
-        f"{parquet}: kind of file not known from its name. Needed: .jsonl, .md, .ndjson, .text, .txt, or sample:NAME.",
-        f"{folder}: a folder, not a file. Give the files in it.",
+        f"{picture}: kind of file not known from its name. Needed: {known}, or sample:NAME; or say what it is with "
+        "--input-format.",
+        f"{folder}: no text in this folder. Needed: files ending in {known}.",
         f"{tmp_path / 'gone.jsonl'}: no such file. Check the path.",
     ]
     assert not list(tmp_path.glob("out*"))
@@ -324,8 +333,8 @@ def test_places_that_cannot_be_written(small_tokenizer: Tokenizer, tmp_path: Pat
         prepare.prepare([source], tmp_path / "a.txt" / "x", small_tokenizer)
     with pytest.raises(DataError, match="--out: '/' has no name"):
         prepare.prepare([source], "/", small_tokenizer)
-    (tmp_path / "x.bin.part").mkdir()
-    with pytest.raises(DataError, match=r"x\.bin cannot be written: Is a directory"):
+    (tmp_path / "x.part").write_text("a file where a folder is needed")
+    with pytest.raises(DataError, match=r"x\.bin cannot be written: File exists"):
         prepare.prepare([source], tmp_path / "x", small_tokenizer)
 
 

@@ -39,3 +39,16 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 def add_device_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto", help="where to compute")
+
+
+# Written here as well as in the registry of formats, whose import would need numpy; a test compares the two.
+DATASET_FORMATS = "megatron, tnt, paddle, paddle-npz, mindrecord, nanogpt or llmc"
+
+
+def dataset_format(name: str, option: str):  # type: ignore[no-untyped-def]
+    from gptworks.data.formats.registry import FORMATS
+    from gptworks.errors import UsageError
+
+    if name not in FORMATS:
+        raise UsageError(f"{option}: no format '{name}'. Formats: {', '.join(FORMATS)}.")
+    return FORMATS[name]

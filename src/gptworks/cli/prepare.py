@@ -1,60 +1,104 @@
 """gptworks prepare: raw text to a token store."""
 
 import argparse
+import json
 import sys
+import time
+from typing import TYPE_CHECKING
 
 from gptworks.cli import options
 
+if TYPE_CHECKING:
+    from gptworks.data.prepare import State, Summary
+    from gptworks.data.text_blocks import TextRules
+    from gptworks.tokenizer import Tokenizer
+
 HELP = "raw text -> token store"
+_PLAIN_SECONDS = 10.0  # between progress lines where there is no terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("inputs", nargs="+", metavar="INPUT", help=".txt or .jsonl files, or sample:python")
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="text, JSON lines, a JSON array, parquet or WikiText; .gz .zst .xz .bz2 and tars of them; a folder; - for "
+        "standard input; or sample:python",
+    )
     parser.add_argument("--out", required=True, metavar="PREFIX", help="writes PREFIX.bin, PREFIX.idx, PREFIX.json")
-    parser.add_argument("--tokenizer", default="gpt2", metavar="NAME", help="gpt2, a folder or a tokenizer.json")
+    parser.add_argument(
+        "--tokenizer", default="gpt2", metavar="NAME", help="gpt2, a folder, a tokenizer.json or a sentencepiece .model"
+    )
     parser.add_argument("--vocab-file", metavar="FILE", help="vocab.json of a byte-level BPE, with --merge-file")
     parser.add_argument("--merge-file", metavar="FILE", help="merges.txt")
     parser.add_argument("--train-tokenizer", type=int, metavar="N", help="learn a new BPE of N tokens from the input")
-    parser.add_argument("--key", default="text", help="key of the text in .jsonl lines (default: text)")
+    parser.add_argument(
+        "--key",
+        action="append",
+        metavar="KEY",
+        help="key or column of the text (default: text); repeated: one store PREFIX_KEY for each",
+    )
     parser.add_argument(
         "--prompt-key", metavar="KEY", help="prompt/completion examples: the prompt, which is not scored"
     )
     parser.add_argument("--completion-key", metavar="KEY", help="prompt/completion examples: what is to be learned")
     parser.add_argument(
+        "--input-format",
+        choices=["auto", "text", "jsonl", "json", "wikitext"],
+        default="auto",
+        help="what the inputs are, when their names do not tell; wikitext: a document begins at each ` = Title = `",
+    )
+    parser.add_argument(
         "--doc-separator",
         default="\n\n",
         metavar="TEXT",
-        help="between documents of .txt files (default: a blank line)",
+        help="between documents of plain text (default: a blank line; empty: a file is one document)",
     )
     parser.add_argument("--append-eod", action="store_true", help="end each document with the end-of-document token")
+    parser.add_argument("--format", default="megatron", metavar="NAME", help=f"{options.DATASET_FORMATS}")
+    parser.add_argument("--row-length", type=int, metavar="N", help="mindrecord: tokens per row, seq_len + 1")
+    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes (default: one per processor)")
     parser.add_argument("--strict", action="store_true", help="stop at the first bad line instead of skipping it")
     options.add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from gptworks.data import corpus
     from gptworks.data import prepare as preparation
+    from gptworks.data.text_blocks import TextRules
+    from gptworks.data.text_files import STDIN
     from gptworks.errors import UsageError
 
-    keys: tuple[str, ...] = (args.key,)
+    options.dataset_format(args.format, "--format")
+    keys: list[tuple[str, ...]] = [(key,) for key in args.key or ["text"]]
     if args.prompt_key or args.completion_key:
         if not (args.prompt_key and args.completion_key):
             raise UsageError("--prompt-key and --completion-key go together: give both.")
-        keys = (args.prompt_key, args.completion_key)
+        keys = [(args.prompt_key, args.completion_key)]
+    if STDIN in args.inputs and (len(keys) > 1 or args.train_tokenizer is not None):
+        why = "--key given twice" if len(keys) > 1 else "--train-tokenizer"
+        raise UsageError(f"- (standard input) can be read only once, but {why} needs to read it again. Use a file.")
     separator = args.doc_separator.replace("\\n", "\n").replace("\\t", "\t")  # a shell passes \n as two letters
-    rules = corpus.TextRules(keys=keys, separator=separator, keep_separator=not args.append_eod)
-    tokenizer = _tokenizer(args, rules)
-    progress = _show if sys.stderr.isatty() else None
-    summary = preparation.prepare(
-        args.inputs, args.out, tokenizer, rules=rules, append_eod=args.append_eod, strict=args.strict, progress=progress
-    )
-    if progress:
-        print(file=sys.stderr)
-    _report(summary, tokenizer, args.json)
+    for each in keys:
+        rules = TextRules(each, separator, keep_separator=not args.append_eod, kind=args.input_format)
+        tokenizer = _tokenizer(args, rules)
+        with _Display() as display:
+            summary = preparation.prepare(
+                args.inputs,
+                args.out if len(keys) == 1 else f"{args.out}_{each[0]}",
+                tokenizer,
+                rules=rules,
+                append_eod=args.append_eod,
+                strict=args.strict,
+                format=args.format,
+                row_length=args.row_length,
+                workers=args.workers,
+                progress=display.show,
+            )
+        _report(summary, tokenizer, args.json)
     return 0
 
 
-def _tokenizer(args: argparse.Namespace, rules):  # type: ignore[no-untyped-def]
+def _tokenizer(args: argparse.Namespace, rules: "TextRules") -> "Tokenizer":
     from gptworks.data import prepare as preparation
     from gptworks.errors import UsageError
     from gptworks.tokenizer import Tokenizer
@@ -72,39 +116,94 @@ def _tokenizer(args: argparse.Namespace, rules):  # type: ignore[no-untyped-def]
     return Tokenizer.from_pretrained(args.tokenizer)
 
 
-def _show(documents: int, tokens: int) -> None:
-    print(f"\r{documents:,} documents, {tokens:,} tokens", end="", file=sys.stderr, flush=True)
+class _Display:
+    """A bar on a terminal, a line now and then elsewhere."""
+
+    def __enter__(self) -> "_Display":
+        self.started = self.last = time.monotonic()
+        self.position = self.tokens = 0  # where we were when the first block came: an earlier run may have done much
+        self.bar = _bar() if sys.stderr.isatty() else None
+        self.task = None if self.bar is None else self.bar.add_task("", total=None, speed="")
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def show(self, state: "State", total: int) -> None:
+        now = time.monotonic()
+        spent = max(now - self.started, 1e-9)
+        megabytes, tokens = state.text_bytes / 1e6 / spent, state.tokens / spent
+        speed = f"{megabytes:.1f} MB/s, {tokens:,.0f} tokens/s"
+        if self.bar and self.task is not None:
+            self.bar.update(self.task, completed=state.position, total=total or None, speed=speed)
+        elif now - self.last >= _PLAIN_SECONDS:
+            self.last = now
+            share = f"{state.position / total:.0%}, " if total else ""
+            left = f", {spent * (total / state.position - 1):.0f} s left" if total and state.position else ""
+            print(f"prepare: {share}{state.tokens:,} tokens, {speed}{left}", file=sys.stderr, flush=True)
 
 
-def _report(summary, tokenizer, as_json: bool) -> None:  # type: ignore[no-untyped-def]
-    import json
+def _bar():  # type: ignore[no-untyped-def]
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+    columns = (
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[speed]}"),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def _report(summary: "Summary", tokenizer: "Tokenizer", as_json: bool) -> None:
+    skipped = summary.skipped
     if as_json:
         values = {
             "prefix": str(summary.prefix),
+            "files": [str(file) for file in summary.files],
             "documents": summary.documents,
             "tokens": summary.tokens,
             "characters": summary.characters,
             "bytes": summary.text_bytes,
             "seconds": round(summary.seconds, 3),
-            "skipped": summary.skipped.count,
+            "skipped": skipped.count,
+            "first_skipped": skipped.first,
+            "files_passed_over": skipped.passed_over,
             "empty": summary.empty,
             "tokenizer": tokenizer.name,
             "vocab_size": tokenizer.vocab_size,
             "eod_appended": summary.eod_appended,
+            "encoder": summary.encoder,
+            "workers": summary.workers,
+            "blocks_kept": summary.blocks_kept,
         }
         print(json.dumps(values))
         return
-    for line in summary.skipped.first:
+    for line in skipped.first:
         print(f"skipped {line}", file=sys.stderr)
     if summary.empty:
         print(f"{summary.empty:,} empty documents left out", file=sys.stderr)
-    if summary.skipped.count:
-        print(f"{summary.skipped.count:,} lines skipped; --strict stops at the first one instead", file=sys.stderr)
+    if skipped.count:
+        print(f"{skipped.count:,} lines skipped; --strict stops at the first one instead", file=sys.stderr)
+    if skipped.passed_over:
+        number, first = len(skipped.passed_over), skipped.passed_over[0]
+        print(f"{number:,} files passed over that are no known kind of text, such as {first}", file=sys.stderr)
+    if summary.note:
+        print(summary.note, file=sys.stderr)
+    if summary.blocks_kept:
+        print(f"went on from an interrupted run: {summary.blocks_kept:,} blocks were done", file=sys.stderr)
     print(
-        f"{summary.prefix}.bin: {summary.documents:,} documents, {summary.tokens:,} tokens "
-        f"from {summary.text_bytes:,} bytes ({summary.text_bytes / summary.tokens:.2f} bytes per token), "
-        f"{summary.tokens / summary.seconds:,.0f} tokens/s"
+        f"{summary.files[0]}: {summary.documents:,} documents, {summary.tokens:,} tokens from "
+        f"{summary.characters:,} characters, {summary.text_bytes:,} bytes "
+        f"({summary.text_bytes / summary.tokens:.2f} bytes per token)"
     )
+    by = f"{summary.encoder}, {summary.workers} process{'es' if summary.workers > 1 else ''}"
+    speed = f"{summary.text_bytes / 1e6 / summary.seconds:.1f} MB/s, {summary.tokens / summary.seconds:,.0f} tokens/s"
+    print(f"{summary.seconds:.1f} s: {speed} ({by})")
     eod = tokenizer.eod_token if summary.eod_appended else "not marked (--append-eod marks it)"
     print(f"tokenizer {tokenizer.name}, {tokenizer.vocab_size:,} tokens; end of document: {eod}")

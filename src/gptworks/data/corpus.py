@@ -1,16 +1,16 @@
-"""Text in: files to documents, one at a time, with what is wrong counted and named."""
+"""Blocks of text to documents, with what is wrong counted and named."""
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
-from gptworks.data import sample_corpus
+from gptworks.data.text_blocks import Block, FileRange, TextRules, cut, split_articles
+from gptworks.data.text_files import list_inputs
 from gptworks.errors import DataError
 
-TEXT_SUFFIXES = {".txt", ".text", ".md"}
-JSON_SUFFIXES = {".jsonl", ".ndjson"}
-BLANK_LINE = "\n\n"
+_SHOWN = 5
+_BOM = b"\xef\xbb\xbf"
 
 
 @dataclass
@@ -20,109 +20,147 @@ class Skipped:
     strict: bool
     count: int = 0
     first: list[str] = field(default_factory=list)
+    passed_over: list[str] = field(default_factory=list)  # files that are no known kind of text
 
     def report(self, where: str, problem: str) -> None:
         message = f"{where}: {problem}"
         if self.strict:
             raise DataError(f"{message}. Mend the line, or leave out --strict to skip such lines.")
         self.count += 1
-        if len(self.first) < 5:
+        if len(self.first) < _SHOWN:
             self.first.append(message)
 
-
-@dataclass(frozen=True)
-class TextRules:
-    """How to find documents in files. Two keys mean prompt and completion."""
-
-    keys: tuple[str, ...] = ("text",)
-    separator: str = BLANK_LINE  # of plain text; empty = the whole file is one document
-    keep_separator: bool = True  # it stays in the text unless an end-of-document token takes its place
+    def report_all(self, block: Block, problems: list[tuple[int, str]], lines_before: int) -> None:
+        for line, problem in problems:
+            number = lines_before + line
+            where = {"array": f"{block.name}[{number - 1}]", "rows": f"{block.name} row {number}"}
+            self.report(where.get(block.kind, f"{block.name}:{number}"), problem)
 
 
-def check_inputs(inputs: list[str]) -> None:
-    """Complain about all unusable inputs before any work is done."""
-    problems = []
-    for name in inputs:
-        path = Path(name)
-        if name.startswith(sample_corpus.PREFIX):
-            sample_corpus.check(name)
-        elif not path.exists():
-            problems.append(f"{name}: no such file. Check the path.")
-        elif not path.is_file():
-            problems.append(f"{name}: a folder, not a file. Give the files in it.")
-        elif path.suffix not in TEXT_SUFFIXES | JSON_SUFFIXES:
-            kinds = ", ".join(sorted(TEXT_SUFFIXES | JSON_SUFFIXES))
-            problems.append(
-                f"{name}: kind of file not known from its name. Needed: {kinds}, or {sample_corpus.PREFIX}NAME."
-            )
-    if problems:
-        raise DataError("\n".join(problems))
+@dataclass
+class Parsed:
+    """What is in a block: documents, each with one text per key, and the lines that are none."""
+
+    documents: list[tuple[str, ...]] = field(default_factory=list)
+    problems: list[tuple[int, str]] = field(default_factory=list)  # line within the block, from 1; what is wrong
+    num_lines: int = 0
+
+
+def parse(block: Block, rules: TextRules) -> Parsed:
+    if isinstance(block.data, list):
+        return _parse_rows(block.data, rules.keys)
+    data = block.data.read() if isinstance(block.data, FileRange) else block.data
+    if block.kind in ("text", "wikitext"):
+        return _parse_text(block, data, rules)
+    return _parse_lines(data.removeprefix(_BOM) if block.is_first else data, rules.keys)
 
 
 def read_documents(inputs: list[str], rules: TextRules, skipped: Skipped) -> Iterator[tuple[str, ...]]:
-    """Each document as a tuple with one text per key."""
-    for name in inputs:
-        path = Path(name)
-        if name.startswith(sample_corpus.PREFIX):
-            for text in sample_corpus.documents(name):
-                yield (text,)
-        elif path.suffix in JSON_SUFFIXES:
-            yield from _json_lines(path, rules.keys, skipped)
-        else:
-            yield from ((text,) for text in _plain_text(path, rules, skipped))
+    """Each document as a tuple with one text per key, read in this process."""
+    files, skipped.passed_over = list_inputs(inputs, rules.kind)
+    lines = 0
+    for block in cut(files, rules, skipped.passed_over):
+        parsed = parse(block, rules)
+        lines = 0 if block.is_first else lines
+        skipped.report_all(block, parsed.problems, lines)
+        lines += parsed.num_lines
+        yield from parsed.documents
 
 
-def _json_lines(path: Path, keys: tuple[str, ...], skipped: Skipped) -> Iterator[tuple[str, ...]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            where = f"{path}:{number}"
-            try:
-                record = json.loads(line.decode("utf-8-sig"))
+def _parse_lines(data: bytes, keys: tuple[str, ...]) -> Parsed:
+    parsed = Parsed()
+    lines = data.split(b"\n")  # not splitlines, which also cuts at rarer characters
+    if not lines[-1]:
+        lines.pop()
+    parsed.num_lines = len(lines)
+    single = keys[0] if len(keys) == 1 else None
+    for number, line in enumerate(lines, 1):
+        try:
+            record = _quick_loads(line)
+        except (ValueError, RecursionError):
+            try:  # the standard library has the last word on what JSON is
+                record = json.loads(line.decode())
             except UnicodeDecodeError as error:
-                skipped.report(where, f"not UTF-8 (byte {error.start})")
+                parsed.problems.append((number, f"not UTF-8 (byte {error.start})"))
                 continue
             except (ValueError, RecursionError) as error:
-                skipped.report(where, f"not JSON ({error})")
+                if line and not line.isspace():
+                    parsed.problems.append((number, f"not JSON ({error})"))
                 continue
-            if not isinstance(record, dict):
-                skipped.report(where, f"needs an object with key '{keys[0]}', got {type(record).__name__}")
-                continue
-            missing = [key for key in keys if not isinstance(record.get(key), str)]
-            if missing:
-                got = (
-                    f"got {type(record[missing[0]]).__name__}"
-                    if missing[0] in record
-                    else f"keys here: {', '.join(record)}"
-                )
-                skipped.report(where, f"key '{missing[0]}' is not a text; {got}")
-                continue
-            texts = tuple(record[key] for key in keys)
-            try:
-                "".join(texts).encode()
-            except UnicodeEncodeError as error:
-                half = error.object[error.start]
-                skipped.report(where, f"not a text: {half!r} is half of a surrogate pair, from a broken \\u escape")
-                continue
-            if len(keys) == 2 and not texts[1].strip():
-                skipped.report(where, f"key '{keys[1]}' is empty: there is nothing to learn")
-                continue
-            yield texts
+        text = record.get(single) if type(record) is dict and single is not None else None
+        # Only a \\u escape can give half of a surrogate pair, which is no character.
+        if type(text) is str and (b"\\ud" not in line and b"\\uD" not in line):
+            parsed.documents.append((text,))
+        else:
+            _take_record(parsed, number, record, keys)
+    return parsed
 
 
-def _plain_text(path: Path, rules: TextRules, skipped: Skipped) -> Iterator[str]:
+def _standard_loads(line: bytes) -> Any:
+    return json.loads(line.decode())
+
+
+try:
+    from orjson import loads as _quick_loads
+except ImportError:
+    _quick_loads = _standard_loads  # type: ignore[assignment]
+
+
+def _is_text(text: str) -> bool:
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        skipped.report(str(path), f"not UTF-8 text (byte {error.start})")
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _take_record(parsed: Parsed, number: int, record: Any, keys: tuple[str, ...]) -> None:
+    if not isinstance(record, dict):
+        problem = f"needs an object with key '{keys[0]}', got {type(record).__name__}"
+    elif missing := [key for key in keys if not isinstance(record.get(key), str)]:
+        found = (
+            f"got {type(record[missing[0]]).__name__}" if missing[0] in record else f"keys here: {', '.join(record)}"
+        )
+        problem = f"key '{missing[0]}' is not a text; {found}"
+    elif broken := [key for key in keys if not _is_text(record[key])]:
+        problem = f"key '{broken[0]}' is not a text: half of a surrogate pair, from a broken \\u escape"
+    elif len(keys) == 2 and not record[keys[1]].strip():
+        problem = f"key '{keys[1]}' is empty: there is nothing to learn"
+    else:
+        parsed.documents.append(tuple(record[key] for key in keys))
         return
-    if not rules.separator:
-        yield text
-        return
-    pieces = text.split(rules.separator)
+    parsed.problems.append((number, problem))
+
+
+def _parse_rows(rows: list[Any], keys: tuple[str, ...]) -> Parsed:
+    parsed = Parsed(num_lines=len(rows))
+    for number, row in enumerate(rows, 1):
+        values = row if isinstance(row, tuple) else (row,)
+        _take_record(parsed, number, dict(zip(keys, values, strict=True)), keys)
+    return parsed
+
+
+def _parse_text(block: Block, data: bytes, rules: TextRules) -> Parsed:
+    parsed = Parsed(num_lines=data.count(b"\n"))
+    if block.kind == "wikitext":
+        pieces, kept = split_articles(data), b""
+    elif not rules.separator:
+        pieces, kept = [data], b""
+    else:
+        separator = rules.separator.encode()
+        pieces, kept = data.split(separator), separator if rules.keep_separator else b""
+    at = 0
     for number, piece in enumerate(pieces):
-        last = number == len(pieces) - 1
-        document = piece + ("" if last or not rules.keep_separator else rules.separator)
-        if document.strip():
-            yield document
+        is_last = number == len(pieces) - 1
+        is_part = (block.continues and number == 0) or (block.unfinished and is_last)
+        try:
+            text = (piece if is_last else piece + kept).decode()
+            if is_part or not (text.isspace() or not text):
+                parsed.documents.append((text,))
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, at + error.start) + 1
+            parsed.problems.append((line, f"not UTF-8 text (byte {error.start} of its document)"))
+            if is_part:
+                parsed.documents.append(("",))  # the document goes on without this part
+        at += len(piece) + (len(rules.separator.encode()) if block.kind == "text" and rules.separator else 0)
+    return parsed

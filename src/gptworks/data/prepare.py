@@ -1,22 +1,37 @@
-"""Text to a store. The store appears under its name only when it is whole."""
+"""Text to a store: cut, encoded by workers, written in order, published when whole; stopped half-way, it goes on."""
 
 import hashlib
+import json
 import os
+import shutil
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from multiprocessing import get_context
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
 from gptworks.data import corpus
-from gptworks.data.formats import megatron
-from gptworks.data.formats.megatron import beside
+from gptworks.data.encode import Encoded, Encoder, encode_in_worker, start_worker
+from gptworks.data.formats import megatron, registry
+from gptworks.data.formats.contents import Contents
+from gptworks.data.publish import describe, publish
 from gptworks.data.store import Sidecar
-from gptworks.errors import DataError
+from gptworks.data.text_blocks import BLOCK_BYTES, Block, TextRules, cut
+from gptworks.data.text_files import InputFile, list_inputs
+from gptworks.errors import DataError, GPTWorksError
 from gptworks.tokenizer import Tokenizer
 
-_BATCH_CHARACTERS = 2_000_000  # encoded at a time: enough to keep the tokenizer's threads busy
+_WORK_VERSION = 1  # of the work folder: another number starts anew
+_SMALL_BYTES = 4 * BLOCK_BYTES  # below this, starting processes costs more than they save
+_AHEAD = 3  # blocks per worker that are under way
 
 
 @dataclass(frozen=True)
@@ -30,9 +45,33 @@ class Summary:
     skipped: corpus.Skipped
     empty: int  # documents with no text in them
     eod_appended: bool
+    encoder: str  # gigatoken or tokenizers
+    workers: int
+    blocks_kept: int  # blocks that an earlier, interrupted run had done
+    files: list[Path] = field(default_factory=list)
+    note: str = ""
 
 
-Progress = Callable[[int, int], None]  # documents, tokens so far
+@dataclass(frozen=True)
+class State:
+    """How far the work is. Numbers are sums up to the block."""
+
+    blocks: int = 0
+    tokens: int = 0
+    sequences: int = 0  # closed ones
+    pending: int = 0  # tokens of a sequence that goes on in the next block
+    characters: int = 0
+    text_bytes: int = 0
+    empty: int = 0
+    lines: int = 0  # of the stream that the block belongs to
+    position: int = 0
+    input_checksum: int = 0  # of the block
+    tokens_checksum: int = 0  # of the block
+    skipped: int = 0
+    first: list[str] = field(default_factory=list)
+
+
+Progress = Callable[[State, int], None]  # where we are; bytes of all inputs, 0 when not known
 
 
 def prepare(
@@ -40,144 +79,340 @@ def prepare(
     prefix: str | Path,
     tokenizer: Tokenizer,
     *,
-    rules: corpus.TextRules | None = None,
+    rules: TextRules | None = None,
     append_eod: bool = False,
     strict: bool = False,
+    format: str = "megatron",
+    row_length: int | None = None,
+    workers: int = 1,
     progress: Progress | None = None,
 ) -> Summary:
-    """Tokenize files into PREFIX.bin, PREFIX.idx and PREFIX.json."""
-    prefix, rules = Path(prefix), rules or corpus.TextRules()
-    corpus.check_inputs(inputs)
-    if append_eod and tokenizer.eod_id is None:
-        raise DataError(f"--append-eod: {tokenizer.name} has no end-of-document token such as <|endoftext|>.")
+    """Tokenize files into a store. `workers` 0: as many as there are processors."""
+    prefix, rules = Path(prefix), rules or TextRules()
     is_examples = len(rules.keys) == 2
-    if is_examples and not append_eod:
-        raise DataError("prompt and completion: add --append-eod, so that the model learns where a completion ends.")
+    _check_request(prefix, tokenizer, format, row_length, append_eod, is_examples)
+    files, passed_over = list_inputs(inputs, rules.kind)
+    total = sum(each.size for each in files)
+    workers = _how_many(workers, total, files)
     started = time.perf_counter()
-    skipped = corpus.Skipped(strict)
-    if not prefix.name:
-        raise DataError(f"--out: {str(prefix)!r} has no name. Needed: a prefix such as data/corpus.")
-    try:
-        prefix.parent.mkdir(parents=True, exist_ok=True)
-        writer = _Writer(prefix, megatron.dtype_for(tokenizer.vocab_size))
-    except OSError as error:
-        raise DataError(f"{prefix}.bin cannot be written: {error.strerror} ({error.filename}).") from None
-    characters = text_bytes = empty = 0
-    try:
-        for batch in _batches(corpus.read_documents(inputs, rules, skipped)):
-            texts = [text for document in batch for text in document]
-            characters += sum(len(text) for text in texts)
-            text_bytes += sum(len(text.encode("utf-8", "replace")) for text in texts)
-            encoded = iter(tokenizer.encode_batch(texts))
-            for document in batch:
-                sequences = [next(encoded) for _ in document]
-                if not sequences[-1]:
-                    empty += 1
-                    continue
-                if append_eod:
-                    sequences[-1].append(tokenizer.eod_id)  # type: ignore[arg-type]
-                writer.add(sequences)
-            if progress:
-                progress(writer.num_documents, writer.num_tokens)
-        if writer.num_tokens == 0:
-            first = f" First problem: {skipped.first[0]}." if skipped.first else ""
-            raise DataError(f"{', '.join(inputs)}: no text found; {skipped.count} lines were skipped.{first}")
-        writer.finish(tokenizer, "examples" if is_examples else "text", append_eod)
-    except BaseException:
-        writer.abandon()
-        raise
-    seconds = time.perf_counter() - started
+    skipped = corpus.Skipped(strict, passed_over=passed_over)
+    dtype = megatron.dtype_for(tokenizer.vocab_size)
+    fingerprint = _fingerprint(files, rules, tokenizer, append_eod, strict, dtype)
+
+    def run(may_be_quick: bool) -> tuple[_Work, str, int]:
+        with _Work(prefix, fingerprint | {"quick": may_be_quick}) as work:
+            blocks = cut(files, rules, skipped.passed_over, may_cut_documents=not is_examples and encoder.may_cut)
+            kept = work.skip_done(blocks)
+            skipped.count, skipped.first = work.state.skipped, list(work.state.first)
+            with _encoding(encoder, workers) as encode:
+                for block, encoded in encode(blocks):
+                    if encoded.disagreement:
+                        work.abandon()
+                        return work, encoded.disagreement, kept
+                    work.add(block, encoded, skipped)
+                    if progress:
+                        progress(work.state, total)
+            if work.state.tokens == 0:
+                first = f" First problem: {skipped.first[0]}." if skipped.first else ""
+                raise DataError(f"{', '.join(inputs)}: no text found; {skipped.count} lines were skipped.{first}")
+            sidecar = describe(tokenizer, kind="examples" if is_examples else "text", eod_appended=append_eod)
+            work.finish(registry.FORMATS[format], tokenizer, sidecar, len(rules.keys), row_length)
+            return work, "", kept
+
+    encoder = Encoder(tokenizer, rules, dtype, append_eod=append_eod, may_be_quick=True)
+    work, disagreement, kept = run(encoder.quick is not None)
+    note = ""
+    if disagreement:
+        note = f"gigatoken gives other ids than tokenizers for {disagreement[:60]!r}: all was encoded with tokenizers"
+        encoder = Encoder(tokenizer, rules, dtype, append_eod=append_eod, may_be_quick=False)
+        skipped = replace(skipped, count=0, first=[])
+        work, _, kept = run(False)
+    state = work.state
     return Summary(
         prefix,
-        writer.num_documents,
-        writer.num_tokens,
-        characters,
-        text_bytes,
-        seconds,
+        state.sequences // len(rules.keys),
+        state.tokens,
+        state.characters,
+        state.text_bytes,
+        time.perf_counter() - started,
         skipped,
-        empty,
+        state.empty,
         eod_appended=append_eod,
+        encoder="gigatoken" if encoder.quick else "tokenizers",
+        workers=workers,
+        blocks_kept=kept,
+        files=work.published,
+        note=note,
     )
 
 
-def train_tokenizer(inputs: list[str], vocab_size: int, rules: corpus.TextRules, *, strict: bool = False) -> Tokenizer:
+def train_tokenizer(inputs: list[str], vocab_size: int, rules: TextRules, *, strict: bool = False) -> Tokenizer:
     """A new BPE learned from the corpus itself."""
-    corpus.check_inputs(inputs)
     skipped = corpus.Skipped(strict)
     texts = (text for document in corpus.read_documents(inputs, rules, skipped) for text in document)
     return Tokenizer.train(texts, vocab_size)
 
 
-def _batches(documents: Iterator[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
-    batch, size = [], 0
-    for document in documents:
-        batch.append(document)
-        size += sum(len(text) for text in document)
-        if size >= _BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-class _Writer:
-    """Writes under temporary names beside the final ones, then renames: the sidecar last, as the sign of wholeness."""
-
-    def __init__(self, prefix: Path, dtype: np.dtype) -> None:
-        self.prefix, self.dtype = prefix, dtype
-        self.sizes: list[int] = []
-        self.documents = [0]
-        self.num_tokens = 0
-        self.hash = hashlib.sha256()
-        self.file = self._temporary(".bin").open("wb")
-
-    @property
-    def num_documents(self) -> int:
-        return len(self.documents) - 1
-
-    def _temporary(self, suffix: str) -> Path:
-        return beside(self.prefix, f"{suffix}.part")
-
-    def add(self, sequences: list[list[int]]) -> None:
-        for ids in sequences:
-            data = np.asarray(ids, dtype=np.int64).astype(self.dtype).tobytes()
-            self.file.write(data)
-            self.hash.update(data)
-            self.sizes.append(len(ids))
-            self.num_tokens += len(ids)
-        self.documents.append(len(self.sizes))
-
-    def finish(self, tokenizer: Tokenizer, kind: str, eod_appended: bool) -> None:
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
-        index = megatron.Index(self.dtype, np.array(self.sizes, np.int32), np.array(self.documents, np.int64))
-        with self._temporary(".idx").open("wb") as file:
-            megatron.write_index(file, index)
-        tokenizer_name = "gpt2" if tokenizer.name == "gpt2" else f"{self.prefix.name}.tokenizer.json"
-        if tokenizer_name != "gpt2":
-            tokenizer.backend.save(str(self._temporary(".tokenizer.json")))
-        sidecar = Sidecar(
-            kind=kind,
-            tokenizer=tokenizer_name,
-            tokenizer_identity=tokenizer.identity,
-            vocab_size=tokenizer.vocab_size,
-            eod_id=tokenizer.eod_id,
-            eod_appended=eod_appended,
-            documents=self.num_documents,
-            tokens=self.num_tokens,
-            dtype=self.dtype.name,
-            sha256={
-                ".bin": self.hash.hexdigest(),
-                ".idx": hashlib.sha256(self._temporary(".idx").read_bytes()).hexdigest(),
-            },
+def _check_request(
+    prefix: Path, tokenizer: Tokenizer, format: str, row_length: int | None, append_eod: bool, is_examples: bool
+) -> None:
+    if append_eod and tokenizer.eod_id is None:
+        raise DataError(f"--append-eod: {tokenizer.name} has no end-of-document token such as <|endoftext|>.")
+    if is_examples and not append_eod:
+        raise DataError("prompt and completion: add --append-eod, so that the model learns where a completion ends.")
+    if is_examples and format != "megatron":
+        raise DataError(f"--format {format}: prompts and completions are kept in a megatron store only.")
+    if not prefix.name:
+        raise DataError(f"--out: {str(prefix)!r} has no name. Needed: a prefix such as data/corpus.")
+    if row_length is not None and row_length < 2:
+        raise DataError(f"--row-length: got {row_length}; needs 2 or more (an input and its target).")
+    if format == "mindrecord" and row_length is None:
+        raise DataError("--format mindrecord: its rows are training samples. Needed: --row-length, seq_len + 1.")
+    if format in ("nanogpt", "llmc") and tokenizer.vocab_size > 65536:
+        raise DataError(
+            f"--format {format}: stores ids in 16 bits, but {tokenizer.name} has {tokenizer.vocab_size} tokens. Use "
+            "--format megatron."
         )
-        sidecar.write(self._temporary(".json"))
-        for suffix in (".bin", ".idx", ".tokenizer.json", ".json"):
-            if self._temporary(suffix).exists():
-                self._temporary(suffix).replace(beside(self.prefix, suffix))
+
+
+def _how_many(workers: int, total: int, files: list[InputFile]) -> int:
+    if workers < 0:
+        raise DataError(f"--workers: got {workers}; needs 1 or more, or 0 for one per processor.")
+    if workers:
+        return workers
+    is_small = total < _SMALL_BYTES and all(each.path is not None for each in files)
+    return 1 if is_small else len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _fingerprint(
+    files: list[InputFile], rules: TextRules, tokenizer: Tokenizer, append_eod: bool, strict: bool, dtype: np.dtype
+) -> dict[str, Any]:
+    """All that decides the tokens. The number of workers and the format do not."""
+    return {
+        "version": _WORK_VERSION,
+        "block_bytes": BLOCK_BYTES,
+        "inputs": [[each.name, each.size, each.modified] for each in files],
+        "rules": json.loads(json.dumps(asdict(rules))),
+        "tokenizer": tokenizer.identity,
+        "append_eod": append_eod,
+        "strict": strict,
+        "dtype": dtype.name,
+    }
+
+
+class _WorkerDied(DataError):
+    pass
+
+
+@contextmanager
+def _encoding(encoder: Encoder, workers: int) -> Iterator[Callable[[Iterable[Block]], Iterator[tuple[Block, Encoded]]]]:
+    """A function from blocks to encoded blocks, in order, over this process or several."""
+    if workers == 1:
+        yield lambda blocks: ((block, encoder.encode(block)) for block in blocks)
+        return
+    arguments = (encoder.tokenizer, encoder.rules, encoder.dtype, encoder.append_eod, encoder.quick is not None)
+    # A fresh interpreter each: forking a process that has threads, as tokenizers do, can hang.
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=start_worker, initargs=arguments)
+
+    def in_order(blocks: Iterable[Block]) -> Iterator[tuple[Block, Encoded]]:
+        under_way: deque[tuple[Block, Future[Encoded]]] = deque()
+        for block in blocks:
+            under_way.append((block, pool.submit(encode_in_worker, block)))
+            if len(under_way) >= workers * _AHEAD:
+                first, future = under_way.popleft()
+                yield first, future.result()
+        while under_way:
+            first, future = under_way.popleft()
+            yield first, future.result()
+
+    try:
+        yield in_order
+    except BrokenProcessPool:
+        raise _WorkerDied(
+            f"a worker process ended without a word; the system may have run out of memory. Use --workers "
+            f"{max(1, workers // 2)}; the same command goes on where this one stopped."
+        ) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+class _Work:
+    """The folder PREFIX.part: tokens, sizes and a journal with a line for each finished block."""
+
+    def __init__(self, prefix: Path, fingerprint: dict[str, Any]) -> None:
+        self.prefix, self.fingerprint = prefix, fingerprint
+        self.folder = megatron.beside(prefix, ".part")
+        self.state = State()
+        self.hash = hashlib.sha256()
+        self.published: list[Path] = []
+        self.itemsize = np.dtype(fingerprint["dtype"]).itemsize
+
+    def __enter__(self) -> "_Work":
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(self.folder / "lock", self.prefix)
+            states = self._states_to_go_on_from()
+            if not states:
+                (self.folder / "plan.json").unlink(missing_ok=True)
+            self.tokens = _open_for_update(self.folder / "tokens")
+            self.sizes = _open_for_update(self.folder / "sizes")
+            self.journal = _open_for_update(self.folder / "journal")
+        except OSError as error:
+            raise DataError(f"{self.prefix}.bin cannot be written: {error.strerror} ({error.filename}).") from None
+        self.done = self._checked(states)
+        self._cut_back()
+        (self.folder / "plan.json").write_text(json.dumps(self.fingerprint), encoding="utf-8")
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        for file in (self.tokens, self.sizes, self.journal):
+            file.close()
+        # A mistake in the input leaves nothing behind; an interruption leaves what was done, to go on from.
+        if kind is None or (isinstance(error, GPTWorksError) and not isinstance(error, _WorkerDied)):
+            self.abandon()
+        self._lock.close()
 
     def abandon(self) -> None:
-        self.file.close()
-        for suffix in (".bin", ".idx", ".tokenizer.json", ".json"):
-            self._temporary(suffix).unlink(missing_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _states_to_go_on_from(self) -> list[State]:
+        try:
+            plan = json.loads((self.folder / "plan.json").read_text(encoding="utf-8"))
+            lines = (self.folder / "journal").read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError):
+            return []
+        if plan != self.fingerprint:
+            return []
+        states = []
+        for line in lines:
+            try:
+                states.append(State(**json.loads(line)))
+            except (ValueError, TypeError):
+                break  # the line that was being written when the power went
+        return states
+
+    def _checked(self, states: list[State]) -> list[State]:
+        """The finished blocks whose tokens are all there and whole."""
+        before = 0
+        for number, state in enumerate(states):
+            data = self.tokens.read((state.tokens - before) * self.itemsize)
+            if zlib.crc32(data) != state.tokens_checksum or len(data) != (state.tokens - before) * self.itemsize:
+                return states[:number]
+            self.hash.update(data)
+            before = state.tokens
+        return states
+
+    def _cut_back(self) -> None:
+        if self.done:
+            self.state = self.done[-1]
+        self.tokens.truncate(self.state.tokens * self.itemsize)
+        self.sizes.truncate(self.state.sequences * 8)
+        self.journal.truncate(0)
+        self.journal.seek(0)
+        for state in self.done:
+            self._note(state)
+        for file in (self.tokens, self.sizes):
+            file.seek(0, os.SEEK_END)
+
+    def skip_done(self, blocks: Iterator[Block]) -> int:
+        """Pass over the blocks of an earlier run, making sure that they are the same."""
+        for state in self.done:
+            block = next(blocks, None)
+            if block is None or block.checksum != state.input_checksum:
+                raise DataError(
+                    f"{self.folder}: holds the beginning of this work, but the text that comes now is another. Remove "
+                    "that folder to start anew."
+                )
+        return len(self.done)
+
+    def add(self, block: Block, encoded: Encoded, skipped: corpus.Skipped) -> None:
+        lines = 0 if block.is_first else self.state.lines
+        skipped.report_all(block, encoded.problems, lines)
+        sizes = encoded.sizes
+        if block.continues and len(sizes):
+            sizes[0] += self.state.pending
+        pending = int(sizes[-1]) if block.unfinished else 0
+        closed = sizes[:-1] if block.unfinished else sizes
+        self.tokens.write(encoded.tokens)
+        self.sizes.write(closed.astype("<i8").tobytes())
+        self.hash.update(encoded.tokens)
+        state = self.state
+        self.state = State(
+            blocks=state.blocks + 1,
+            tokens=state.tokens + len(encoded.tokens) // self.itemsize,
+            sequences=state.sequences + len(closed),
+            pending=pending,
+            characters=state.characters + encoded.characters,
+            text_bytes=state.text_bytes + encoded.text_bytes,
+            empty=state.empty + encoded.empty,
+            lines=lines + encoded.num_lines,
+            position=block.position,
+            input_checksum=block.checksum,
+            tokens_checksum=encoded.checksum,
+            skipped=skipped.count,
+            first=list(skipped.first),
+        )
+        for file in (self.tokens, self.sizes):
+            file.flush()
+        self._note(self.state)
+        self.journal.flush()
+
+    def _note(self, state: State) -> None:
+        self.journal.write(json.dumps(asdict(state)).encode() + b"\n")
+
+    def finish(
+        self,
+        format_: registry.Format,
+        tokenizer: Tokenizer,
+        sidecar: Sidecar,
+        per_document: int,
+        row_length: int | None,
+    ) -> None:
+        dtype = np.dtype(self.fingerprint["dtype"])
+        tokens = self.folder / f"{self.prefix.name}.bin"
+        (self.folder / "tokens").rename(tokens)
+        sizes = np.memmap(self.folder / "sizes", "<i8", "r", shape=(self.state.sequences,))
+        documents = np.arange(0, self.state.sequences + 1, per_document, dtype=np.int64)
+        contents = Contents(np.memmap(tokens, dtype, "r"), sizes, documents)
+        if row_length is not None:
+            contents = as_rows(contents, row_length, self.prefix)
+        staged, hashes = self.folder / self.prefix.name, {}
+        if format_.NAME == "megatron" and row_length is None:
+            # The tokens were written in this format from the start.
+            written = [tokens, megatron.write_index_file(staged, dtype, contents)]
+            hashes = {tokens: self.hash.hexdigest()}
+        else:
+            (self.folder / "out").mkdir(exist_ok=True)
+            written = format_.write(self.folder / "out" / self.prefix.name, contents, tokenizer.vocab_size)
+        self.published = publish(written, hashes, contents, self.prefix, format_, sidecar, tokenizer)
+
+
+def as_rows(contents: Contents, row_length: int, name: Path) -> Contents:
+    """The same tokens as rows of one length, each a training sample; what is left at the end is dropped."""
+    rows = contents.num_tokens // row_length
+    if not rows:
+        raise DataError(f"{name}: {contents.num_tokens} tokens do not fill one row of {row_length}. Use more text.")
+    sizes = np.full(rows, row_length, np.int64)
+    return Contents(contents.tokens[: rows * row_length], sizes, np.arange(rows + 1), is_rows=True)
+
+
+def _open_for_update(path: Path) -> IO[bytes]:
+    path.touch()
+    return path.open("r+b")
+
+
+def _lock(path: Path, prefix: Path) -> IO[bytes]:
+    """Held while this process works on the folder; the system lets go of it when the process dies."""
+    file = path.open("wb")
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:
+        pass  # not a POSIX system: nobody checks
+    except BlockingIOError:
+        file.close()
+        raise DataError(
+            f"{prefix}: another `gptworks prepare` is writing it. Wait for it, or choose another --out."
+        ) from None
+    return file

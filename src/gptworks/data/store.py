@@ -33,6 +33,7 @@ class Sidecar:
     tokens: int
     dtype: str
     sha256: dict[str, str] = field(default_factory=dict)  # file suffix -> hash
+    data_format: str = "megatron"  # of the files it describes
     format: str = "gptworks-store"
     version: int = SIDECAR_VERSION
 

@@ -30,6 +30,8 @@ class Tokenizer:
     [15496, 995]
     """
 
+    file_suffix = ".tokenizer.json"  # of what save_file writes, beside a store
+
     def __init__(self, backend: tokenizers.Tokenizer, *, name: str, eod_token: str | None = None) -> None:
         self.backend = backend
         self.name = name
@@ -154,9 +156,14 @@ class Tokenizer:
     # Identity and files
 
     @cached_property
+    def spec(self) -> dict[str, Any]:
+        """What tokenizer.json says."""
+        return json.loads(self.backend.to_str())
+
+    @cached_property
     def identity(self) -> str:
         """sha256 of all that decides the ids. Equal for the same tokenizer read from different kinds of file."""
-        spec = json.loads(self.backend.to_str())
+        spec = self.spec
         model = spec["model"]
         parts = {
             "model": {
@@ -184,6 +191,10 @@ class Tokenizer:
         eod = {"eos_token": self.eod_token, "bos_token": self.eod_token, "unk_token": self.eod_token}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **(eod if self.eod_token else {})}
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+    def save_file(self, path: Path) -> None:
+        """The tokenizer in one file, which `from_pretrained` reads; not its choice of the end of document."""
+        self.backend.save(str(path))
 
     def require(self, identity: str, *, what: str) -> None:
         """Stop unless this is the tokenizer that `what` was made with."""

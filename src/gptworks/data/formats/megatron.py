@@ -19,6 +19,7 @@ NAME = "megatron"
 TITLE = "Megatron .bin/.idx, memory-mapped"
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
+_INDEX_PIECE = 1 << 18
 # 6 and 7 mean float and double in some versions and the reverse in others: never token data.
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
 CODES = {np.dtype(kind): code for code, kind in DTYPES.items()}
@@ -58,19 +59,25 @@ def read(main: Path) -> Contents:
 
 def write(prefix: Path, contents: Contents, vocab_size: int | None) -> list[Path]:
     dtype = dtype_of(contents, vocab_size)
-    bin_, idx = beside(prefix, ".bin"), beside(prefix, ".idx")
-    if len(contents.sizes) and contents.sizes.max() > np.iinfo(np.int32).max:
-        where = int(contents.sizes.argmax())
-        raise DataError(
-            f"{idx}: sequence {where} has {contents.sizes[where]} tokens; this format counts them in 32 bits. Cut the "
-            "stream into documents first: name its tokenizer with --tokenizer."
-        )
+    bin_ = beside(prefix, ".bin")
+    index = write_index_file(prefix, dtype, contents)
     with bin_.open("wb") as file:
         for block in blocks(contents.tokens, dtype, bin_):
             file.write(block.tobytes())
-    with idx.open("wb") as file:
+    return [bin_, index]
+
+
+def write_index_file(prefix: Path, dtype: np.dtype, contents: Contents) -> Path:
+    index = beside(prefix, ".idx")
+    if len(contents.sizes) and contents.sizes.max() > np.iinfo(np.int32).max:
+        where = int(contents.sizes.argmax())
+        raise DataError(
+            f"{index}: sequence {where} has {contents.sizes[where]} tokens; this format counts them in 32 bits. Cut "
+            "the stream into documents first: name its tokenizer with --tokenizer."
+        )
+    with index.open("wb") as file:
         write_index(file, Index(dtype, contents.sizes, contents.documents))
-    return [bin_, idx]
+    return index
 
 
 def dtype_of(contents: Contents, vocab_size: int | None) -> np.dtype:
@@ -86,13 +93,19 @@ def dtype_for(vocab_size: int) -> np.dtype:
 
 
 def write_index(file: BinaryIO, index: Index) -> None:
-    n = len(index.sizes)
+    """Piece by piece: with many documents, arrays of the whole index would be most of the memory in use."""
+    n, width = len(index.sizes), index.dtype.itemsize
     file.write(HEADER.pack(MAGIC, 1, CODES[index.dtype], n, len(index.documents)))
-    file.write(index.sizes.astype("<i4").tobytes())
-    offsets = np.zeros(n, dtype="<i8")
-    np.cumsum(index.sizes[:-1], out=offsets[1:], dtype=np.int64)
-    file.write((offsets * index.dtype.itemsize).tobytes())
-    file.write(index.documents.astype("<i8").tobytes())
+    pieces = [slice(start, start + _INDEX_PIECE) for start in range(0, n, _INDEX_PIECE)]
+    for piece in pieces:
+        file.write(index.sizes[piece].astype("<i4").tobytes())
+    before = 0
+    for piece in pieces:
+        ends = np.cumsum(index.sizes[piece], dtype=np.int64) * width + before
+        file.write(np.concatenate([[before], ends[:-1]]).astype("<i8").tobytes())
+        before = int(ends[-1])
+    for start in range(0, len(index.documents), _INDEX_PIECE):
+        file.write(index.documents[start : start + _INDEX_PIECE].astype("<i8").tobytes())
 
 
 def read_index(prefix: Path) -> Index:

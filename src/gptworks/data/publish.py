@@ -1,0 +1,66 @@
+"""A dataset appears under its name only when it is whole: staged in a folder beside, renamed, the sidecar last."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from gptworks.data.formats.contents import Contents
+from gptworks.data.formats.registry import Format
+from gptworks.data.store import Sidecar, sha256_of
+from gptworks.tokenizer import Tokenizer
+
+
+def describe(tokenizer: Tokenizer, *, kind: str, eod_appended: bool) -> Sidecar:
+    """What a new store says of itself; counts and hashes are filled in when it is published."""
+    return Sidecar(
+        kind=kind,
+        tokenizer="",
+        tokenizer_identity=tokenizer.identity,
+        vocab_size=tokenizer.vocab_size,
+        eod_id=tokenizer.eod_id,
+        eod_appended=eod_appended,
+        documents=0,
+        tokens=0,
+        dtype="",
+    )
+
+
+def publish(
+    written: list[Path],
+    hashes: dict[Path, str],
+    contents: Contents,
+    prefix: Path,
+    format_: Format,
+    sidecar: Sidecar | None,
+    tokenizer: Tokenizer | None,
+) -> list[Path]:
+    """Move the files of a dataset from their staging folder to PREFIX, with sidecar and tokenizer. Returns them all.
+
+    `hashes`: those that are known already. Without `sidecar` nothing is known of the tokens, and none is written.
+    """
+    staged = written[0].parent / prefix.name
+    beside: list[Path] = []
+    if sidecar is not None:
+        if tokenizer is not None:
+            name = "gpt2" if tokenizer.name == "gpt2" else prefix.name + tokenizer.file_suffix
+            if name != "gpt2":
+                beside.append(staged.with_name(name))
+                tokenizer.save_file(beside[0])
+            sidecar = replace(sidecar, tokenizer=name)
+        hashes = {file: hashes.get(file) or sha256_of(file) for file in written}
+        mains = sorted({main for file in written if (main := format_.find(file))})
+        for main in mains:  # several when the format writes shards
+            found = format_.read(main)
+            replace(
+                sidecar,
+                data_format=format_.NAME,
+                documents=contents.num_documents if len(mains) == 1 else found.num_documents,
+                tokens=found.num_tokens,
+                dtype=found.tokens.dtype.name,
+                sha256={file.name.removeprefix(prefix.name): hashes[file] for file in format_.files(main)},
+            ).write(format_.sidecar(main))
+            beside.append(format_.sidecar(main))
+    for file in written:
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+    return [file.replace(prefix.with_name(file.name)) for file in [*written, *beside]]

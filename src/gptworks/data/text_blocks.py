@@ -1,0 +1,288 @@
+"""Streams of text cut into blocks of some megabytes: the unit of work, of memory and of going on after a stop.
+
+Where the cuts fall depends on the text alone, so any number of workers gives the same blocks, and so does a second run.
+"""
+
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any
+
+from gptworks.data import sample_corpus
+from gptworks.data.text_files import InputFile, TextStream, open_streams
+from gptworks.errors import DataError
+
+BLOCK_BYTES = 4 << 20
+_READ_BYTES = 1 << 20
+_EDGE = 4096  # longer than any separator or heading
+_BOM = b"\xef\xbb\xbf"
+
+# Where a pre-tokenizer of GPT-2's kind always cuts: before the space between two words, between a line break and a
+# visible character, between a Chinese full stop and a Chinese character. There a document may be encoded in pieces.
+SAFE_CUT = re.compile(rb"[A-Za-z](?= [A-Za-z])|\n(?=[!-~])|\xe3\x80\x82(?=[\xe4-\xe9])")
+
+
+@dataclass(frozen=True)
+class TextRules:
+    """How to find documents in files."""
+
+    keys: tuple[str, ...] = ("text",)  # two mean prompt and completion
+    separator: str = "\n\n"  # of plain text; empty = the whole file is one document
+    keep_separator: bool = True  # it stays in the text unless an end-of-document token takes its place
+    kind: str = "auto"  # of all inputs: text, jsonl, wikitext; auto = by name
+
+
+@dataclass(frozen=True)
+class FileRange:
+    """Bytes that the worker reads itself."""
+
+    path: Path
+    start: int
+    length: int
+
+    def read(self) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            data = file.read(self.length)
+        if len(data) != self.length:
+            raise DataError(f"{self.path}: became shorter while it was read. Start again when it is complete.")
+        return data
+
+
+@dataclass(frozen=True)
+class Block:
+    name: str  # of the stream
+    kind: str  # lines (JSON, one object each), array (the same, from a JSON array), text, wikitext, rows
+    data: bytes | FileRange | list[Any]
+    position: int  # bytes of the inputs read up to its end
+    is_first: bool  # of its stream
+    continues: bool = False  # its first document began in the block before
+    unfinished: bool = False  # its last document goes on in the next block
+
+    @property
+    def checksum(self) -> int:
+        """Of text that comes from a pipe or a compressed file, to know it again. A plain file has a date and a size."""
+        return zlib.crc32(self.data) if isinstance(self.data, bytes) else 0
+
+
+def cut(
+    files: list[InputFile], rules: TextRules, passed_over: list[str], *, may_cut_documents: bool = False
+) -> Iterator[Block]:
+    """All blocks of all inputs. `may_cut_documents`: a long document of plain text may span blocks, at safe cuts."""
+    for stream in open_streams(files, rules.kind, passed_over):
+        if stream.kind == "jsonl" and stream.path is not None:
+            yield from _ranges_of_lines(stream)
+        elif stream.kind == "jsonl":
+            yield from _lines(stream)
+        elif stream.kind == "json":
+            yield from _array_elements(stream)
+        elif stream.kind == "parquet":
+            yield from _parquet_rows(stream, rules.keys)
+        elif stream.kind == "sample":
+            yield from _batches(stream, iter(sample_corpus.documents(stream.name)))
+        else:
+            yield from _plain_text(stream, rules, may_cut_documents)
+
+
+def _ranges_of_lines(stream: TextStream) -> Iterator[Block]:
+    """Ranges of a file that end with a line."""
+    assert stream.path is not None
+    with stream.path.open("rb") as file:
+        size = file.seek(0, 2)
+        start = 0
+        before = stream.position() - stream.file.tell()
+        while start < size:
+            end = start + BLOCK_BYTES
+            file.seek(end - 1)
+            while end < size:
+                piece = file.readline(_READ_BYTES)
+                end = file.tell()
+                if piece.endswith(b"\n"):
+                    break
+            end = min(end, size)
+            yield Block(stream.name, "lines", FileRange(stream.path, start, end - start), before + end, start == 0)
+            start = end
+
+
+def _lines(stream: TextStream) -> Iterator[Block]:
+    first = True
+    while data := stream.file.read(BLOCK_BYTES):
+        if not data.endswith(b"\n"):
+            data += stream.file.readline()
+        yield Block(stream.name, "lines", data, stream.position(), first)
+        first = False
+
+
+_JSON_MARKS = re.compile(rb'["\\\[\]{},]')
+_STRING_END = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+
+
+def _array_elements(stream: TextStream) -> Iterator[Block]:
+    """The elements of one JSON array as lines, without holding the array. A raw line break in a JSON string is not
+    allowed, so those between tokens can be taken out."""
+    elements: list[bytes] = []
+    size, first = 0, True
+    for element in _split_array(stream.file, stream.name):
+        elements.append(element.replace(b"\n", b" ").replace(b"\r", b" "))
+        size += len(element)
+        if size >= BLOCK_BYTES:
+            yield Block(stream.name, "array", b"\n".join(elements), stream.position(), first)
+            elements, size, first = [], 0, False
+    if elements:
+        yield Block(stream.name, "array", b"\n".join(elements), stream.position(), first)
+
+
+def _split_array(file: IO[bytes], name: str) -> Iterator[bytes]:
+    def broken(what: str) -> DataError:
+        return DataError(
+            f"{name}: not a JSON array: {what} after {count} elements. Mend it, or give one object a line."
+        )
+
+    buffer = file.read(_READ_BYTES).removeprefix(_BOM).lstrip()
+    at, start, depth, count = 1, 1, 1, 0  # behind the opening bracket
+    while depth:
+        mark = _JSON_MARKS.search(buffer, at)
+        if mark and mark[0] == b'"':
+            end = _STRING_END.match(buffer, mark.end())
+            mark = mark if end else None
+            at = end.end() if end else at
+        elif mark:
+            at = mark.end()
+            if mark[0] in b"[{":
+                depth += 1
+            elif mark[0] in b"]}":
+                depth -= 1
+            elif mark[0] == b"\\":
+                raise broken(f"a backslash outside a string at {buffer[mark.start() : mark.start() + 10]!r}")
+            ends = (mark[0] == b"," and depth == 1) or depth == 0
+            if ends:
+                element = buffer[start : mark.start()].strip()
+                if element:
+                    count += 1
+                    yield element
+                elif depth or count:
+                    raise broken("a comma with nothing before it" if depth else "a comma at the end")
+                start = at
+        if not mark:
+            more = file.read(_READ_BYTES)
+            if not more:
+                raise broken("the file ends")
+            buffer = buffer[start:] + more
+            at, start = at - start, 0
+    rest = buffer[at:].strip() or file.read(_READ_BYTES).strip()
+    if rest:
+        raise broken(f"more text behind its end, {rest[:20]!r},")
+
+
+def _parquet_rows(stream: TextStream, keys: tuple[str, ...]) -> Iterator[Block]:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise DataError(f'{stream.name}: reading .parquet needs a package: pip install "gptworks[interop]".') from None
+    from pyarrow.lib import ArrowException
+
+    if stream.path is None:
+        raise DataError(f"{stream.name}: a parquet file is read from its end, so not from an archive. Unpack it first.")
+    try:
+        with pyarrow.parquet.ParquetFile(stream.path) as table:
+            missing = [key for key in keys if key not in table.schema_arrow.names]
+            if missing:
+                raise DataError(
+                    f"{stream.name}: no column '{missing[0]}'. Columns: {', '.join(table.schema_arrow.names)}. Choose "
+                    "one with --key."
+                )
+            batches = table.iter_batches(batch_size=1024, columns=list(keys))
+            rows = (row for batch in batches for row in zip(*(batch.column(k).to_pylist() for k in keys), strict=True))
+            yield from _batches(stream, (row if len(keys) > 1 else row[0] for row in rows))
+    except (ArrowException, OSError) as error:
+        raise DataError(f"{stream.name}: not a readable parquet file ({error}). Copy it again.") from None
+
+
+def _batches(stream: TextStream, rows: Iterator[Any]) -> Iterator[Block]:
+    batch: list[Any] = []
+    size, first = 0, True
+    for row in rows:
+        batch.append(row)
+        size += len(str(row)) if not isinstance(row, str) else len(row)
+        if size >= BLOCK_BYTES:
+            yield Block(stream.name, "rows", batch, stream.position(), first)
+            batch, size, first = [], 0, False
+    if batch:
+        yield Block(stream.name, "rows", batch, stream.position(), first)
+
+
+# A border finder: where the first document that begins at or after `start` begins, or -1. Exact whatever came before.
+Border = Callable[[bytearray, int], int]
+
+
+def _separator_finder(separator: bytes) -> Border:
+    if not separator:
+        return lambda data, start: -1
+    length = len(separator)
+
+    def find(data: bytearray, start: int) -> int:
+        at = data.find(separator, start)
+        # "\n\n" within a longer run of line breaks may belong to an earlier pair: take one that overlaps no other.
+        while at > 0 and 0 <= data.find(separator, max(0, at - length + 1), at + length - 1) < at:
+            at = data.find(separator, at + 1)
+        return at + length if at >= 0 else -1
+
+    return find
+
+
+_HEADING = re.compile(rb"\n[ \t]*\n(?= ?= [^=\n](?:[^\n]*[^=\n])? = ?\n[ \t]*\n)")
+
+
+def _heading(data: bytes | bytearray, start: int) -> int:
+    """WikiText: ` = Title = ` between blank lines begins an article; ` = = Section = = ` does not."""
+    found = _HEADING.search(data, max(0, start - 1))
+    return found.end() if found else -1
+
+
+def split_articles(data: bytes) -> list[bytes]:
+    starts = [0, *(found.end() for found in _HEADING.finditer(data)), len(data)]
+    return [data[begin:end] for begin, end in pairwise(starts)]
+
+
+def _plain_text(stream: TextStream, rules: TextRules, may_cut_documents: bool) -> Iterator[Block]:
+    wanted = "wikitext" if stream.kind == "wikitext" else "text"
+    border = _heading if wanted == "wikitext" else _separator_finder(rules.separator.encode())
+    buffer = bytearray()
+    first, continues, is_open = True, False, True
+    searched = 0  # no border begins before here, counted from the block's size on
+    while is_open or buffer:
+        if is_open:
+            piece = _newlines(stream.file)
+            is_open = bool(piece)
+            buffer += piece.removeprefix(_BOM) if first and not buffer else piece
+        if is_open and len(buffer) < BLOCK_BYTES + _READ_BYTES:
+            continue
+        end = border(buffer, max(BLOCK_BYTES, searched)) if len(buffer) > BLOCK_BYTES else -1
+        # A border at the very edge may look different once more is known.
+        end = end if end < len(buffer) - _EDGE or not is_open else -1
+        unfinished = False
+        if end < 0 and is_open and may_cut_documents:
+            safe = SAFE_CUT.search(buffer, BLOCK_BYTES)
+            end, unfinished = (safe.end(), True) if safe else (-1, False)
+            del safe  # it would keep the buffer from shrinking
+        if end < 0 and is_open:
+            searched = len(buffer) - _EDGE
+            continue
+        end = end if end >= 0 else len(buffer)
+        if end:
+            yield Block(stream.name, wanted, bytes(buffer[:end]), stream.position(), first, continues, unfinished)
+        del buffer[:end]
+        first, continues, searched = False, unfinished, 0
+
+
+def _newlines(file: IO[bytes]) -> bytes:
+    """Some bytes with every kind of line break made \\n."""
+    data = file.read(_READ_BYTES)
+    if b"\r" not in data:
+        return data
+    while data.endswith(b"\r") and (more := file.read(1)):
+        data += more
+    return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
