@@ -8,7 +8,18 @@ import traceback
 from collections.abc import Sequence
 
 from gptworks import __version__
-from gptworks.cli import completion, config, evaluate, generate, plot, prepare, train
+from gptworks.cli import (
+    completion,
+    config,
+    convert,
+    evaluate,
+    generate,
+    inspect,
+    plot,
+    prepare,
+    train,
+    verify,
+)
 from gptworks.errors import GPTWorksError
 
 # Each module has HELP, add_arguments(parser) and run(args); none of them imports torch or pydantic before run().
@@ -17,6 +28,9 @@ VERBS = {
     "train": train,
     "eval": evaluate,
     "generate": generate,
+    "convert": convert,
+    "inspect": inspect,
+    "verify": verify,
     "plot": plot,
     "config": config,
     "completion": completion,

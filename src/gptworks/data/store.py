@@ -142,3 +142,22 @@ class Store:
 def sha256_of(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def locate_stores(path: str) -> list[Located]:
+    """Every dataset that a path of the configuration means: a prefix or file, all in a folder, or all that a pattern
+    such as `shards/train_*.bin` matches; in the order of their names."""
+    if Path(path).is_dir():
+        found = registry.locate_all(Path(path))
+        if not found:
+            kinds = ", ".join(registry.FORMATS)
+            raise DataError(f"{path}: no dataset in this folder. Formats: {kinds}. `gptworks prepare` makes one.")
+        return found
+    if any(sign in path for sign in "*?[") and not Path(path).exists():
+        root = Path(Path(path).anchor)
+        files = sorted(root.glob(str(Path(path).relative_to(root))))
+        matched = {each.main: each for each in map(registry.locate, files)}
+        if not matched:
+            raise DataError(f"{path}: no file matches this pattern.")
+        return [matched[main] for main in sorted(matched)]
+    return [registry.locate(Path(path))]
