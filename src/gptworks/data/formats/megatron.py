@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from gptworks.data.formats.contents import Contents, blocks
+from gptworks.data.formats.contents import Contents, blocks, check_sizes_fit_32_bits
 from gptworks.errors import DataError
 
 NAME = "megatron"
@@ -59,12 +59,7 @@ def read(main: Path) -> Contents:
 def write(prefix: Path, contents: Contents, vocab_size: int | None) -> list[Path]:
     dtype = dtype_of(contents, vocab_size)
     bin_, idx = beside(prefix, ".bin"), beside(prefix, ".idx")
-    if len(contents.sizes) and contents.sizes.max() > np.iinfo(np.int32).max:
-        where = int(contents.sizes.argmax())
-        raise DataError(
-            f"{idx}: sequence {where} has {contents.sizes[where]} tokens; this format counts them in 32 bits. Cut the "
-            "stream into documents first: name its tokenizer with --tokenizer."
-        )
+    check_sizes_fit_32_bits(contents.sizes, idx)
     with bin_.open("wb") as file:
         for block in blocks(contents.tokens, dtype, bin_):
             file.write(block.tobytes())
@@ -132,7 +127,7 @@ def read_index(prefix: Path) -> Index:
         raise DataError(
             f"{idx}: sequence {int(sizes.argmin())} has {sizes.min()} tokens. The file is damaged: prepare it again."
         )
-    if m < 1 or documents[0] != 0 or documents[-1] != n or (np.diff(documents) < 0).any():
+    if m < 1 or documents[0] != 0 or documents[-1] != n or (documents[1:] < documents[:-1]).any():
         raise DataError(
             f"{idx}: the document index does not run from 0 to {n} in rising order. The file is damaged: prepare "
             "it again."
