@@ -159,14 +159,15 @@ def _start_of_stored(file: Path, info: zipfile.ZipInfo, where: str) -> int:
     """Where the bytes of a stored member begin: after its local header, whose names may differ in length."""
     size = file.stat().st_size
     with file.open("rb") as opened:
-        opened.seek(min(info.header_offset, size))
+        opened.seek(min(max(info.header_offset, 0), size))
         head = opened.read(_LOCAL_HEADER.size)
         magic, name_length, extra_length = _LOCAL_HEADER.unpack(head.ljust(_LOCAL_HEADER.size, b"\0"))
         name = opened.read(name_length)
     start = info.header_offset + _LOCAL_HEADER.size + name_length + extra_length
     encrypted = bool(info.flag_bits & 1)
     if (
-        magic != b"PK\3\4"
+        info.header_offset < 0  # zipfile subtracts what it believes to stand before the zip
+        or magic != b"PK\3\4"
         or encrypted
         or name != info.orig_filename.encode()
         or info.compress_size != info.file_size

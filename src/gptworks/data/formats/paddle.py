@@ -38,7 +38,7 @@ def read(main: Path) -> Contents:
             raise DataError(f"{file}: no such file. Needed: the pair {main.name} and {index.name}.")
     tokens = npy.map_array(main)
     sizes = checked_sizes(npy.read_small_member(index, "lens"), len(tokens), index, "lens")
-    if "docs" not in npy.members(index):  # older tools: each sequence is a document
+    if set(npy.members(index)) <= {"lens", "sents"}:  # older tools: each sequence is a document
         return Contents(tokens, sizes, np.arange(len(sizes) + 1, dtype=np.int64))
     documents = checked_documents(npy.read_small_member(index, "docs"), len(sizes), index, "docs")
     return Contents(tokens, sizes, documents)
