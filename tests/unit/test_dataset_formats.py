@@ -506,6 +506,16 @@ def test_a_zip_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(paddle_npz, file, "array ids: claims to unpack to 2000128 bytes from 2", "numpy.savez")
 
 
+def test_an_array_that_claims_to_reach_beyond_the_zip(tmp_path: Path) -> None:
+    """Its header and the zip agree with each other, not with the file."""
+    file = zip_of(tmp_path / "s_ids.npz", ids=array("<u2", 10**9, b""), lens=NPY)
+    data = bytearray(file.read_bytes())
+    entry = data.index(b"PK\x01\x02")
+    data[entry + 20 : entry + 28] = struct.pack("<II", 2 * 10**9 + 128, 2 * 10**9 + 128)
+    file.write_bytes(data)
+    refused(paddle_npz, file, f"array ids: 2000000128 bytes at 0 in a zip of {len(data)}, and nothing of the kind")
+
+
 def test_nanogpt_refuses_an_odd_size(tmp_path: Path) -> None:
     (tmp_path / "s.bin").write_bytes(bytes(7))
     refused(nanogpt, tmp_path / "s.bin", "s.bin: 7 bytes, an odd number")
