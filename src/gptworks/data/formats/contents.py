@@ -64,3 +64,52 @@ def blocks(tokens: Tokens, dtype: np.dtype, file: Path) -> Iterator[np.ndarray]:
 def check_ids_are_whole_numbers(dtype: np.dtype, file: Path, field: str) -> None:
     if dtype.kind not in "iu" or dtype.itemsize > 8:
         raise DataError(f"{file}: {field} is {dtype.name}, needed whole numbers such as uint16 or int32.")
+
+
+def checked_sizes(sizes: np.ndarray, num_tokens: int, file: Path, field: str) -> np.ndarray:
+    """`sizes` as int64, when they are lengths that fill `num_tokens` exactly."""
+    check_ids_are_whole_numbers(sizes.dtype, file, field)
+    if len(sizes) and (sizes.min() < 0 or sizes.max() > num_tokens):
+        where = int(sizes.argmin() if sizes.min() < 0 else sizes.argmax())
+        raise DataError(
+            f"{file}: {field}[{where}] is {sizes[where]}, but there are {num_tokens} tokens. The file is damaged or "
+            "belongs to another dataset: copy or prepare it again."
+        )
+    total = int(sizes.sum(dtype=np.int64))
+    if total != num_tokens:
+        raise DataError(
+            f"{file}: {field} adds up to {total} tokens, but there are {num_tokens}. The file is damaged or belongs "
+            "to another dataset: copy or prepare it again."
+        )
+    return sizes.astype(np.int64, copy=False)
+
+
+def checked_documents(documents: np.ndarray, num_sequences: int, file: Path, field: str) -> np.ndarray:
+    """`documents` as int64, when it runs from 0 to the number of sequences without ever falling."""
+    check_ids_are_whole_numbers(documents.dtype, file, field)
+    # Compared, not subtracted: the difference of two absurd numbers may wrap around and look fine.
+    falls = np.flatnonzero(documents[1:] < documents[:-1])
+    if not len(documents) or documents[0] != 0 or documents[-1] != num_sequences or len(falls):
+        got = "nothing" if not len(documents) else f"{documents[0]} to {documents[-1]}"
+        at = f", falling at {int(falls[0]) + 1}" if len(falls) else ""
+        raise DataError(
+            f"{file}: {field} runs from {got}{at}; needed 0 to {num_sequences} in rising order. The file is damaged: "
+            "copy or prepare it again."
+        )
+    return documents.astype(np.int64, copy=False)
+
+
+def check_sizes_fit_32_bits(sizes: np.ndarray, file: Path) -> None:
+    if len(sizes) and sizes.max() > np.iinfo(np.int32).max:
+        where = int(sizes.argmax())
+        raise DataError(
+            f"{file}: sequence {where} has {sizes[where]} tokens; this format counts them in 32 bits. Cut the "
+            "stream into documents first: name its tokenizer with --tokenizer."
+        )
+
+
+def map_stream(file: Path, dtype: np.dtype, start: int, count: int) -> np.ndarray:
+    """`count` numbers from byte `start` on, mapped. The caller has compared them with the size of the file."""
+    if count == 0:  # an empty map is an error to the system
+        return np.empty(0, dtype)
+    return np.memmap(file, dtype, mode="r", offset=start, shape=(count,))

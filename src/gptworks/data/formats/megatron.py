@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from gptworks.data.formats.contents import Contents, blocks
+from gptworks.data.formats.contents import Contents, blocks, check_sizes_fit_32_bits
 from gptworks.errors import DataError
 
 NAME = "megatron"
@@ -69,12 +69,7 @@ def write(prefix: Path, contents: Contents, vocab_size: int | None) -> list[Path
 
 def write_index_file(prefix: Path, dtype: np.dtype, contents: Contents) -> Path:
     index = beside(prefix, ".idx")
-    if len(contents.sizes) and contents.sizes.max() > np.iinfo(np.int32).max:
-        where = int(contents.sizes.argmax())
-        raise DataError(
-            f"{index}: sequence {where} has {contents.sizes[where]} tokens; this format counts them in 32 bits. Cut "
-            "the stream into documents first: name its tokenizer with --tokenizer."
-        )
+    check_sizes_fit_32_bits(contents.sizes, index)
     with index.open("wb") as file:
         write_index(file, Index(dtype, contents.sizes, contents.documents))
     return index
@@ -145,7 +140,7 @@ def read_index(prefix: Path) -> Index:
         raise DataError(
             f"{idx}: sequence {int(sizes.argmin())} has {sizes.min()} tokens. The file is damaged: prepare it again."
         )
-    if m < 1 or documents[0] != 0 or documents[-1] != n or (np.diff(documents) < 0).any():
+    if m < 1 or documents[0] != 0 or documents[-1] != n or (documents[1:] < documents[:-1]).any():
         raise DataError(
             f"{idx}: the document index does not run from 0 to {n} in rising order. The file is damaged: prepare "
             "it again."

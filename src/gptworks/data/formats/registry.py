@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gptworks.data.formats import megatron
+from gptworks.data.formats import llmc, megatron, nanogpt, paddle, paddle_npz, tnt
 from gptworks.data.formats.contents import Contents
 from gptworks.errors import DataError
 
@@ -30,7 +30,8 @@ class Format(Protocol):
         """Writes the files beside PREFIX and returns them."""
 
 
-FORMATS: dict[str, Format] = {module.NAME: module for module in (megatron,)}
+_MODULES: tuple[Format, ...] = (megatron, tnt, paddle, paddle_npz, nanogpt, llmc)
+FORMATS: dict[str, Format] = {module.NAME: module for module in _MODULES}
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,12 @@ def _nothing_at(path: Path) -> str:
         return (
             f"{index}: begins with {start!r}, needed {megatron.MAGIC!r} (or TNTIDX, the older kind). This is not the "
             "index of a dataset, or it is damaged: copy or prepare it again."
+        )
+    tokens = megatron.beside(megatron.prefix_of(path), ".bin")
+    if tokens.is_file() and path.name != tokens.name:
+        return (
+            f"{index}: no such file. Needed: the pair {tokens.name} and {index.name}. If {tokens.name} is a bare "
+            f"stream of tokens, name it in full: {tokens}."
         )
     if path.is_file():
         return f"{path}: not a dataset of a known format. Known: {kinds}. `gptworks prepare` makes one from text."
