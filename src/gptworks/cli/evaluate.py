@@ -67,7 +67,7 @@ def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
     data: dict[str, Any] = {"path": args.data, "seq_len": model.cfg.max_positions}
     # A run of ours cut its data in a certain way: held-out means the same here as in training.
     cut = folder.config_of(Path(args.model)).get("data", {})
-    data |= {key: value for key, value in cut.items() if key not in {"path", "weights", "tokenizer"}}
+    data |= {key: value for key, value in cut.items() if key not in {"path", "held_out_path", "weights", "tokenizer"}}
     if args.split == "all":
         data["split"] = "1,0,0"
     elif args.shares:

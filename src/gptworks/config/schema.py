@@ -90,7 +90,12 @@ class InitConfig(Section):
 class DataConfig(Section):
     """What is read and how it is cut into samples."""
 
-    path: tuple[str, ...] = Field((), description="Store prefix, or a list of them.")
+    path: tuple[str, ...] = Field(
+        (), description="Prefix, file, folder or pattern (shards/*.bin) of a dataset in any known format, or a list."
+    )
+    held_out_path: tuple[str, ...] = Field(
+        (), description="The same for held-out text of its own; the second share of data.path is then trained on."
+    )
     weights: tuple[Annotated[float, Field(gt=0.0)], ...] = Field(
         (), description="One per path: its share of the samples; empty = in proportion to its size."
     )
@@ -113,7 +118,7 @@ class DataConfig(Section):
         "refuse", description="Prompt/completion examples longer than seq_len + 1."
     )
 
-    @field_validator("path", mode="before")
+    @field_validator("path", "held_out_path", mode="before")
     @classmethod
     def _one_path(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value

@@ -1,8 +1,10 @@
 """All stores of a run as one: their common tokenizer, and the samples of each part."""
 
+from collections.abc import Sequence
+
 from gptworks.config.schema import DataConfig
 from gptworks.data.loader import Borders
-from gptworks.data.store import Store
+from gptworks.data.store import Store, locate_stores
 from gptworks.data.windows import Samples, build_samples
 from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer
@@ -15,9 +17,12 @@ class Dataset:
                 "data.path: not set. Needed: the prefix of a store; `gptworks prepare FILE... --out PREFIX` makes one."
             )
         self.cfg, self.seed, self.vocab_size = cfg, seed, vocab_size
-        self.stores = [Store(path) for path in cfg.path]
+        self.stores, weights = _open(cfg.path, cfg.weights)
+        # Shares as the parts of data.path are cut: held-out stores of their own leave the second share to training.
+        self.cfg = cfg = cfg.model_copy(update={"weights": weights})
+        self.held_out_stores, _ = _open(cfg.held_out_path, ())
         self.tokenizer = self._common_tokenizer()
-        for store in self.stores:
+        for store in self._all_stores:
             if store.sidecar and store.sidecar.vocab_size > vocab_size:
                 raise DataError(
                     f"{store.file}: its tokenizer has {store.sidecar.vocab_size} tokens, but "
@@ -26,7 +31,7 @@ class Dataset:
                 )
         eod_id = self.tokenizer.eod_id if self.tokenizer else None
         self.borders = Borders.from_config(cfg, eod_id)
-        without = [s for s in self.stores if s.sidecar and not s.sidecar.eod_appended]
+        without = [s for s in self._all_stores if s.sidecar and not s.sidecar.eod_appended]
         for name in ("mask_eod", "reset_positions", "reset_attention"):
             if getattr(cfg, name) and without:
                 raise DataError(
@@ -34,8 +39,22 @@ class Dataset:
                     "again with --append-eod."
                 )
 
+    @property
+    def _all_stores(self) -> list[Store]:
+        return self.stores + self.held_out_stores
+
+    def _cut(self, part: str) -> tuple[list[Store], DataConfig]:
+        """Where the samples of a part come from, and how those stores are shared out."""
+        if not self.held_out_stores:
+            return self.stores, self.cfg
+        if part == "held_out":
+            return self.held_out_stores, self.cfg.model_copy(update={"split": (0.0, 1.0, 0.0), "weights": ()})
+        train, held_out, test = [*self.cfg.split, 0.0, 0.0][:3]
+        return self.stores, self.cfg.model_copy(update={"split": (train + held_out, 0.0, test)})
+
     def samples(self, part: str) -> Samples:
-        return build_samples(self.stores, part, self.cfg, self.seed)
+        stores, cfg = self._cut(part)
+        return build_samples(stores, part, cfg, self.seed)
 
     @property
     def identities(self) -> list[str]:
@@ -47,7 +66,7 @@ class Dataset:
 
     def _common_tokenizer(self) -> Tokenizer | None:
         given = Tokenizer.from_pretrained(self.cfg.tokenizer) if self.cfg.tokenizer else None
-        described = [store for store in self.stores if store.sidecar]
+        described = [store for store in self._all_stores if store.sidecar]
         for store in described:
             assert store.sidecar
             given = given or store.load_tokenizer()
@@ -61,3 +80,16 @@ class Dataset:
                 "Prepare them with the same tokenizer files."
             )
         return given.with_eod(ends.pop()) if given and ends else given
+
+
+def _open(paths: Sequence[str], weights: tuple[float, ...]) -> tuple[list[Store], tuple[float, ...]]:
+    """The stores that the paths mean. A folder's weight is shared among the stores in it by their tokens."""
+    stores: list[Store] = []
+    shares: list[float] = []
+    for number, path in enumerate(paths):
+        found = [Store(located) for located in locate_stores(path)]
+        stores += found
+        if weights:
+            tokens = [max(1, len(store.tokens)) for store in found]
+            shares += [weights[number] * count / sum(tokens) for count in tokens]
+    return stores, tuple(shares)

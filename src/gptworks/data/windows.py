@@ -46,6 +46,30 @@ class Windows:
         return Sample(self.tokens[start : start + self.seq_len + 1].astype(np.int64), None)
 
 
+class Rows:
+    """Samples as whoever made the file cut them: each row is one, and neighbours share no token."""
+
+    note = ""
+
+    def __init__(self, store: Store, rows: range, seq_len: int) -> None:
+        self.store, self.rows = store, rows
+        wrong = np.flatnonzero(store.contents.sizes != seq_len + 1)
+        if len(wrong):
+            found = int(store.contents.sizes[wrong[0]])
+            raise DataError(
+                f"{store.file}: row {wrong[0]} has {found} tokens, but a row is one sample, and data.seq_len + 1 is "
+                f"{seq_len + 1}. Set data.seq_len={found - 1}, or cut it anew: gptworks convert {store.file} PREFIX "
+                "--to megatron."
+            )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def sample(self, number: int) -> Sample:
+        begin, end = self.store.sequence_starts[self.rows[number] : self.rows[number] + 2].tolist()
+        return Sample(self.store.tokens[begin:end].astype(np.int64), None)
+
+
 class Examples:
     """One prompt and completion per sample, padded on the right; only the completion is scored."""
 
@@ -140,20 +164,31 @@ def build_samples(stores: list[Store], part: str, cfg: DataConfig, seed: int) ->
 
 
 def build_source(store: Store, part: str, cfg: DataConfig) -> Source:
-    borders = split.boundaries(cfg.split, store.num_documents)
     which = split.PARTS.index(part)
-    documents = range(borders[which], borders[which + 1])
-    if store.sidecar and store.sidecar.kind == "examples":
-        source: Source = Examples(store, documents, cfg.seq_len, cfg.too_long)
+    if not store.contents.has_documents:
+        # A bare stream has no documents to share out: its tokens are.
+        borders = split.boundaries(cfg.split, len(store.tokens))
+        source: Source = Windows(store.tokens, cfg.seq_len, borders[which], borders[which + 1])
+        found = f"{borders[which + 1] - borders[which]} of {len(store.tokens)} tokens"
     else:
-        starts = store.document_starts
-        source = Windows(store.tokens, cfg.seq_len, int(starts[documents.start]), int(starts[documents.stop]))
-    if not len(source):
+        borders = split.boundaries(cfg.split, store.num_documents)
+        documents = range(borders[which], borders[which + 1])
+        source = _source_of_documents(store, documents, cfg)
         tokens = int(store.document_starts[documents.stop] - store.document_starts[documents.start])
+        found = f"{len(documents)} of {store.num_documents} documents and {tokens} tokens"
+    if not len(source):
         raise DataError(
-            f"{store.file}: the {part} part has {len(documents)} of {store.num_documents} documents and "
-            f"{tokens} tokens; "
+            f"{store.file}: the {part} part has {found}; "
             f"one sample needs {cfg.seq_len + 1}. Use more text, a smaller data.seq_len, or another data.split "
             f"(now {','.join(f'{share:g}' for share in cfg.split)})."
         )
     return source
+
+
+def _source_of_documents(store: Store, documents: range, cfg: DataConfig) -> Source:
+    if store.sidecar and store.sidecar.kind == "examples":
+        return Examples(store, documents, cfg.seq_len, cfg.too_long)
+    if store.contents.is_rows:
+        return Rows(store, documents, cfg.seq_len)
+    starts = store.document_starts
+    return Windows(store.tokens, cfg.seq_len, int(starts[documents.start]), int(starts[documents.stop]))
