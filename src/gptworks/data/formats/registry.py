@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gptworks.data.formats import megatron
+from gptworks.data.formats import megatron, mindrecord
 from gptworks.data.formats.contents import Contents
 from gptworks.errors import DataError
 
@@ -30,7 +30,7 @@ class Format(Protocol):
         """Writes the files beside PREFIX and returns them."""
 
 
-FORMATS: dict[str, Format] = {module.NAME: module for module in (megatron,)}
+FORMATS: dict[str, Format] = {module.NAME: module for module in (megatron, mindrecord)}
 
 
 @dataclass(frozen=True)
