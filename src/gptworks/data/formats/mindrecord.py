@@ -92,7 +92,8 @@ class Rows:
         self._file = file
         self._is_packed = header.is_packed
         has_rows = any(page.rows for page in header.pages)
-        self._data = np.memmap(file, np.uint8, "r") if has_rows else np.empty(0, np.uint8)
+        # As a plain array: slicing a memmap object costs more than unpacking a short row.
+        self._data = np.asarray(np.memmap(file, np.uint8, "r")) if has_rows else np.empty(0, np.uint8)
         self._starts, self._ends, self.sizes = _find_rows(file, self._data.data, header)
         self._tokens_before = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
 
@@ -105,19 +106,19 @@ class Rows:
             raise ValueError(f"step {step}: rows are read in order, one token after the other")
         if stop <= start:
             return np.empty(0, self.dtype)
-        first = int(np.searchsorted(self._tokens_before, start, "right")) - 1
-        last = int(np.searchsorted(self._tokens_before, stop, "left"))
+        first = int(self._tokens_before.searchsorted(start, "right")) - 1
+        last = int(self._tokens_before.searchsorted(stop, "left"))
         begins = int(self._tokens_before[first])
         rows = [self._row(row) for row in range(first, last)]
         tokens = rows[0] if len(rows) == 1 else np.concatenate(rows)
         return tokens[start - begins : stop - begins]
 
     def _row(self, row: int) -> np.ndarray:
-        data = self._data[self._starts[row] : self._ends[row]]
+        start, end = int(self._starts[row]), int(self._ends[row])
         if not self._is_packed:
-            return data.view(self.dtype.newbyteorder("<")).astype(self.dtype)
+            return self._data[start:end].view(self.dtype.newbyteorder("<")).astype(self.dtype)
         try:
-            return integers.unpack(data, self.dtype)
+            return integers.unpack(self._data, start, end, self.dtype)
         except integers.Damaged as damage:
             raise _damaged_row(self._file, row, str(damage)) from None
 
@@ -267,9 +268,7 @@ def _size(file: Path, row: int, data: memoryview, start: int, end: int, header: 
             if length % header.dtype.itemsize:
                 raise integers.Damaged(f"{length} bytes, which is no whole number of {header.dtype.name}")
             return length // header.dtype.itemsize
-        if length < integers.COUNT.size:
-            raise integers.Damaged(f"{length} bytes, but the count alone takes {integers.COUNT.size}")
-        return integers.count_of(bytes(data[start : start + integers.COUNT.size]), length)
+        return integers.count_of(data, start, end)
     except integers.Damaged as damage:
         raise _damaged_row(file, row, str(damage)) from None
 

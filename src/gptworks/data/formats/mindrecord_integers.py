@@ -10,9 +10,8 @@ import struct
 import numpy as np
 
 COUNT = struct.Struct(">I")
-_CODES_OF_BYTE = (np.arange(256)[:, None] >> np.array([6, 4, 2, 0]) & 3).astype(np.uint8)
-_WIDTHS_OF_BYTE = (1 << _CODES_OF_BYTE.astype(np.int64)).astype(np.int64)
-_KINDS = [np.dtype(f"<i{1 << code}") for code in range(4)]
+# Of the four numbers that one byte of the map describes.
+_WIDTHS = (1 << (np.arange(256)[:, None] >> np.array([6, 4, 2, 0]) & 3)).astype(np.int64)
 
 
 class Damaged(ValueError):
@@ -33,36 +32,33 @@ def pack(numbers: np.ndarray) -> bytes:
     return COUNT.pack(count) + bitmap.tobytes() + values.view(np.uint8).reshape(-1, 8)[used].tobytes()
 
 
-def count_of(start: bytes, length: int) -> int:
-    """How many numbers `length` bytes hold that begin with `start`: checked, as far as that is cheap."""
-    (count,) = COUNT.unpack(start)
+def count_of(data: memoryview, start: int, end: int) -> int:
+    """How many numbers these bytes hold: checked, as far as that is cheap."""
+    length = end - start
+    if length < COUNT.size:
+        raise Damaged(f"{length} bytes, but the count alone takes {COUNT.size}")
+    count: int = COUNT.unpack_from(data, start)[0]
     least = COUNT.size + -(-count // 4) + count
     if not least <= length <= least + 7 * count:
         raise Damaged(f"{count} numbers, which do not take {length} bytes")
     return count
 
 
-def unpack(packed: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """`packed`: uint8, all bytes of one array."""
-    count = count_of(packed[: COUNT.size].tobytes(), len(packed))
-    data_at = COUNT.size + -(-count // 4)
-    bitmap, data = packed[COUNT.size : data_at], packed[data_at:]
-    ends = _WIDTHS_OF_BYTE[bitmap].ravel()[:count].cumsum()
+def unpack(data: np.ndarray, start: int, end: int, dtype: np.dtype) -> np.ndarray:
+    """The numbers in these bytes of `data` (uint8), before which there are at least 8 others."""
+    count = count_of(data.data, start, end)
+    begin = start + COUNT.size + -(-count // 4)
+    widths = _WIDTHS[data[start + COUNT.size : begin]].ravel()[:count]
+    ends = widths.cumsum()
     needed = int(ends[-1]) if count else 0
-    if needed != len(data):
-        raise Damaged(f"{count} numbers in {len(data)} bytes, but their widths add up to {needed}")
-    codes = _CODES_OF_BYTE[bitmap].ravel()[:count]
-    result = np.empty(count, dtype)
-    for code, kind in enumerate(_KINDS):
-        where = np.flatnonzero(codes == code)
-        if not len(where):
-            continue
-        # At every byte the number that would begin there; those that do are picked out.
-        at_every_byte = np.ndarray(len(data) - kind.itemsize + 1, kind, data, strides=(1,))
-        values = at_every_byte[ends[where] - kind.itemsize]
-        if kind.itemsize > dtype.itemsize:
-            wrong = np.flatnonzero(values != values.astype(dtype))
-            if len(wrong):
-                raise Damaged(f"number {where[wrong[0]]} is {values[wrong[0]]}, which {dtype.name} does not hold")
-        result[where] = values
-    return result
+    if needed != end - begin:
+        raise Damaged(f"{count} numbers in {end - begin} bytes, but their widths add up to {needed}")
+    # The 8 bytes before every byte, as one number each. In those that end where one of ours ends, ours is the upper
+    # part; shifting it down spreads its sign.
+    before_each_byte = np.ndarray(end - begin + 1, "<i8", data, begin - 8, (1,))
+    values = before_each_byte[ends] >> (64 - 8 * widths)
+    narrow: np.ndarray = values.astype(dtype)
+    if dtype.itemsize < 8 and (narrow != values).any():
+        wrong = int(np.flatnonzero(narrow != values)[0])
+        raise Damaged(f"number {wrong} is {values[wrong]}, which {dtype.name} does not hold")
+    return narrow
