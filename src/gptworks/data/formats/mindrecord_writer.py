@@ -74,8 +74,8 @@ def _sizes_for(file: Path, contents: Contents) -> tuple[int, int]:
     sizes = contents.sizes.astype(np.int64)
     if len(sizes) and sizes.min() == 0:
         raise DataError(
-            f"{file}: sequence {int(sizes.argmin())} has no tokens, and MindSpore does not read such a row. Leave it "
-            "out."
+            f"{file}: sequence {int(sizes.argmin())} has no tokens. MindSpore's datasets give a random number for such "
+            "a row. Leave it out."
         )
     widest = np.result_type(contents.tokens.dtype, np.int8).itemsize  # numbers are signed: 40000 takes 4 bytes
     most = 8 + len(FIELDS) * (8 + integers.COUNT.size + -(-sizes // 4)) + sizes + 2 * widest * sizes
