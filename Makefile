@@ -5,11 +5,12 @@ BIN    := $(VENV)/bin
 DATA   := runs/quickstart-data
 RUN    := runs/quickstart
 
-.PHONY: quickstart test check format clean bench help
+.PHONY: quickstart test test-interop check format clean bench help
 
 help:
 	@echo "make quickstart   train a small GPT on text your Python carries (about 3 minutes)"
 	@echo "make test         install and run the tests"
+	@echo "make test-interop the other systems read what we write, and the reverse (installs MindSpore, Megatron and Paddle)"
 	@echo "make check        formatting, lint and types"
 	@echo "make bench        the speed comparisons of benchmarks/"
 	@echo "make clean        remove the environment, runs and caches"
@@ -41,6 +42,32 @@ quickstart: $(VENV)/installed
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest
 
+# The other systems, each in an environment of its own: what they need does not go together.
+PIP := python -m pip install --quiet --disable-pip-version-check
+
+.venv-mindspore/installed: Makefile
+	@test -x .venv-mindspore/bin/python || $(PYTHON) -m venv .venv-mindspore
+	.venv-mindspore/bin/$(PIP) mindspore==2.10.0
+	@touch $@
+
+.venv-megatron/installed: Makefile constraints.txt
+	@test -x .venv-megatron/bin/python || $(PYTHON) -m venv .venv-megatron
+	.venv-megatron/bin/$(PIP) -c constraints.txt torch
+	.venv-megatron/bin/$(PIP) -c constraints.txt megatron-core==0.16.1
+	@touch $@
+
+.venv-paddle/installed: Makefile
+	@test -x .venv-paddle/bin/python || $(PYTHON) -m venv .venv-paddle
+	.venv-paddle/bin/$(PIP) paddlepaddle==2.6.2 paddlenlp==2.8.1 "huggingface_hub<0.26" "datasets<3" "numpy<2" \
+		"aistudio-sdk<0.3" scipy setuptools sentencepiece
+	@touch $@
+
+test-interop: $(VENV)/installed-dev .venv-mindspore/installed .venv-megatron/installed .venv-paddle/installed
+	GPTWORKS_MINDSPORE_PYTHON=$(CURDIR)/.venv-mindspore/bin/python \
+	GPTWORKS_MEGATRON_PYTHON=$(CURDIR)/.venv-megatron/bin/python \
+	GPTWORKS_PADDLE_PYTHON=$(CURDIR)/.venv-paddle/bin/python \
+		$(BIN)/python -m pytest -m interop tests/interop
+
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check src tests benchmarks docs
 	$(BIN)/ruff check src tests benchmarks docs
@@ -55,5 +82,5 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/train.py
 
 clean:
-	rm -rf $(VENV) runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-mindspore .venv-megatron .venv-paddle runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

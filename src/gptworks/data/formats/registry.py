@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gptworks.data.formats import llmc, megatron, nanogpt, paddle, paddle_npz, tnt
+from gptworks.data.formats import llmc, megatron, mindrecord, nanogpt, paddle, paddle_npz, tnt
 from gptworks.data.formats.contents import Contents
 from gptworks.errors import DataError
 
@@ -30,7 +30,7 @@ class Format(Protocol):
         """Writes the files beside PREFIX and returns them."""
 
 
-_MODULES: tuple[Format, ...] = (megatron, tnt, paddle, paddle_npz, nanogpt, llmc)
+_MODULES: tuple[Format, ...] = (megatron, tnt, paddle, paddle_npz, mindrecord, nanogpt, llmc)
 FORMATS: dict[str, Format] = {module.NAME: module for module in _MODULES}
 
 
