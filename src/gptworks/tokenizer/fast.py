@@ -47,7 +47,7 @@ def agrees(encoder: FastEncoder, tokenizer: Tokenizer, text: str) -> bool:
 
 def is_plain_byte_level(tokenizer: Tokenizer) -> bool:
     """GPT-2's kind: byte-level BPE with its pattern and nothing else that decides ids."""
-    if not hasattr(tokenizer, "backend"):
+    if type(tokenizer) is not Tokenizer or tokenizer.missing_bytes:
         return False
     spec = tokenizer.spec
     model, cutter = spec["model"], spec["pre_tokenizer"] or {}

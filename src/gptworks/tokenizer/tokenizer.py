@@ -1,7 +1,9 @@
 """The tokenizer everybody uses: Hugging Face `tokenizers` with an identity that travels with data and weights."""
 
+import copy
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +16,6 @@ from gptworks.errors import TokenizerError
 from gptworks.tokenizer.bundled import gpt2_files
 
 GPT2_EOD = "<|endoftext|>"
-# Tried in this order when a tokenizer does not say which token ends a document.
-_EOD_NAMES = (GPT2_EOD, "<|end_of_text|>", "</s>", "<eod>", "<|eos|>", "[EOS]", "<eos>")
-
 # Settings of a model and of an added token that change ids where they are set; most files leave them out or off.
 _RARE_SETTINGS = ("continuing_subword_prefix", "dropout", "end_of_word_suffix", "fuse_unk", "ignore_merges", "unk_id")
 _RARE_FLAGS = ("lstrip", "rstrip", "single_word")
@@ -31,41 +30,53 @@ class Tokenizer:
     """
 
     file_suffix = ".tokenizer.json"  # of what save_file writes, beside a store
+    # Tried in this order when a tokenizer does not say which token ends a document.
+    eod_names: tuple[str, ...] = (GPT2_EOD, "<|end_of_text|>", "</s>", "<eod>", "<|eos|>", "[EOS]", "<eos>")
 
     def __init__(self, backend: tokenizers.Tokenizer, *, name: str, eod_token: str | None = None) -> None:
         self.backend = backend
         self.name = name
-        vocab: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+        vocab = self._vocabulary()
         if not vocab:
             raise TokenizerError(f"{name}: the vocabulary is empty. Needed: at least one token.")
         self.vocab_size = max(vocab.values()) + 1
-        names = (eod_token,) if eod_token else _EOD_NAMES
+        names = (eod_token,) if eod_token else self.eod_names
         self.eod_token = next((token for token in names if token in vocab), None)
         if eod_token and self.eod_token is None:
             raise TokenizerError(f"{name}: the end-of-document token {eod_token!r} is not in the vocabulary.")
         self.eod_id = vocab[self.eod_token] if self.eod_token else None
 
+    def _vocabulary(self) -> dict[str, int]:
+        return self.backend.get_vocab(with_added_tokens=True)
+
     # Where tokenizers come from
 
     @classmethod
     def from_pretrained(cls, source: str | Path) -> "Tokenizer":
-        """`gpt2` (a folder of that name is `./gpt2`), a folder with tokenizer files, or a `tokenizer.json`."""
+        """`gpt2` (a folder of that name is `./gpt2`), a folder with a tokenizer, a `tokenizer.json` or `.model`."""
+        from gptworks.tokenizer.sentencepiece import SentencePieceTokenizer, model_in
+
         if str(source) == "gpt2":
             vocab_file, merge_file = gpt2_files()
             return cls.from_files(vocab_file, merge_file, name="gpt2")
         path = Path(source)
         if path.is_file():
-            return cls._from_json(path)
+            return SentencePieceTokenizer.read(path) if path.suffix == ".model" else cls._from_json(path)
         if path.is_dir():
             if (path / "tokenizer.json").is_file():
                 return cls._from_json(path / "tokenizer.json")
             for vocab, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
                 if (path / vocab).is_file() and (path / merges).is_file():
                     return cls.from_files(path / vocab, path / merges)
+            if model := model_in(path):
+                return SentencePieceTokenizer.read(model)
             raise TokenizerError(
-                f"{path}: no tokenizer in this folder. Needed: tokenizer.json, or vocab.json with merges.txt."
+                f"{path}: no tokenizer in this folder. Needed: tokenizer.json, or vocab.json with merges.txt, "
+                "or one sentencepiece .model."
             )
-        raise TokenizerError(f"{source}: not a tokenizer. Needed: 'gpt2', a folder, or a tokenizer.json file.")
+        raise TokenizerError(
+            f"{source}: not a tokenizer. Needed: 'gpt2', a folder, a tokenizer.json or a sentencepiece .model file."
+        )
 
     @classmethod
     def from_files(cls, vocab_file: str | Path, merge_file: str | Path, *, name: str = "") -> "Tokenizer":
@@ -94,7 +105,7 @@ class Tokenizer:
             raise TokenizerError(f"{path}: not a tokenizer.json ({error}).") from None
         backend.no_padding()
         backend.no_truncation()
-        return cls(backend, name=str(path), eod_token=_eos_of(path.with_name("tokenizer_config.json")))
+        return cls(backend, name=str(path), eod_token=eos_of(path.with_name("tokenizer_config.json")))
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, *, name: str = "trained") -> "Tokenizer":
@@ -117,23 +128,45 @@ class Tokenizer:
         """The same tokenizer with another end of document: what a store was made with, whatever would be guessed."""
         if eod_id is None or eod_id == self.eod_id:
             return self
-        token = self.backend.id_to_token(eod_id)
+        token = next((token for token, i in self._vocabulary().items() if i == eod_id), None)
         if token is None:
             raise TokenizerError(
                 f"{self.name}: the end-of-document id {eod_id} is not in its {self.vocab_size} tokens."
             )
-        return Tokenizer(self.backend, name=self.name, eod_token=token)
+        other = copy.copy(self)
+        other.eod_token, other.eod_id = token, eod_id
+        return other
 
     # Text and ids
 
     def encode(self, text: str) -> list[int]:
-        _require_text(text)
+        self._require_encodable(text)
         return list(self.backend.encode(text, add_special_tokens=False).ids)
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         for text in texts:
-            _require_text(text)
+            self._require_encodable(text)
         return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def _require_encodable(self, text: str) -> None:
+        require_text(text)
+        if self.missing_bytes and not set(self.missing_bytes).isdisjoint(text.encode()):
+            self._require_no_missing_byte(text)
+
+    def _require_no_missing_byte(self, text: str) -> None:
+        """Added tokens are matched before the bytes are looked at, and a normalizer may have replaced a character."""
+        added = sorted((token.content for token in self.backend.get_added_tokens_decoder().values()), key=len)
+        between = re.split("|".join(re.escape(token) for token in reversed(added)), text) if added else [text]
+        normalizer = self.backend.normalizer
+        for part in between:
+            for character in normalizer.normalize_str(part) if normalizer else part:
+                byte = next((byte for byte in character.encode() if byte in self.missing_bytes), None)
+                if byte is not None:
+                    raise TokenizerError(
+                        f"{self.name}: no token for byte 0x{byte:02x} of {character!r}, which would vanish from the "
+                        "text. Remove such characters, or use a tokenizer with all 256 bytes: gpt2, or one made with "
+                        "--train-tokenizer."
+                    )
 
     def decode(self, ids: Iterable[int]) -> str:
         return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=False))
@@ -152,6 +185,18 @@ class Tokenizer:
             else:
                 return None
         return lengths
+
+    @cached_property
+    def missing_bytes(self) -> tuple[int, ...]:
+        """Bytes that a byte-level BPE drops without a word: it has no token for them, nor one for the unknown."""
+        model = self.backend.model
+        missing = tuple(byte for byte, letter in enumerate(_byte_letters()) if model.token_to_id(letter) is None)
+        if not missing:
+            return ()
+        spec = self.spec
+        is_bpe = spec["model"]["type"] == "BPE" and _has_byte_level(spec["pre_tokenizer"])
+        has_other_way = spec["model"].get("unk_token") or spec["model"].get("byte_fallback")
+        return missing if is_bpe and not has_other_way else ()
 
     # Identity and files
 
@@ -187,7 +232,7 @@ class Tokenizer:
         """tokenizer.json and what `transformers` wants beside it."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self.backend.save(str(folder / "tokenizer.json"))
+        self.save_file(folder / "tokenizer.json")
         eod = {"eos_token": self.eod_token, "bos_token": self.eod_token, "unk_token": self.eod_token}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **(eod if self.eod_token else {})}
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -205,10 +250,10 @@ class Tokenizer:
             )
 
     def __repr__(self) -> str:
-        return f"Tokenizer({self.name!r}, vocab_size={self.vocab_size}, eod={self.eod_token!r})"
+        return f"{type(self).__name__}({self.name!r}, vocab_size={self.vocab_size}, eod={self.eod_token!r})"
 
 
-def _require_text(text: str) -> None:
+def require_text(text: str) -> None:
     """Half of a surrogate pair is what is left of a broken \\uXXXX escape or of bytes that were not UTF-8."""
     try:
         text.encode()
@@ -225,13 +270,35 @@ def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
     return backend
 
 
-def _eos_of(config_file: Path) -> str | None:
+def _byte_letters() -> list[str]:
+    """The letter that stands for each byte: itself where it prints, else the next one from U+0100 on."""
+    printing = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printing else next(others)) for byte in range(256)]
+
+
+def _has_byte_level(pre_tokenizer: Any) -> bool:
+    if not isinstance(pre_tokenizer, dict):
+        return False
+    parts = pre_tokenizer.get("pretokenizers", [])
+    return pre_tokenizer.get("type") == "ByteLevel" or any(_has_byte_level(part) for part in parts)
+
+
+def read_config(config_file: Path) -> dict[str, Any]:
+    """tokenizer_config.json, which need not be there."""
     if not config_file.is_file():
-        return None
+        return {}
     try:
-        token = json.loads(config_file.read_text(encoding="utf-8")).get("eos_token")
-    except (ValueError, AttributeError):
-        raise TokenizerError(f"{config_file}: not a JSON object. Mend or remove it.") from None
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise TokenizerError(f"{config_file}: not a JSON object. Mend or remove it.")
+    return config
+
+
+def eos_of(config_file: Path) -> str | None:
+    token = read_config(config_file).get("eos_token")
     name = token.get("content", token) if isinstance(token, dict) else token
     if not isinstance(name, str | None):
         raise TokenizerError(f"{config_file}: eos_token is {json.dumps(token)}, needed a text. Mend or remove it.")

@@ -183,7 +183,9 @@ def _find_field(file: Path, schemas: Any) -> tuple[int, int, np.dtype]:
 
 
 def _blob_pages(file: Path, header: dict[str, Any], size: int) -> list[Page]:
-    entries = header.get("page")
+    if "page" not in header:
+        raise DataError(f"{file}: the header has no page. It is damaged: copy or write it again.")
+    entries = header["page"]
     if entries is None:  # a file without rows
         entries = []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
