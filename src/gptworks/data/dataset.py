@@ -1,9 +1,10 @@
 """All stores of a run as one: their common tokenizer, and the samples of each part."""
 
 from gptworks.config.schema import DataConfig
+from gptworks.data import foreign_order
 from gptworks.data.loader import Borders
 from gptworks.data.store import Store
-from gptworks.data.windows import Samples, build_samples
+from gptworks.data.windows import OrderedSamples, build_samples
 from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer
 
@@ -16,6 +17,8 @@ class Dataset:
             )
         self.cfg, self.seed, self.vocab_size = cfg, seed, vocab_size
         self.stores = [Store(path) for path in cfg.path]
+        if self.has_foreign_order:
+            foreign_order.refuse_unfit(self.stores, cfg, seed)
         self.tokenizer = self._common_tokenizer()
         for store in self.stores:
             if store.sidecar and store.sidecar.vocab_size > vocab_size:
@@ -34,8 +37,21 @@ class Dataset:
                     "again with --append-eod."
                 )
 
-    def samples(self, part: str) -> Samples:
+    @property
+    def has_foreign_order(self) -> bool:
+        return self.cfg.order in foreign_order.ORDERS
+
+    def samples(self, part: str, asked: int | None = None) -> OrderedSamples:
+        """Only the orders of other systems depend on how many are asked for (None = one epoch)."""
+        if self.has_foreign_order:
+            return foreign_order.build_samples(self.stores, part, self.cfg, self.seed, asked)
         return build_samples(self.stores, part, self.cfg, self.seed)
+
+    def samples_per_epoch(self, part: str) -> int:
+        """Known before the order is."""
+        if self.has_foreign_order:
+            return sum(foreign_order.per_epoch(store, part, self.cfg) for store in self.stores)
+        return self.samples(part).per_epoch
 
     @property
     def identities(self) -> list[str]:

@@ -52,3 +52,13 @@ def refuse_fixed(found: list[Change], checkpoint: str) -> None:
             f"{checkpoint}: cannot go on with another model or another order of samples:\n{listed}\n"
             "Set them back, or start anew in another --out (init.checkpoint takes over the weights)."
         )
+
+
+def refuse_other_number(before: int | None, now: int | None, order: str, checkpoint: str) -> None:
+    """The order of another system is laid out for a number of samples; another number is another order."""
+    if before != now:
+        raise CheckpointError(
+            f"{checkpoint}: data.order: {order} was laid out for {before} samples, and this run asks for {now} "
+            "(steps x batch.global_size), which is another order. Set train.steps (or epochs, tokens) and "
+            "batch.global_size back, or start anew in another --out (init.checkpoint takes over the weights)."
+        )
