@@ -1,4 +1,4 @@
-"""data.order: paddle beside PaddleNLP's own functions (tests/fixtures/orders) and beside its rules, written as loops."""
+"""data.order: paddle beside functions of PaddleNLP (tests/fixtures/orders) and beside its rules, written as loops."""
 
 import itertools
 import json
