@@ -21,13 +21,15 @@ class Manifest:
     tokenizer_identity: str
     data_identities: list[str]
     scaler: dict[str, float]
+    samples_asked: int | None = None  # where data.order is laid out for a number of samples
     held_out_loss: float | None = None
     best: dict[str, float] | None = None  # step and held-out loss of the best checkpoint so far
     evaluations_since_best: int = 0
     skipped_in_a_row: int = 0
     # Every draw is seeded by what it is for, so there is no generator state to keep.
     random_draws: str = (
-        "weights: (train.seed, name); order: (train.seed, index); dropout: (train.seed, step, micro-batch, data rank)"
+        "weights: (train.seed, name); order: (train.seed, index), with data.order megatron and paddle also "
+        "samples_asked; dropout: (train.seed, step, micro-batch, data rank)"
     )
     torch_version: str = ""
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # relative path -> bytes, sha256

@@ -66,14 +66,17 @@ def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
     part = {"train": "train", "held-out": "held_out", "test": "test", "all": "train"}[args.split]
     data: dict[str, Any] = {"path": args.data, "seq_len": model.cfg.max_positions}
     # A run of ours cut its data in a certain way: held-out means the same here as in training.
-    cut = folder.config_of(Path(args.model)).get("data", {})
+    trained = folder.config_of(Path(args.model))
+    cut = trained.get("data", {})
     data |= {key: value for key, value in cut.items() if key not in {"path", "held_out_path", "weights", "tokenizer"}}
     if args.split == "all":
         data["split"] = "1,0,0"
     elif args.shares:
         data["split"] = args.shares
     config = from_dict({"model": model.cfg.model_dump(), "data": data | {"path": args.data}}, "eval").data
-    dataset = Dataset(config, vocab_size=model.cfg.vocab_size)
+    # With an order of another system the seed decides where the samples begin.
+    seed = trained.get("train", {}).get("seed", 0)
+    dataset = Dataset(config, vocab_size=model.cfg.vocab_size, seed=seed)
     if model.tokenizer and dataset.tokenizer:
         dataset.tokenizer.require(model.tokenizer.identity, what=args.model)
     tokenizer = dataset.tokenizer or model.tokenizer
@@ -113,6 +116,11 @@ def _baselines(dataset, part: str, tokenizer) -> list[dict[str, Any]]:  # type: 
     if part == "train":
         raise UsageError(
             "--baselines: they learn from the training part, so measure another one (--split held-out or test)."
+        )
+    if dataset.has_foreign_order:
+        raise UsageError(
+            f"--baselines: need text in the order of the store, but the model was trained with data.order: "
+            f"{dataset.cfg.order}, which is evaluated as it cuts its samples."
         )
     if len(dataset.stores) != 1 or tokenizer is None or tokenizer.byte_lengths is None:
         raise UsageError("--baselines: needs one store of plain text with a known byte-level tokenizer.")

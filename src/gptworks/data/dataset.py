@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from gptworks.config.schema import DataConfig
+from gptworks.data import foreign_order
 from gptworks.data.loader import Borders
 from gptworks.data.store import Store, locate_stores
-from gptworks.data.windows import Samples, build_samples
+from gptworks.data.windows import OrderedSamples, build_samples
 from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer
 
@@ -21,6 +22,8 @@ class Dataset:
         # Shares as the parts of data.path are cut: held-out stores of their own leave the second share to training.
         self.cfg = cfg = cfg.model_copy(update={"weights": weights})
         self.held_out_stores, _ = _open(cfg.held_out_path, ())
+        if self.has_foreign_order:
+            foreign_order.refuse_unfit(self.stores, cfg, seed)
         self.tokenizer = self._common_tokenizer()
         for store in self._all_stores:
             if store.sidecar and store.sidecar.vocab_size > vocab_size:
@@ -40,6 +43,10 @@ class Dataset:
                 )
 
     @property
+    def has_foreign_order(self) -> bool:
+        return self.cfg.order in foreign_order.ORDERS
+
+    @property
     def _all_stores(self) -> list[Store]:
         return self.stores + self.held_out_stores
 
@@ -52,9 +59,19 @@ class Dataset:
         train, held_out, test = [*self.cfg.split, 0.0, 0.0][:3]
         return self.stores, self.cfg.model_copy(update={"split": (train + held_out, 0.0, test)})
 
-    def samples(self, part: str) -> Samples:
+    def samples(self, part: str, asked: int | None = None) -> OrderedSamples:
+        """Only the orders of other systems depend on how many are asked for (None = one epoch)."""
         stores, cfg = self._cut(part)
+        if self.has_foreign_order:
+            return foreign_order.build_samples(stores, part, cfg, self.seed, asked)
         return build_samples(stores, part, cfg, self.seed)
+
+    def samples_per_epoch(self, part: str) -> int:
+        """Known before the order is."""
+        if self.has_foreign_order:
+            stores, cfg = self._cut(part)
+            return sum(foreign_order.per_epoch(store, part, cfg) for store in stores)
+        return self.samples(part).per_epoch
 
     @property
     def identities(self) -> list[str]:

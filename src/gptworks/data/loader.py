@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gptworks.config.derive import BatchPlan
 from gptworks.config.schema import DataConfig
-from gptworks.data.windows import Sample, Samples
+from gptworks.data.windows import OrderedSamples, Sample
 from gptworks.errors import DataError
 from gptworks.model import IGNORED
 
@@ -97,7 +97,7 @@ class Batches:
 
     def __init__(
         self,
-        samples: Samples,
+        samples: OrderedSamples,
         plan: BatchPlan,
         borders: Borders,
         *,

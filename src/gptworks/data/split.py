@@ -1,6 +1,9 @@
-"""Documents to training, held-out and test, in file order, by Megatron's rule of 2021."""
+"""Documents to training, held-out and test, in file order: by Megatron's rule of 2021, or by megatron-core's."""
 
 from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
 
 PARTS = ("train", "held_out", "test")
 
@@ -18,3 +21,10 @@ def boundaries(shares: Sequence[float], num_documents: int) -> list[int]:
         borders.append(borders[-1] + round(share / total * num_documents))
     overshoot = borders[-1] - num_documents
     return [0, *(max(0, border - overshoot) for border in borders[1:])]
+
+
+def core_boundaries(shares: Sequence[float], num_documents: int) -> list[int]:
+    """The same by megatron-core's rule: the borders are rounded, not the parts, and nothing needs to be set right."""
+    weights = np.array([*shares, 0.0, 0.0][:3], np.float64)
+    up_to = accumulate((weights / weights.sum()).tolist(), initial=0.0)
+    return [round(share * num_documents) for share in up_to]

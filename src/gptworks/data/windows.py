@@ -1,5 +1,6 @@
 """Documents to samples. A sample is T + 1 tokens: T inputs and, shifted by one, T targets."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +27,18 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def sample(self, number: int) -> Sample: ...
+
+
+class OrderedSamples(Protocol):
+    """The samples of one part of all stores, in the order in which they are read."""
+
+    @property
+    def sources(self) -> Sequence[Source]: ...
+
+    @property
+    def per_epoch(self) -> int: ...
+
+    def at(self, first: int, count: int) -> list[Sample]: ...
 
 
 class Windows:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from gptworks.data.loader import Borders, check_ids, collate
-from gptworks.data.windows import Samples
+from gptworks.data.windows import OrderedSamples
 from gptworks.errors import DataError
 from gptworks.model import GPT, IGNORED
 
@@ -37,7 +37,7 @@ class HeldOut:
 @torch.no_grad()
 def held_out_loss(
     part: GPT,
-    samples: Samples,
+    samples: OrderedSamples,
     borders: Borders,
     *,
     micro_size: int,

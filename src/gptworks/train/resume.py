@@ -52,3 +52,18 @@ def refuse_fixed(found: list[Change], checkpoint: str) -> None:
             f"{checkpoint}: cannot go on with another model or another order of samples:\n{listed}\n"
             "Set them back, or start anew in another --out (init.checkpoint takes over the weights)."
         )
+
+
+def refuse_other_number(before: int | None, now: int | None, read_at_end: int, order: str, checkpoint: str) -> None:
+    """The order of another system is laid out for a number of samples; another number is another order.
+
+    `read_at_end` may be more than that when the batch size changed on the way.
+    """
+    if before == now and (now is None or read_at_end <= now):
+        return
+    asks = now if before != now else f"{read_at_end} in all"
+    raise CheckpointError(
+        f"{checkpoint}: data.order: {order} was laid out for {before} samples, but this run asks for {asks} "
+        "(steps x batch.global_size). That would be another order: set train.steps (or epochs, tokens) and "
+        "batch.global_size back, or start anew in another --out (init.checkpoint takes over the weights)."
+    )

@@ -94,6 +94,9 @@ class Run:
         """The manifest of a checkpoint that is whole and belongs to this configuration and data."""
         manifest = manifests.read(source)
         resume.refuse_fixed(resume.changes(manifest.config, self.cfg), str(source))
+        setup, order = self.setup, self.cfg.data.order
+        read_at_end = manifest.consumed + (setup.last_step - manifest.step) * setup.batch.global_size
+        resume.refuse_other_number(manifest.samples_asked, setup.samples_asked, read_at_end, order, str(source))
         now = self.setup.dataset.identities
         if manifest.data_identities != now:
             then, here = (", ".join(str(i)[:12] for i in ids) for ids in (manifest.data_identities, now))
@@ -268,6 +271,7 @@ class Run:
             config=cfg.model_dump(mode="json"),
             tokenizer_identity=dataset.tokenizer_identity,
             data_identities=dataset.identities,
+            samples_asked=self.setup.samples_asked,
             scaler=self.scaler.state(),
             held_out_loss=progress.held_out_loss,
             best=progress.best,

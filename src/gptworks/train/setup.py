@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from gptworks.config import contradictions
 from gptworks.config.derive import BatchPlan, num_steps, solve_batch
 from gptworks.config.schema import RunConfig
+from gptworks.data import foreign_order
 from gptworks.data.dataset import Dataset
 from gptworks.data.loader import Batches
-from gptworks.data.windows import Samples
+from gptworks.data.windows import OrderedSamples
 from gptworks.errors import ConfigError
 from gptworks.parallel import launch
 from gptworks.parallel.launch import World
@@ -17,11 +18,12 @@ from gptworks.parallel.launch import World
 class Setup:
     world: World
     dataset: Dataset
-    train_samples: Samples
-    held_out: Samples | None
+    train_samples: OrderedSamples
+    held_out: OrderedSamples | None
     batch: BatchPlan
     last_step: int
     vocab_size: int
+    samples_asked: int | None  # of training; None where the order does not depend on it
 
     def batches(self, consumed: int = 0) -> Batches:
         return Batches(
@@ -38,14 +40,22 @@ def prepare(cfg: RunConfig) -> Setup:
     """Open the data, solve the batch equation, count the steps."""
     world = launch.start(cfg.parallel, cfg.run)
     dataset = Dataset(cfg.data, vocab_size=cfg.model.vocab_size, seed=cfg.train.seed)
-    train_samples = dataset.samples("train")
-    held_out = dataset.samples("held_out") if cfg.evaluate.every else None
+    per_epoch = dataset.samples_per_epoch("train")
     batch = solve_batch(cfg.batch, world.data_parallel)
-    last_step = num_steps(cfg.train, train_samples.per_epoch, batch.global_size, cfg.data.seq_len)
+    last_step = num_steps(cfg.train, per_epoch, batch.global_size, cfg.data.seq_len)
+    asked = {
+        part: foreign_order.num_samples(
+            cfg.data.order, part, steps=last_step, global_size=batch.global_size, evaluate=cfg.evaluate
+        )
+        for part in ("train", "held_out")
+        if dataset.has_foreign_order
+    }
+    train_samples = dataset.samples("train", asked.get("train"))
+    held_out = dataset.samples("held_out", asked.get("held_out")) if cfg.evaluate.every else None
     too_long = contradictions.warmup_fits(cfg.optim, cfg.optim.decay_steps or last_step, "the training")
     if too_long:
         raise ConfigError("optim", too_long)
-    return Setup(world, dataset, train_samples, held_out, batch, last_step, cfg.model.vocab_size)
+    return Setup(world, dataset, train_samples, held_out, batch, last_step, cfg.model.vocab_size, asked.get("train"))
 
 
 def show_first_batch(setup: Setup) -> str:
