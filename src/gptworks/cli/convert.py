@@ -62,5 +62,5 @@ def run(args: argparse.Namespace) -> int:
     for note in done.notes:
         print(f"note: {note}")
     if args.verify:
-        print("verified: every token and border was read back and compared")
+        print("verified: every token, and every border that the format keeps, was read back and compared")
     return 0

@@ -128,6 +128,9 @@ def prepare(
         skipped = replace(skipped, count=0, first=[])
         work, _, kept = run(False)
     state = work.state
+    left = state.tokens % row_length if row_length else 0
+    if left:
+        note = f"{note}. " * bool(note) + f"the last {left:,} tokens do not fill a row of {row_length} and are left out"
     return Summary(
         prefix,
         state.sequences // len(rules.keys),
