@@ -115,3 +115,10 @@ def test_blend_of_more_sources_than_a_block_has_room_for() -> None:
     sources, numbers = order.blend(np.arange(count), [1.0] * num_sources, 0)
     for source in range(num_sources):
         assert np.sort(numbers[sources == source]).tolist() == list(range(count // num_sources))
+
+
+@given(st.integers(1, 20_000), st.lists(st.integers(0, 2**31), min_size=1, max_size=20), st.integers(0, 3))
+def test_nearby_is_the_same_permutation(size: int, places: list[int], epoch: int) -> None:
+    index = np.array([place % size for place in places])
+    expected = order.permute(index, size, 5, epoch)
+    assert order.permute_nearby(index, size, 5, epoch).tolist() == expected.tolist()

@@ -5,11 +5,13 @@ So the order cannot depend on ranks, batch sizes or restarts, and a checkpoint s
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
 _ROUNDS = 6
 _BLOCK = 1024
+_CHUNK = 4096
 
 
 def permute(index: np.ndarray, size: int, *key: object) -> np.ndarray:
@@ -31,6 +33,21 @@ def permute(index: np.ndarray, size: int, *key: object) -> np.ndarray:
         result[outside] = (left << half) | right
         outside = result >= size
     return result.astype(np.int64)
+
+
+def permute_nearby(index: np.ndarray, size: int, *key: object) -> np.ndarray:
+    """The same as `permute`, quicker for few indices at a time that are near to those of the last call."""
+    result = np.empty(len(index), np.int64)
+    chunks, places = np.divmod(index, _CHUNK)
+    for chunk in np.unique(chunks).tolist():
+        here = chunks == chunk
+        result[here] = _permuted_chunk(chunk, size, *key)[places[here]]
+    return result
+
+
+@lru_cache(maxsize=64)
+def _permuted_chunk(chunk: int, size: int, *key: object) -> np.ndarray:
+    return permute(np.arange(chunk * _CHUNK, min(size, (chunk + 1) * _CHUNK)), size, *key)
 
 
 def blend(index: np.ndarray, weights: Sequence[float], *key: object) -> tuple[np.ndarray, np.ndarray]:

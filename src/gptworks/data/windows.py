@@ -48,7 +48,9 @@ class Windows:
 
     def __init__(self, tokens: Tokens, seq_len: int, first: int = 0, end: int | None = None) -> None:
         """Over tokens[first:end]."""
-        self.tokens, self.seq_len = tokens, seq_len
+        # A plain array over the same mapped memory: numpy's memmap class makes every slice cost several times more.
+        self.tokens = tokens.view(np.ndarray) if isinstance(tokens, np.memmap) else tokens
+        self.seq_len = seq_len
         self.first, self.end = first, len(tokens) if end is None else end
 
     def __len__(self) -> int:
@@ -164,7 +166,7 @@ class Samples:
         if self.shuffled:
             for epoch in np.unique(epochs):
                 here = epochs == epoch
-                places[here] = order.permute(places[here], size, self.seed, list_number, int(epoch))
+                places[here] = order.permute_nearby(places[here], size, self.seed, list_number, int(epoch))
         return places
 
 
