@@ -187,7 +187,7 @@ def _split_array(file: IO[bytes], name: str) -> Iterator[bytes]:
                 raise broken("the file ends")
             buffer = buffer[start:] + more
             at, start = at - start, 0
-    rest = buffer[at:]
+    rest = buffer[at:] or file.read(_READ_BYTES)
     while rest:  # to the very end, where a compressed file has its checksum
         if rest.strip():
             raise broken(f"more text behind its end, {rest.strip()[:20]!r},")
