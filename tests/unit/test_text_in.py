@@ -78,10 +78,10 @@ def zst(data: bytes, frame_bytes: int = 20) -> bytes:
 
 def parquet(texts: list[object], rows_per_group: int = 2) -> bytes:
     pyarrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet
+    parquet = pytest.importorskip("pyarrow.parquet")
 
     data = io.BytesIO()
-    pyarrow.parquet.write_table(
+    parquet.write_table(
         pyarrow.table({"id": list(range(len(texts))), "text": texts}), data, row_group_size=rows_per_group
     )
     return data.getvalue()
@@ -258,10 +258,10 @@ def test_parquet_columns_and_places(tmp_path: Path) -> None:
 
 def test_parquet_with_bytes_that_are_no_text(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet
+    parquet = pytest.importorskip("pyarrow.parquet")
 
     broken = pyarrow.array([b"good", b"caf\xe9", None]).view(pyarrow.string())
-    pyarrow.parquet.write_table(pyarrow.table({"text": broken}), tmp_path / "a.parquet")
+    parquet.write_table(pyarrow.table({"text": broken}), tmp_path / "a.parquet")
     documents, skipped = read(str(tmp_path / "a.parquet"))
     assert documents == ["good"]
     assert [message.split(": ", 1)[1] for message in skipped.first] == [

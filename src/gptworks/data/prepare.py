@@ -174,6 +174,8 @@ def _check_request(
             f"--format {format}: stores ids in 16 bits, but {tokenizer.name} has {tokenizer.vocab_size} tokens. Use "
             "--format megatron."
         )
+    if format not in registry.FORMATS:
+        raise DataError(f"--format: no format '{format}'. Formats: {', '.join(registry.FORMATS)}.")
 
 
 def _how_many(workers: int, total: int, files: list[InputFile]) -> int:
@@ -247,36 +249,43 @@ class _Work:
         self.hash = hashlib.sha256()
         self.published: list[Path] = []
         self.lengths: list[int] = []  # of the lines of the journal
+        self.opened: list[IO[bytes]] = []  # the lock first
         self.itemsize = np.dtype(fingerprint["dtype"]).itemsize
 
     def __enter__(self) -> "_Work":
+        states: list[State] | None = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(self.folder / "lock", self.prefix)
+            self.opened.append(_lock(self.folder / "lock", self.prefix))
             states = self._states_to_go_on_from()
             if not states:
                 (self.folder / "plan.json").unlink(missing_ok=True)
             staged = self.folder / f"{self.prefix.name}.bin"
             if staged.exists() and not (self.folder / "tokens").exists():
                 staged.rename(self.folder / "tokens")  # stopped while the store was being put together
-            self.tokens = _open_for_update(self.folder / "tokens")
-            self.sizes = _open_for_update(self.folder / "sizes")
-            self.journal = _open_for_update(self.folder / "journal")
+            for name in ("tokens", "sizes", "journal"):
+                self.opened.append(_open_for_update(self.folder / name))
+            _, self.tokens, self.sizes, self.journal = self.opened
             self.done = self._checked(states)
             self._cut_back()
             (self.folder / "plan.json").write_text(json.dumps(self.fingerprint), encoding="utf-8")
         except OSError as error:
+            for file in self.opened:
+                file.close()
+            if states == []:
+                self.abandon()
             raise DataError(f"{self.prefix}.bin cannot be written: {error.strerror} ({error.filename}).") from None
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        for file in (self.tokens, self.sizes, self.journal):
+        lock, *files = self.opened
+        for file in files:
             with suppress(OSError):  # what is not noted in the journal does not count
                 file.close()
         # A mistake in the input leaves nothing behind; an interruption leaves what was done, to go on from.
         if kind is None or (isinstance(error, GPTWorksError) and not isinstance(error, _WorkIsKept)):
             self.abandon()
-        self._lock.close()
+        lock.close()
 
     def abandon(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
