@@ -121,7 +121,7 @@ class _Display:
 
     def __enter__(self) -> "_Display":
         self.started = self.last = time.monotonic()
-        self.position = self.tokens = 0  # where we were when the first block came: an earlier run may have done much
+        self.first: State | None = None  # where we were when the first block came: an earlier run may have done much
         self.bar = _bar() if sys.stderr.isatty() else None
         self.task = None if self.bar is None else self.bar.add_task("", total=None, speed="")
         if self.bar:
@@ -134,15 +134,18 @@ class _Display:
 
     def show(self, state: "State", total: int) -> None:
         now = time.monotonic()
+        if self.first is None:
+            self.first, self.started = state, now
         spent = max(now - self.started, 1e-9)
-        megabytes, tokens = state.text_bytes / 1e6 / spent, state.tokens / spent
-        speed = f"{megabytes:.1f} MB/s, {tokens:,.0f} tokens/s"
+        megabytes, tokens = (state.text_bytes - self.first.text_bytes) / 1e6, state.tokens - self.first.tokens
+        speed = f"{megabytes / spent:.1f} MB/s, {tokens / spent:,.0f} tokens/s"
         if self.bar and self.task is not None:
             self.bar.update(self.task, completed=state.position, total=total or None, speed=speed)
         elif now - self.last >= _PLAIN_SECONDS:
             self.last = now
             share = f"{state.position / total:.0%}, " if total else ""
-            left = f", {spent * (total / state.position - 1):.0f} s left" if total and state.position else ""
+            moved = state.position - self.first.position
+            left = f", {spent * (total - state.position) / moved:.0f} s left" if total and moved > 0 else ""
             print(f"prepare: {share}{state.tokens:,} tokens, {speed}{left}", file=sys.stderr, flush=True)
 
 
@@ -181,6 +184,7 @@ def _report(summary: "Summary", tokenizer: "Tokenizer", as_json: bool) -> None:
             "encoder": summary.encoder,
             "workers": summary.workers,
             "blocks_kept": summary.blocks_kept,
+            "note": summary.note,
         }
         print(json.dumps(values))
         return

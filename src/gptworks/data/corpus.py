@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +94,11 @@ def _parse_lines(data: bytes, keys: tuple[str, ...]) -> Parsed:
             parsed.documents.append((text,))
         else:
             _take_record(parsed, number, record, keys)
+            if parsed.problems and parsed.problems[-1][0] == number:
+                with suppress(ValueError, RecursionError):  # the same words, whichever library read the line
+                    record = json.loads(line.decode())
+                    parsed.problems.pop()
+                    _take_record(parsed, number, record, keys)
     return parsed
 
 

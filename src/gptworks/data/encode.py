@@ -46,7 +46,13 @@ class Encoder:
         parsed = corpus.parse(block, self.rules)
         texts = [text for document in parsed.documents for text in document]
         as_bytes = [text.encode() for text in texts]
-        tokens, sizes = self._ids(texts, as_bytes)
+        try:
+            tokens, sizes = self._ids(texts, as_bytes)
+        except BaseException as error:
+            if self.quick is None or isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            # A panic of the quick library, or text that it refuses: the reference encodes all, as after a wrong id.
+            return _nothing(disagreement=texts[0][:_SAMPLE] or " ")
         tokens, sizes, empty = self._finish_documents(tokens, sizes, block)
         data = tokens.astype(self.dtype).tobytes()
         return Encoded(
@@ -127,6 +133,10 @@ def _pieces(text: bytes) -> list[bytes]:
         pieces.append(text[start : found.end()])
         start = found.end()
     return [*pieces, text[start:]]
+
+
+def _nothing(disagreement: str) -> Encoded:
+    return Encoded(b"", np.empty(0, np.int64), 0, 0, 0, 0, 0, [], disagreement)
 
 
 _encoder: Encoder | None = None

@@ -10,27 +10,27 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from gptworks.data import corpus
+from gptworks.data import corpus, text_blocks
 from gptworks.data.encode import Encoded, Encoder, encode_in_worker, start_worker
 from gptworks.data.formats import megatron, registry
 from gptworks.data.formats.contents import Contents
 from gptworks.data.publish import describe, publish
 from gptworks.data.store import Sidecar
-from gptworks.data.text_blocks import BLOCK_BYTES, Block, TextRules, cut
+from gptworks.data.text_blocks import Block, TextRules, cut
 from gptworks.data.text_files import InputFile, list_inputs
 from gptworks.errors import DataError, GPTWorksError
 from gptworks.tokenizer import Tokenizer
 
-_WORK_VERSION = 1  # of the work folder: another number starts anew
-_SMALL_BYTES = 4 * BLOCK_BYTES  # below this, starting processes costs more than they save
+_WORK_VERSION = 2  # of the work folder: another number starts anew
+_SMALL_BYTES = 4 * text_blocks.BLOCK_BYTES  # below this, starting processes costs more than they save
 _AHEAD = 3  # blocks per worker that are under way
 
 
@@ -67,6 +67,7 @@ class State:
     position: int = 0
     input_checksum: int = 0  # of the block
     tokens_checksum: int = 0  # of the block
+    sizes_checksum: int = 0  # of the block
     skipped: int = 0
     first: list[str] = field(default_factory=list)
 
@@ -125,7 +126,7 @@ def prepare(
     if disagreement:
         note = f"gigatoken gives other ids than tokenizers for {disagreement[:60]!r}: all was encoded with tokenizers"
         encoder = Encoder(tokenizer, rules, dtype, append_eod=append_eod, may_be_quick=False)
-        skipped = replace(skipped, count=0, first=[])
+        skipped = corpus.Skipped(strict, passed_over=list_inputs(inputs, rules.kind)[1])
         work, _, kept = run(False)
     state = work.state
     left = state.tokens % row_length if row_length else 0
@@ -176,6 +177,8 @@ def _check_request(
             f"--format {format}: stores ids in 16 bits, but {tokenizer.name} has {tokenizer.vocab_size} tokens. Use "
             "--format megatron."
         )
+    if format not in registry.FORMATS:
+        raise DataError(f"--format: no format '{format}'. Formats: {', '.join(registry.FORMATS)}.")
 
 
 def _how_many(workers: int, total: int, files: list[InputFile]) -> int:
@@ -193,7 +196,7 @@ def _fingerprint(
     """All that decides the tokens. The number of workers and the format do not."""
     return {
         "version": _WORK_VERSION,
-        "block_bytes": BLOCK_BYTES,
+        "block_bytes": text_blocks.BLOCK_BYTES,
         "inputs": [[each.name, each.size, each.modified] for each in files],
         "rules": json.loads(json.dumps(asdict(rules))),
         "tokenizer": tokenizer.identity,
@@ -203,8 +206,8 @@ def _fingerprint(
     }
 
 
-class _WorkerDied(DataError):
-    pass
+class _WorkIsKept(DataError):
+    """Not a mistake in the input: what was done stays, and the same command goes on."""
 
 
 @contextmanager
@@ -231,7 +234,7 @@ def _encoding(encoder: Encoder, workers: int) -> Iterator[Callable[[Iterable[Blo
     try:
         yield in_order
     except BrokenProcessPool:
-        raise _WorkerDied(
+        raise _WorkIsKept(
             f"a worker process ended without a word; the system may have run out of memory. Use --workers "
             f"{max(1, workers // 2)}; the same command goes on where this one stopped."
         ) from None
@@ -248,32 +251,44 @@ class _Work:
         self.state = State()
         self.hash = hashlib.sha256()
         self.published: list[Path] = []
+        self.lengths: list[int] = []  # of the lines of the journal
+        self.opened: list[IO[bytes]] = []  # the lock first
         self.itemsize = np.dtype(fingerprint["dtype"]).itemsize
 
     def __enter__(self) -> "_Work":
+        states: list[State] | None = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(self.folder / "lock", self.prefix)
+            self.opened.append(_lock(self.folder / "lock", self.prefix))
             states = self._states_to_go_on_from()
             if not states:
                 (self.folder / "plan.json").unlink(missing_ok=True)
-            self.tokens = _open_for_update(self.folder / "tokens")
-            self.sizes = _open_for_update(self.folder / "sizes")
-            self.journal = _open_for_update(self.folder / "journal")
+            staged = self.folder / f"{self.prefix.name}.bin"
+            if staged.exists() and not (self.folder / "tokens").exists():
+                staged.rename(self.folder / "tokens")  # stopped while the store was being put together
+            for name in ("tokens", "sizes", "journal"):
+                self.opened.append(_open_for_update(self.folder / name))
+            _, self.tokens, self.sizes, self.journal = self.opened
+            self.done = self._checked(states)
+            self._cut_back()
+            (self.folder / "plan.json").write_text(json.dumps(self.fingerprint), encoding="utf-8")
         except OSError as error:
+            for file in self.opened:
+                file.close()
+            if states == []:
+                self.abandon()
             raise DataError(f"{self.prefix}.bin cannot be written: {error.strerror} ({error.filename}).") from None
-        self.done = self._checked(states)
-        self._cut_back()
-        (self.folder / "plan.json").write_text(json.dumps(self.fingerprint), encoding="utf-8")
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        for file in (self.tokens, self.sizes, self.journal):
-            file.close()
+        lock, *files = self.opened
+        for file in files:
+            with suppress(OSError):  # what is not noted in the journal does not count
+                file.close()
         # A mistake in the input leaves nothing behind; an interruption leaves what was done, to go on from.
-        if kind is None or (isinstance(error, GPTWorksError) and not isinstance(error, _WorkerDied)):
+        if kind is None or (isinstance(error, GPTWorksError) and not isinstance(error, _WorkIsKept)):
             self.abandon()
-        self._lock.close()
+        lock.close()
 
     def abandon(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -281,7 +296,7 @@ class _Work:
     def _states_to_go_on_from(self) -> list[State]:
         try:
             plan = json.loads((self.folder / "plan.json").read_text(encoding="utf-8"))
-            lines = (self.folder / "journal").read_text(encoding="utf-8").splitlines()
+            lines = (self.folder / "journal").read_bytes().splitlines(keepends=True)
         except (OSError, ValueError):
             return []
         if plan != self.fingerprint:
@@ -289,20 +304,31 @@ class _Work:
         states = []
         for line in lines:
             try:
-                states.append(State(**json.loads(line)))
+                state = State(**json.loads(line))
             except (ValueError, TypeError):
                 break  # the line that was being written when the power went
+            if not line.endswith(b"\n"):
+                break
+            states.append(state)
+            self.lengths.append(len(line))
         return states
 
     def _checked(self, states: list[State]) -> list[State]:
         """The finished blocks whose tokens are all there and whole."""
-        before = 0
+        before = State()
         for number, state in enumerate(states):
-            data = self.tokens.read((state.tokens - before) * self.itemsize)
-            if zlib.crc32(data) != state.tokens_checksum or len(data) != (state.tokens - before) * self.itemsize:
+            length = (state.tokens - before.tokens) * self.itemsize
+            data = self.tokens.read(length)
+            sizes = self.sizes.read((state.sequences - before.sequences) * 8)
+            # The checksum of nothing is 0: lengths count as well.
+            if (
+                (len(data), zlib.crc32(data)) != (length, state.tokens_checksum)
+                or len(sizes) != (state.sequences - before.sequences) * 8
+                or zlib.crc32(sizes) != state.sizes_checksum
+            ):
                 return states[:number]
             self.hash.update(data)
-            before = state.tokens
+            before = state
         return states
 
     def _cut_back(self) -> None:
@@ -310,11 +336,8 @@ class _Work:
             self.state = self.done[-1]
         self.tokens.truncate(self.state.tokens * self.itemsize)
         self.sizes.truncate(self.state.sequences * 8)
-        self.journal.truncate(0)
-        self.journal.seek(0)
-        for state in self.done:
-            self._note(state)
-        for file in (self.tokens, self.sizes):
+        self.journal.truncate(sum(self.lengths[: len(self.done)]))
+        for file in (self.tokens, self.sizes, self.journal):
             file.seek(0, os.SEEK_END)
 
     def skip_done(self, blocks: Iterator[Block]) -> int:
@@ -322,7 +345,7 @@ class _Work:
         for state in self.done:
             block = next(blocks, None)
             if block is None or block.checksum != state.input_checksum:
-                raise DataError(
+                raise _WorkIsKept(
                     f"{self.folder}: holds the beginning of this work, but the text that comes now is another. Remove "
                     "that folder to start anew."
                 )
@@ -336,8 +359,7 @@ class _Work:
             sizes[0] += self.state.pending
         pending = int(sizes[-1]) if block.unfinished else 0
         closed = sizes[:-1] if block.unfinished else sizes
-        self.tokens.write(encoded.tokens)
-        self.sizes.write(closed.astype("<i8").tobytes())
+        sizes_data = closed.astype("<i8").tobytes()
         self.hash.update(encoded.tokens)
         state = self.state
         self.state = State(
@@ -352,16 +374,20 @@ class _Work:
             position=block.position,
             input_checksum=block.checksum,
             tokens_checksum=encoded.checksum,
+            sizes_checksum=zlib.crc32(sizes_data),
             skipped=skipped.count,
             first=list(skipped.first),
         )
-        for file in (self.tokens, self.sizes):
-            file.flush()
-        self._note(self.state)
-        self.journal.flush()
-
-    def _note(self, state: State) -> None:
-        self.journal.write(json.dumps(asdict(state)).encode() + b"\n")
+        note = json.dumps(asdict(self.state)).encode() + b"\n"
+        try:
+            for file, data in ((self.tokens, encoded.tokens), (self.sizes, sizes_data), (self.journal, note)):
+                file.write(data)
+                file.flush()
+        except OSError as error:
+            raise _WorkIsKept(
+                f"{self.folder}: cannot be written: {error.strerror}. Mend that; the same command goes on where this "
+                "one stopped."
+            ) from None
 
     def finish(
         self,

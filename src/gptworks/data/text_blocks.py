@@ -6,6 +6,7 @@ Where the cuts fall depends on the text alone, so any number of workers gives th
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,9 +21,11 @@ _READ_BYTES = 1 << 20
 _EDGE = 4096  # longer than any separator or heading
 _BOM = b"\xef\xbb\xbf"
 
-# Where a pre-tokenizer of GPT-2's kind always cuts: before the space between two words, between a line break and a
-# visible character, between a Chinese full stop and a Chinese character. There a document may be encoded in pieces.
-SAFE_CUT = re.compile(rb"[A-Za-z](?= [A-Za-z])|\n(?=[!-~])|\xe3\x80\x82(?=[\xe4-\xe9])")
+# Where a pre-tokenizer of GPT-2's kind always cuts, and gives the same on both sides when it sees one side only: before
+# the space between two words, behind a single line break between two visible characters (of several, the last one
+# depends on what follows), between a Chinese full stop and a common Chinese character (U+5000 to U+8FFF: all letters).
+# There a document may be encoded in pieces.
+SAFE_CUT = re.compile(rb"[A-Za-z](?= [A-Za-z])|[!-~]\n(?=[!-~])|\xe3\x80\x82(?=[\xe5-\xe8])")
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,12 @@ class FileRange:
     length: int
 
     def read(self) -> bytes:
-        with self.path.open("rb") as file:
-            file.seek(self.start)
-            data = file.read(self.length)
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.start)
+                data = file.read(self.length)
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read ({error.strerror}).") from None
         if len(data) != self.length:
             raise DataError(f"{self.path}: became shorter while it was read. Start again when it is complete.")
         return data
@@ -73,6 +79,11 @@ def cut(
 ) -> Iterator[Block]:
     """All blocks of all inputs. `may_cut_documents`: a long document of plain text may span blocks, at safe cuts."""
     for stream in open_streams(files, rules.kind, passed_over):
+        if len(rules.keys) > 1 and stream.kind in ("text", "wikitext", "sample"):
+            raise DataError(
+                f"{stream.name}: plain text has no keys, so no prompts and completions. Needed: JSON lines, a JSON "
+                "array or parquet."
+            )
         if stream.kind == "jsonl" and stream.path is not None:
             yield from _ranges_of_lines(stream)
         elif stream.kind == "jsonl":
@@ -100,7 +111,7 @@ def _ranges_of_lines(stream: TextStream) -> Iterator[Block]:
             while end < size:
                 piece = file.readline(_READ_BYTES)
                 end = file.tell()
-                if piece.endswith(b"\n"):
+                if piece.endswith(b"\n") or not piece:  # nothing: the file has become shorter; its reader will tell
                     break
             end = min(end, size)
             yield Block(stream.name, "lines", FileRange(stream.path, start, end - start), before + end, start == 0)
@@ -117,16 +128,16 @@ def _lines(stream: TextStream) -> Iterator[Block]:
 
 
 _JSON_MARKS = re.compile(rb'["\\\[\]{},]')
-_STRING_END = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRING_END = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 def _array_elements(stream: TextStream) -> Iterator[Block]:
-    """The elements of one JSON array as lines, without holding the array. A raw line break in a JSON string is not
-    allowed, so those between tokens can be taken out."""
+    """The elements of one JSON array as lines, without holding the array. Line breaks become tabs: blanks between
+    tokens, and as little allowed in a JSON string as they are."""
     elements: list[bytes] = []
     size, first = 0, True
     for element in _split_array(stream.file, stream.name):
-        elements.append(element.replace(b"\n", b" ").replace(b"\r", b" "))
+        elements.append(element.replace(b"\n", b"\t").replace(b"\r", b"\t"))
         size += len(element)
         if size >= BLOCK_BYTES:
             yield Block(stream.name, "array", b"\n".join(elements), stream.position(), first)
@@ -141,7 +152,9 @@ def _split_array(file: IO[bytes], name: str) -> Iterator[bytes]:
             f"{name}: not a JSON array: {what} after {count} elements. Mend it, or give one object a line."
         )
 
-    buffer = file.read(_READ_BYTES).removeprefix(_BOM).lstrip()
+    buffer = file.read(max(_READ_BYTES, len(_BOM))).removeprefix(_BOM).lstrip()
+    while not buffer and (more := file.read(_READ_BYTES)):
+        buffer = more.lstrip()
     at, start, depth, count = 1, 1, 1, 0  # behind the opening bracket
     while depth:
         mark = _JSON_MARKS.search(buffer, at)
@@ -157,6 +170,8 @@ def _split_array(file: IO[bytes], name: str) -> Iterator[bytes]:
                 depth -= 1
             elif mark[0] == b"\\":
                 raise broken(f"a backslash outside a string at {buffer[mark.start() : mark.start() + 10]!r}")
+            if depth == 0 and mark[0] != b"]":
+                raise broken("a } that closes nothing")
             ends = (mark[0] == b"," and depth == 1) or depth == 0
             if ends:
                 element = buffer[start : mark.start()].strip()
@@ -172,9 +187,11 @@ def _split_array(file: IO[bytes], name: str) -> Iterator[bytes]:
                 raise broken("the file ends")
             buffer = buffer[start:] + more
             at, start = at - start, 0
-    rest = buffer[at:].strip() or file.read(_READ_BYTES).strip()
-    if rest:
-        raise broken(f"more text behind its end, {rest[:20]!r},")
+    rest = buffer[at:] or file.read(_READ_BYTES)
+    while rest:  # to the very end, where a compressed file has its checksum
+        if rest.strip():
+            raise broken(f"more text behind its end, {rest.strip()[:20]!r},")
+        rest = file.read(_READ_BYTES)
 
 
 def _parquet_rows(stream: TextStream, keys: tuple[str, ...]) -> Iterator[Block]:
@@ -195,10 +212,25 @@ def _parquet_rows(stream: TextStream, keys: tuple[str, ...]) -> Iterator[Block]:
                     "one with --key."
                 )
             batches = table.iter_batches(batch_size=1024, columns=list(keys))
-            rows = (row for batch in batches for row in zip(*(batch.column(k).to_pylist() for k in keys), strict=True))
+            rows = (row for batch in batches for row in zip(*(_column(batch, k) for k in keys), strict=True))
             yield from _batches(stream, (row if len(keys) > 1 else row[0] for row in rows))
     except (ArrowException, OSError) as error:
         raise DataError(f"{stream.name}: not a readable parquet file ({error}). Copy it again.") from None
+
+
+def _column(batch: Any, key: str) -> list[Any]:
+    """The library checks the UTF-8 of texts only when they are taken out, all at once. A broken one stays bytes."""
+    import pyarrow
+
+    column = batch.column(key)
+    try:
+        values: list[Any] = column.to_pylist()
+    except UnicodeDecodeError:
+        values = column.cast(pyarrow.large_binary()).to_pylist()
+        for number, value in enumerate(values):
+            with suppress(UnicodeDecodeError):
+                values[number] = value if value is None else value.decode()
+    return values
 
 
 def _batches(stream: TextStream, rows: Iterator[Any]) -> Iterator[Block]:
@@ -247,29 +279,47 @@ def split_articles(data: bytes) -> list[bytes]:
     return [data[begin:end] for begin, end in pairwise(starts)]
 
 
+def _safe_cut(data: bytearray, start: int, wanted: str, separator: bytes) -> int:
+    """Where a long document may be cut so that no separator or heading is cut with it; -1: not known yet."""
+    for found in SAFE_CUT.finditer(data, start):
+        at = found.end()
+        if wanted == "wikitext":
+            is_safe = not data.startswith((b"=", b" ="), data.rfind(b"\n", 0, at) + 1)
+        else:
+            is_safe = not separator or data.find(separator, max(0, at - len(separator)), at + len(separator)) < 0
+        if is_safe and at + len(separator) <= len(data):
+            return at
+    return -1
+
+
 def _plain_text(stream: TextStream, rules: TextRules, may_cut_documents: bool) -> Iterator[Block]:
     wanted = "wikitext" if stream.kind == "wikitext" else "text"
-    border = _heading if wanted == "wikitext" else _separator_finder(rules.separator.encode())
+    separator = rules.separator.encode()
+    border = _heading if wanted == "wikitext" else _separator_finder(separator)
+    edge = max(_EDGE, 2 * len(separator))
     buffer = bytearray()
-    first, continues, is_open = True, False, True
+    first, continues, is_open, at_start = True, False, True, True
     searched = 0  # no border begins before here, counted from the block's size on
     while is_open or buffer:
         if is_open:
             piece = _newlines(stream.file)
             is_open = bool(piece)
-            buffer += piece.removeprefix(_BOM) if first and not buffer else piece
+            buffer += piece
+            if at_start and len(buffer) >= len(_BOM):
+                at_start = False
+                if buffer.startswith(_BOM):
+                    del buffer[: len(_BOM)]
         if is_open and len(buffer) < BLOCK_BYTES + _READ_BYTES:
             continue
         end = border(buffer, max(BLOCK_BYTES, searched)) if len(buffer) > BLOCK_BYTES else -1
         # A border at the very edge may look different once more is known.
-        end = end if end < len(buffer) - _EDGE or not is_open else -1
+        end = end if end < len(buffer) - edge or not is_open else -1
         unfinished = False
         if end < 0 and is_open and may_cut_documents:
-            safe = SAFE_CUT.search(buffer, BLOCK_BYTES)
-            end, unfinished = (safe.end(), True) if safe else (-1, False)
-            del safe  # it would keep the buffer from shrinking
+            end = _safe_cut(buffer, max(BLOCK_BYTES, searched), wanted, separator)
+            unfinished = end >= 0
         if end < 0 and is_open:
-            searched = len(buffer) - _EDGE
+            searched = len(buffer) - edge
             continue
         end = end if end >= 0 else len(buffer)
         if end:

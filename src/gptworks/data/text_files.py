@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import lzma
+import re
 import sys
 import tarfile
 import zlib
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import IO, Any, Literal, Self, cast
 
 from gptworks.data import sample_corpus
 from gptworks.errors import DataError
@@ -33,6 +34,8 @@ _KINDS: dict[str, Kind] = {
 _COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
 _ARCHIVES = (".tar", ".tgz", ".txz")
 _TAR_MAGIC_AT = 257
+_BZIP2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")  # a block, or the end of an empty file
+_FRAME_BYTES = 4096  # at 32,000 to 1, the most that zstandard can pack, these make 130 MB
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,8 @@ def list_inputs(inputs: list[str], kind: str = "auto") -> tuple[list[InputFile],
             found.append(InputFile(name, None))
         elif path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path))
-            known = [file for file in inside if _is_known(file.name)]
-            passed_over += [str(file) for file in inside if not _is_known(file.name)]
+            known = [file for file in inside if _is_known(file.name) and not _is_ours(file)]
+            passed_over += [str(file) for file in inside if not _is_known(file.name) or _is_ours(file)]
             if not known:
                 problems.append(f"{name}: no text in this folder. Needed: files ending in {_known_names()}.")
             found += [_input_file(file) for file in known]
@@ -112,7 +115,11 @@ def open_streams(files: list[InputFile], kind: str, passed_over: list[str]) -> I
             except OSError as error:
                 raise DataError(f"{each.name}: cannot be read ({error.strerror}).") from None
             with raw:
-                yield from _within(each.name, raw, kind, partial(_place, raw, done), each.path, passed_over)
+                if raw.seekable():
+                    yield from _within(each.name, raw, kind, partial(_place, raw, done), each.path, passed_over)
+                else:  # a named pipe, such as the shell's <(...)
+                    filled = _Filled(raw, each.name)
+                    yield from _within(each.name, filled, kind, partial(int, done), None, passed_over)
         done += each.size
 
 
@@ -127,15 +134,18 @@ def _within(
     position: Callable[[], int],
     path: Path | None,
     passed_over: list[str],
+    unpacked: bool = False,
 ) -> Iterator[TextStream]:
     """The text inside a stream: itself, or what is in it when it is compressed or an archive."""
     file = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw, 1 << 20)  # type: ignore[type-var]
     start = file.peek(512)[:512]
     opened = _decompressed(start, file, name)
     if opened is not None:
-        yield from _within(name, opened, kind, position, None, passed_over)
-    elif start[_TAR_MAGIC_AT : _TAR_MAGIC_AT + 5] == b"ustar":
+        yield from _within(name, opened, kind, position, None, passed_over, unpacked=True)
+    elif _is_tar(start):
         yield from _tar_members(name, file, kind, position, passed_over)
+    elif promised := _broken_promise(name, unpacked):
+        raise DataError(f"{name}: named {promised}, but its content is something else or damaged. Copy it again.")
     elif kind == "auto" and "!" in name and not _is_known(name):
         passed_over.append(name)
     else:
@@ -155,25 +165,62 @@ def _tar_members(
     name: str, file: IO[bytes], kind: str, position: Callable[[], int], passed_over: list[str]
 ) -> Iterator[TextStream]:
     try:
-        with tarfile.open(fileobj=file, mode="r|") as archive:
+        with tarfile.open(fileobj=file, mode="r|", tarinfo=_Member) as archive:
             for member in archive:
                 inner = archive.extractfile(member) if member.isfile() else None
-                if inner is not None and not Path(member.name).name.startswith("."):
-                    yield from _within(f"{name}!{member.name}", inner, kind, position, None, passed_over)
+                if inner is not None and not any(part.startswith(".") for part in Path(member.name).parts):
+                    inside = f"{name}!{member.name}"
+                    yield from _within(inside, _Filled(inner, inside), kind, position, None, passed_over)
     except tarfile.TarError as error:
         raise DataError(f"{name}: the archive is damaged or cut off ({error}). Copy it again.") from None
+    while file.read(1 << 20):  # a compressed archive has its checksum at the very end
+        pass
+
+
+class _Member(tarfile.TarInfo):
+    """The library takes a damaged header, and the end of a file that was cut off, for the end of the archive."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise  # the mark of the end
+        except tarfile.EmptyHeaderError:  # type: ignore[attr-defined]
+            raise tarfile.ReadError("its end is missing") from None
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(str(error)) from None
+
+
+def _is_tar(start: bytes) -> bool:
+    """By its magic or, before there was one, by the checksum of its first header; a zero block is an empty archive."""
+    if start[_TAR_MAGIC_AT : _TAR_MAGIC_AT + 5] == b"ustar":
+        return True
+    try:
+        tarfile.TarInfo.frombuf(start, "utf-8", "surrogateescape")
+    except tarfile.HeaderError as error:
+        return isinstance(error, tarfile.EOFHeaderError)  # type: ignore[attr-defined]
+    return True
+
+
+def _broken_promise(name: str, unpacked: bool) -> str:
+    """The ending of a name that says what was not found inside."""
+    name = name.lower()
+    if not unpacked and name.endswith((*_COMPRESSED, ".tgz", ".txz")):
+        return name[name.rindex(".") :]
+    return ".tar" if _without_compression(name).endswith((".tar", ".tgz", ".txz")) else ""
 
 
 def _decompressed(start: bytes, file: IO[bytes], name: str) -> io.RawIOBase | None:
     if start.startswith(b"\x1f\x8b"):
         return _Filled(gzip.GzipFile(fileobj=file), name)
     if start.startswith(b"\xfd7zXZ\x00"):
-        return _Filled(lzma.LZMAFile(file), name)
-    if start.startswith(b"BZh"):
-        return _Filled(bz2.BZ2File(file), name)
+        return _Filled(_Frames(file, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), padding=b"\0"), name)
+    if _BZIP2.match(start):
+        return _Filled(_Frames(file, bz2.BZ2Decompressor), name)
     # The second is a skippable frame, with which some tools begin.
     if start.startswith(b"\x28\xb5\x2f\xfd") or (start[1:4] == b"\x2a\x4d\x18" and 0x50 <= start[0] <= 0x5F):
-        return _Filled(_Zstandard(file, name), name)
+        return _Filled(_Frames(file, _zstandard(name)), name)
     return None
 
 
@@ -200,51 +247,70 @@ class _Filled(io.RawIOBase):
     def _more(self, size: int) -> bytes:
         try:
             data: bytes = self.inner.read(size) or b""
-        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        except (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError) as error:
             raise DataError(
-                f"{self.name}: the compressed data is damaged or cut off after {self.count} bytes of text ({error}). "
-                "Copy it again."
+                f"{self.name}: damaged or cut off after {self.count} bytes of text ({error}). Copy it again."
             ) from None
         self.count += len(data)
         return data
 
 
-class _Zstandard(io.RawIOBase):
-    """Frames one after another, as parallel compressors write them. The library's own reader would take a cut-off
-    file for a whole one."""
+class _Frames(io.RawIOBase):
+    """Compressed frames one after another, as parallel compressors write them. The libraries' own readers take what
+    comes behind the first frame for the end when it is damaged, or a cut-off file for a whole one."""
 
-    def __init__(self, file: IO[bytes], name: str) -> None:
-        try:
-            import zstandard
-        except ImportError:
-            raise DataError(f'{name}: reading .zst needs a package: pip install "gptworks[interop]".') from None
-        self.file = file
-        self.errors = zstandard.ZstdError
-        # OpenWebText2 and others were written with long windows.
-        self.new_frame = lambda: zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
-        self.frame = self.new_frame()
-        self.in_frame = False
-        self.ready = b""
+    def __init__(self, file: IO[bytes], new_frame: Callable[[], Any], padding: bytes = b"") -> None:
+        self.file, self.new_frame, self.padding = file, new_frame, padding
+        self.frame: Any = None
+        self.ready = memoryview(b"")
         self.left = b""
 
     def read(self, size: int = -1) -> bytes:
         while not self.ready:
-            data = self.left or self.file.read(1 << 17)
+            data = self.left or self.file.read(_FRAME_BYTES)
             self.left = b""
             if not data:
-                if self.in_frame:
-                    raise EOFError("the last frame has no end")
+                if self.frame is not None:
+                    raise EOFError("its end is missing")
                 return b""
-            self.in_frame = True
-            try:
-                self.ready = self.frame.decompress(data)
-            except self.errors as error:
-                raise OSError(str(error)) from None
-            if self.frame.eof:
-                self.left, self.in_frame = self.frame.unused_data, False
+            if self.frame is None:
+                data = data.lstrip(self.padding) if self.padding else data
+                if not data:
+                    continue
                 self.frame = self.new_frame()
+            self.ready = memoryview(self.frame.decompress(data))
+            if self.frame.eof:
+                self.left, self.frame = self.frame.unused_data, None
         part, self.ready = self.ready[:size], self.ready[size:]
-        return part
+        return bytes(part)
+
+
+def _zstandard(name: str) -> Callable[[], Any]:
+    try:
+        import zstandard
+    except ImportError:
+        raise DataError(f'{name}: reading .zst needs a package: pip install "gptworks[interop]".') from None
+
+    class Frame:
+        def __init__(self) -> None:
+            # OpenWebText2 and others were written with long windows.
+            self.inner = zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
+
+        def decompress(self, data: bytes) -> bytes:
+            try:
+                return self.inner.decompress(data)
+            except zstandard.ZstdError as error:
+                raise OSError(str(error)) from None
+
+        @property
+        def eof(self) -> bool:
+            return self.inner.eof
+
+        @property
+        def unused_data(self) -> bytes:
+            return self.inner.unused_data
+
+    return Frame
 
 
 def _input_file(path: Path) -> InputFile:
@@ -256,10 +322,23 @@ def _is_hidden(file: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
+def _is_ours(file: Path) -> bool:
+    """What `prepare` itself writes, when its --out is in the folder that it reads: not text, though named .json."""
+    if (file.parent / "plan.json").is_file() and (file.parent / "lock").is_file():
+        return True
+    store = file.name.removesuffix(".json").removesuffix(".tokenizer")
+    return file.name.endswith(".json") and all(file.with_name(store + end).is_file() for end in (".bin", ".idx"))
+
+
+def _without_compression(name: str) -> str:
+    name = name.lower()
+    while name.endswith(_COMPRESSED):
+        name = name[: name.rindex(".")]
+    return name
+
+
 def _kind_of_name(name: str) -> Kind | None:
-    for suffix in _COMPRESSED:
-        name = name.removesuffix(suffix)
-    return _KINDS.get(Path(name).suffix.lower())
+    return _KINDS.get(Path(_without_compression(name)).suffix)
 
 
 def _is_known(name: str) -> bool:

@@ -36,7 +36,9 @@ def fast_encoder(tokenizer: Tokenizer) -> FastEncoder | None:
     try:
         encoder = FastEncoder(tokenizer.backend.to_str())
         return encoder if agrees(encoder, tokenizer, TRICKY) else None
-    except Exception:  # a young library: whatever it does not like is left to the reference
+    except BaseException as error:  # a young library, whose panics are not even Exceptions: left to the reference
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         return None
 
 
@@ -59,10 +61,15 @@ def is_plain_byte_level(tokenizer: Tokenizer) -> bool:
         and not cutter.get("add_prefix_space", True)
         and cutter.get("use_regex", True)
         and not any(
-            token["lstrip"] or token["rstrip"] or token["single_word"] or any(map(str.isspace, token["content"]))
+            token["lstrip"] or token["rstrip"] or token["single_word"] or any(map(_is_at_a_cut, token["content"]))
             for token in spec["added_tokens"]
         )
     )
+
+
+def _is_at_a_cut(character: str) -> bool:
+    """Long texts are encoded in pieces, cut beside these (text_blocks.SAFE_CUT); a token across a cut would be lost."""
+    return character.isspace() or character == "。"
 
 
 _DECIDES_IDS = (
