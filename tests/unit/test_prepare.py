@@ -105,6 +105,14 @@ def test_text_that_is_not_utf8(prepared, small_tokenizer: Tokenizer, tmp_path: P
         prepared(bad, good, strict=True)
 
 
+def test_blanks_around_documents_can_be_taken_off(prepared, tmp_path: Path) -> None:
+    lines = write_jsonl(tmp_path / "a.jsonl", {"text": " \n one two \t"}, {"text": "  "}, {"text": "three"})
+    summary, documents = prepared(lines, strip=True)
+    assert (documents, summary.empty) == (["one two", "three"], 1)
+    plain = write(tmp_path / "a.txt", " one\n\n\n two \n\nthree\n")
+    assert prepared(plain, strip=True)[1] == ["one", "two", "three"]
+
+
 # JSON lines
 
 

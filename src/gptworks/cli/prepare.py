@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="between documents of plain text (default: a blank line; empty: a file is one document)",
     )
+    parser.add_argument("--strip", action="store_true", help="take off the blanks around each document")
     parser.add_argument("--append-eod", action="store_true", help="end each document with the end-of-document token")
     parser.add_argument("--format", default="megatron", metavar="NAME", help=f"{options.DATASET_FORMATS}")
     parser.add_argument("--row-length", type=int, metavar="N", help="mindrecord: tokens per row, seq_len + 1")
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"- (standard input) can be read only once, but {why} needs to read it again. Use a file.")
     separator = args.doc_separator.replace("\\n", "\n").replace("\\t", "\t")  # a shell passes \n as two letters
     for each in keys:
-        rules = TextRules(each, separator, keep_separator=not args.append_eod, kind=args.input_format)
+        rules = TextRules(each, separator, keep_separator=not args.append_eod, strip=args.strip, kind=args.input_format)
         tokenizer = _tokenizer(args, rules)
         with _Display() as display:
             summary = preparation.prepare(

@@ -48,6 +48,13 @@ class Parsed:
 
 
 def parse(block: Block, rules: TextRules) -> Parsed:
+    parsed = _parse(block, rules)
+    if rules.strip:
+        parsed.documents = [tuple(text.strip() for text in document) for document in parsed.documents]
+    return parsed
+
+
+def _parse(block: Block, rules: TextRules) -> Parsed:
     if isinstance(block.data, list):
         return _parse_rows(block.data, rules.keys)
     data = block.data.read() if isinstance(block.data, FileRange) else block.data

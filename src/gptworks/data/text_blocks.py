@@ -35,6 +35,7 @@ class TextRules:
     keys: tuple[str, ...] = ("text",)  # two mean prompt and completion
     separator: str = "\n\n"  # of plain text; empty = the whole file is one document
     keep_separator: bool = True  # it stays in the text unless an end-of-document token takes its place
+    strip: bool = False  # take off the blanks around each document
     kind: str = "auto"  # of all inputs: text, jsonl, wikitext; auto = by name
 
 
@@ -293,6 +294,9 @@ def _safe_cut(data: bytearray, start: int, wanted: str, separator: bytes) -> int
 
 
 def _plain_text(stream: TextStream, rules: TextRules, may_cut_documents: bool) -> Iterator[Block]:
+    may_cut_documents = (
+        may_cut_documents and not rules.strip
+    )  # a piece does not know where its document begins and ends
     wanted = "wikitext" if stream.kind == "wikitext" else "text"
     separator = rules.separator.encode()
     border = _heading if wanted == "wikitext" else _separator_finder(separator)
