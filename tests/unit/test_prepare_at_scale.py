@@ -585,6 +585,14 @@ def test_a_lying_encoder_is_found_and_the_reference_encodes_all(
     assert files_of(case.prefix) == files_of(case.prefix.parent / "whole" / "out")
 
 
+def test_the_reference_goes_on_with_what_it_began(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(encode, "fast_encoder", lambda tokenizer: None)
+        case.stop(5)
+    summary = case.run()
+    assert (summary.encoder, summary.blocks_kept) == ("tokenizers", 5)
+
+
 def with_change(tokenizer: Tokenizer, change: Callable[[dict[str, Any]], object]) -> Tokenizer:
     spec = json.loads(tokenizer.backend.to_str())
     change(spec)

@@ -308,7 +308,7 @@ def damaged() -> Iterator[tuple[str, Callable[[], bytes]]]:
             yield f"{name}, last byte missing", lambda make=make: make()[:-1]
     for name in ("a.jsonl.gz", "a.jsonl.bz2", "a.jsonl.xz", "a.jsonl.zst"):
         yield f"{name}, rubbish between frames", lambda name=name: whole[name]() + b"rubbish" + whole[name]()
-    padded = lambda: gzip.compress(tar({"1.jsonl": MANY}) + bytes(100_000))  # noqa: E731
+    padded = lambda: gzip.compress(tar({"1.jsonl": MANY}) + bytes(3_000_000))  # noqa: E731
     yield "a.tar.gz, padded, last byte missing", lambda: padded()[:-1]
     yield "a.tar, header wrong", lambda: flipped(whole["a.tar"](), 512 * (1 + -(-len(MANY) // 512)) + 3)
     yield "a.tar, cut between members", lambda: whole["a.tar"]()[: 512 * (1 + -(-len(MANY) // 512))]

@@ -120,7 +120,9 @@ def prepare(
             work.finish(registry.FORMATS[format], tokenizer, sidecar, len(rules.keys), row_length)
             return work, "", kept
 
-    encoder = Encoder(tokenizer, rules, dtype, append_eod=append_eod, may_be_quick=True)
+    # Once the reference has begun, because the two differ or there was no other, it goes on.
+    may_be_quick = _plan_of(prefix) != fingerprint | {"quick": False}
+    encoder = Encoder(tokenizer, rules, dtype, append_eod=append_eod, may_be_quick=may_be_quick)
     work, disagreement, kept = run(encoder.quick is not None)
     note = ""
     if disagreement:
@@ -242,12 +244,24 @@ def _encoding(encoder: Encoder, workers: int) -> Iterator[Callable[[Iterable[Blo
         pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _folder_of(prefix: Path) -> Path:
+    return megatron.beside(prefix, ".part")
+
+
+def _plan_of(prefix: Path) -> Any:
+    """What an earlier run was about; None: there was none."""
+    try:
+        return json.loads((_folder_of(prefix) / "plan.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
 class _Work:
     """The folder PREFIX.part: tokens, sizes and a journal with a line for each finished block."""
 
     def __init__(self, prefix: Path, fingerprint: dict[str, Any]) -> None:
         self.prefix, self.fingerprint = prefix, fingerprint
-        self.folder = megatron.beside(prefix, ".part")
+        self.folder = _folder_of(prefix)
         self.state = State()
         self.hash = hashlib.sha256()
         self.published: list[Path] = []
@@ -294,12 +308,11 @@ class _Work:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _states_to_go_on_from(self) -> list[State]:
-        try:
-            plan = json.loads((self.folder / "plan.json").read_text(encoding="utf-8"))
-            lines = (self.folder / "journal").read_bytes().splitlines(keepends=True)
-        except (OSError, ValueError):
+        if _plan_of(self.prefix) != self.fingerprint:
             return []
-        if plan != self.fingerprint:
+        try:
+            lines = (self.folder / "journal").read_bytes().splitlines(keepends=True)
+        except OSError:
             return []
         states = []
         for line in lines:
