@@ -1,4 +1,4 @@
-"""Every shell block of the README and the tutorial is run, in order, in one empty folder."""
+"""Every shell block of the README, the tutorial and the how-to for data is run, in order, in one empty folder."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = ["README.md", "docs/tutorial.md"]
+DOCUMENTS = ["README.md", "docs/tutorial.md", "docs/howto/prepare.md"]
 BLOCK = re.compile(r"^```shell\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 # What a test cannot do again: make targets (run outside pytest), and getting the code and installing it.
 NOT_RUN = re.compile(
@@ -71,8 +71,9 @@ def test_every_shell_block_runs(document: str, outcomes: dict[str, str]) -> None
     assert not outcomes[document], outcomes[document]
 
 
-def test_the_translation_has_the_same_commands() -> None:
-    ours, theirs = ([text for _, text in blocks(name)] for name in ("README.md", "README.zh.md"))
+@pytest.mark.parametrize("document", ["README", "docs/howto/prepare"])
+def test_the_translation_has_the_same_commands(document: str) -> None:
+    ours, theirs = ([text for _, text in blocks(document + ending)] for ending in (".md", ".zh.md"))
 
     def bare(texts: list[str]) -> list[str]:
         return [re.sub(r"\s*#.*", "", line) for text in texts for line in text.splitlines() if line.strip()]
