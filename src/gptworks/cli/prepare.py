@@ -125,8 +125,6 @@ class _Display:
         self.first: State | None = None  # where we were when the first block came: an earlier run may have done much
         self.bar = _bar() if sys.stderr.isatty() else None
         self.task = None if self.bar is None else self.bar.add_task("", total=None, speed="")
-        if self.bar:
-            self.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -137,6 +135,8 @@ class _Display:
         now = time.monotonic()
         if self.first is None:
             self.first, self.started = state, now
+            if self.bar:
+                self.bar.start()  # not before: its thread would keep workers from being copies of this process
         spent = max(now - self.started, 1e-9)
         megabytes, tokens = (state.text_bytes - self.first.text_bytes) / 1e6, state.tokens - self.first.tokens
         speed = f"{megabytes / spent:.1f} MB/s, {tokens / spent:,.0f} tokens/s"

@@ -82,10 +82,13 @@ def _parse_lines(data: bytes, keys: tuple[str, ...]) -> Parsed:
         lines.pop()
     parsed.num_lines = len(lines)
     single = keys[0] if len(keys) == 1 else None
+    is_strict = _quick_loads is not _standard_loads
     for number, line in enumerate(lines, 1):
+        is_sound = is_strict
         try:
             record = _quick_loads(line)
         except (ValueError, RecursionError):
+            is_sound = False
             try:  # the standard library has the last word on what JSON is
                 record = json.loads(line.decode())
             except UnicodeDecodeError as error:
@@ -96,8 +99,8 @@ def _parse_lines(data: bytes, keys: tuple[str, ...]) -> Parsed:
                     parsed.problems.append((number, f"not JSON ({error})"))
                 continue
         text = record.get(single) if type(record) is dict and single is not None else None
-        # Only a \\u escape can give half of a surrogate pair, which is no character.
-        if type(text) is str and (b"\\ud" not in line and b"\\uD" not in line):
+        # Half of a surrogate pair, which is no character, can come from a \\u escape only; orjson refuses it itself.
+        if type(text) is str and (is_sound or (b"\\ud" not in line and b"\\uD" not in line)):
             parsed.documents.append((text,))
         else:
             _take_record(parsed, number, record, keys)

@@ -5,6 +5,7 @@ import signal
 import threading
 import zlib
 from dataclasses import dataclass
+from typing import IO, Any
 
 import numpy as np
 
@@ -41,6 +42,10 @@ class Encoder:
         self.tokenizer, self.rules, self.dtype, self.append_eod = tokenizer, rules, dtype, append_eod
         self.quick: FastEncoder | None = fast_encoder(tokenizer) if may_be_quick else None
         self.may_cut = is_plain_byte_level(tokenizer)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For a worker that starts from nothing: the quick library's tables are built again there."""
+        return _built_again, (self.tokenizer, self.rules, self.dtype, self.append_eod, self.quick is not None)
 
     def encode(self, block: Block) -> Encoded:
         parsed = corpus.parse(block, self.rules)
@@ -139,14 +144,22 @@ def _nothing(disagreement: str) -> Encoded:
     return Encoded(b"", np.empty(0, np.int64), 0, 0, 0, 0, 0, [], disagreement)
 
 
+def _built_again(
+    tokenizer: Tokenizer, rules: TextRules, dtype: np.dtype, append_eod: bool, may_be_quick: bool
+) -> Encoder:
+    return Encoder(tokenizer, rules, dtype, append_eod=append_eod, may_be_quick=may_be_quick)
+
+
 _encoder: Encoder | None = None
 
 
-def start_worker(tokenizer: Tokenizer, rules: TextRules, dtype: np.dtype, append_eod: bool, may_be_quick: bool) -> None:
-    """In a worker process: build the encoder once; leave Ctrl-C to the parent, and end when the parent does."""
+def start_worker(encoder: Encoder, lock: IO[bytes] | None) -> None:
+    """In a worker process: leave Ctrl-C and the parent's lock to the parent, and end when the parent does."""
     from multiprocessing import parent_process
 
     global _encoder
+    if lock is not None:
+        lock.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are the parallelism
     parent = parent_process()
@@ -157,7 +170,7 @@ def start_worker(tokenizer: Tokenizer, rules: TextRules, dtype: np.dtype, append
             os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
-    _encoder = Encoder(tokenizer, rules, dtype, append_eod=append_eod, may_be_quick=may_be_quick)
+    _encoder = encoder
 
 
 def encode_in_worker(block: Block) -> Encoded:

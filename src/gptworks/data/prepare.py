@@ -4,7 +4,10 @@ import hashlib
 import json
 import os
 import shutil
+import sys
+import threading
 import time
+import warnings
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -105,7 +108,7 @@ def prepare(
             blocks = cut(files, rules, skipped.passed_over, may_cut_documents=not is_examples and encoder.may_cut)
             kept = work.skip_done(blocks)
             skipped.count, skipped.first = work.state.skipped, list(work.state.first)
-            with _encoding(encoder, workers) as encode:
+            with _encoding(encoder, workers, work.lock) as encode:
                 for block, encoded in encode(blocks):
                     if encoded.disagreement:
                         work.abandon()
@@ -213,25 +216,35 @@ class _WorkIsKept(DataError):
 
 
 @contextmanager
-def _encoding(encoder: Encoder, workers: int) -> Iterator[Callable[[Iterable[Block]], Iterator[tuple[Block, Encoded]]]]:
+def _encoding(
+    encoder: Encoder, workers: int, lock: IO[bytes]
+) -> Iterator[Callable[[Iterable[Block]], Iterator[tuple[Block, Encoded]]]]:
     """A function from blocks to encoded blocks, in order, over this process or several."""
     if workers == 1:
         yield lambda blocks: ((block, encoder.encode(block)) for block in blocks)
         return
-    arguments = (encoder.tokenizer, encoder.rules, encoder.dtype, encoder.append_eod, encoder.quick is not None)
-    # A fresh interpreter each: forking a process that has threads, as tokenizers do, can hang.
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=start_worker, initargs=arguments)
+    # A copy of this process has the encoder at once; a fresh interpreter builds it for seconds. But a lock that another
+    # thread holds at that moment would stay locked in the copy for ever.
+    is_alone = sys.platform == "linux" and threading.active_count() == 1
+    arguments = (encoder, lock if is_alone else None)
+    pool = ProcessPoolExecutor(
+        workers, get_context("fork" if is_alone else "spawn"), initializer=start_worker, initargs=arguments
+    )
 
     def in_order(blocks: Iterable[Block]) -> Iterator[tuple[Block, Encoded]]:
         under_way: deque[tuple[Block, Future[Encoded]]] = deque()
         for block in blocks:
-            under_way.append((block, pool.submit(encode_in_worker, block)))
+            with warnings.catch_warnings():
+                # Python 3.12 warns of the idle threads that numpy keeps; they hold nothing that a worker needs.
+                warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+                future = pool.submit(encode_in_worker, block)
+            under_way.append((block, future))
             if len(under_way) >= workers * _AHEAD:
-                first, future = under_way.popleft()
-                yield first, future.result()
+                first, oldest = under_way.popleft()
+                yield first, oldest.result()
         while under_way:
-            first, future = under_way.popleft()
-            yield first, future.result()
+            first, oldest = under_way.popleft()
+            yield first, oldest.result()
 
     try:
         yield in_order
@@ -273,7 +286,8 @@ class _Work:
         states: list[State] | None = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.opened.append(_lock(self.folder / "lock", self.prefix))
+            self.lock = _lock(self.folder / "lock", self.prefix)
+            self.opened.append(self.lock)
             states = self._states_to_go_on_from()
             if not states:
                 (self.folder / "plan.json").unlink(missing_ok=True)
