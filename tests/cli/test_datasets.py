@@ -176,6 +176,14 @@ def test_held_out_text_of_its_own(call, recipe, small_store: Path, tmp_path: Pat
     assert dataset.samples("held_out").per_epoch == 999 // 16
 
 
+def test_what_is_being_written_is_no_dataset_yet(call, small_store: Path, tmp_path: Path) -> None:
+    copy_store(small_store, tmp_path)
+    for name in ("x.part", "x.part-17"):
+        (tmp_path / name).mkdir()
+        np.zeros(100, np.uint16).tofile(tmp_path / name / "x.bin")
+    assert json.loads(call("inspect", tmp_path, "--json").out)["documents"] == 160
+
+
 def test_a_pattern_that_matches_nothing(call, recipe, tmp_path: Path) -> None:
     err = call("train", "-c", recipe, "--out", tmp_path / "r", f"data.path={tmp_path}/shard_*.bin", expect=2).err
     assert f"{tmp_path}/shard_*.bin: no file matches this pattern" in err

@@ -45,7 +45,8 @@ def _print(report: "Report") -> None:
     for file, size in found["files"].items():
         print(f"  {file}  {size:,} bytes")
     documents = f"{found['documents']:,} documents" if found["documents"] is not None else "documents not marked"
-    sequences = f", {found['sequences']:,} sequences" if found["sequences"] != found["documents"] else ""
+    several = found["documents"] is not None and found["sequences"] != found["documents"]
+    sequences = f", {found['sequences']:,} sequences" if several else ""
     print(f"{found['kind']}: {documents}{sequences}, {found['tokens']:,} tokens of type {found['dtype']}")
     looked = "" if found["tokens_scanned"] == found["tokens"] else f" (first {found['tokens_scanned']:,} tokens)"
     eods = f"; {found['eod_count']:,} end-of-document tokens" if found["eod_count"] is not None else ""

@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
         results[-1]["checksums"] = hashed
         if not args.json:
             by = "checksums, counts and ids agree" if hashed else "counts and ids agree; no sidecar, so no checksums"
-            print(f"{store.file}: whole ({store.num_documents:,} documents, {len(store.tokens):,} tokens; {by})")
+            documents = f"{store.num_documents:,} documents, " if store.contents.has_documents else ""
+            print(f"{store.file}: whole ({documents}{len(store.tokens):,} tokens; {by})")
     if args.json:
         print(json.dumps(results))
     return 0

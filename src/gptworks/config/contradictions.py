@@ -69,11 +69,11 @@ def batch_equation(batch: BatchConfig, parallel: ParallelConfig) -> Complaints:
 
 def evaluation_has_data(evaluate: EvaluateConfig, data: DataConfig, checkpoint: CheckpointConfig) -> Complaints:
     complaints = []
-    held_out = data.split[1] if len(data.split) > 1 else 0.0
+    held_out = data.held_out_path or (data.split[1] if len(data.split) > 1 else 0.0)
     if evaluate.every and not held_out:
         complaints.append(
             f"evaluate.every: {evaluate.every}, but data.split {list(data.split)} leaves nothing held out. "
-            "Set evaluate.every=0, or a second share such as data.split='949,50,1'."
+            "Set evaluate.every=0, a second share such as data.split='949,50,1', or data.held_out_path."
         )
     for name, wanted in (
         ("checkpoint.keep_best", checkpoint.keep_best),

@@ -1,5 +1,6 @@
 """Which format is this, and where are its files?"""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -62,9 +63,15 @@ def locate(path: Path) -> Located:
 
 
 def locate_all(folder: Path) -> list[Located]:
-    """Every dataset in a folder and the folders in it, in the order of their names."""
-    found = {each.main: each for file in sorted(folder.rglob("*")) if file.is_file() for each in _candidates(file)}
+    """Every dataset in a folder and the folders in it, in the order of their names; not those being written."""
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not _is_unfinished(file, folder)]
+    found = {each.main: each for file in files for each in _candidates(file)}
     return [found[main] for main in sorted(found)]
+
+
+def _is_unfinished(file: Path, folder: Path) -> bool:
+    """In the work folder of `prepare` (NAME.part) or `convert` (NAME.part-NUMBER)."""
+    return any(re.fullmatch(r".*\.part(-\d+)?", part) for part in file.relative_to(folder).parts[:-1])
 
 
 def _candidates(path: Path) -> list[Located]:
