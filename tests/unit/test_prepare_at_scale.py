@@ -20,7 +20,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gptworks.data import encode, prepare, text_blocks
+from gptworks.data import encode, prepare, text_blocks, work_folder
 from gptworks.data.store import Store
 from gptworks.data.text_blocks import TextRules
 from gptworks.errors import DataError
@@ -118,7 +118,7 @@ class Case:
         self.options: dict[str, Any] = {"rules": TextRules(keep_separator=False), "append_eod": True}
 
     def run(self, stop_after: int = 0, prefix: Path | None = None, **options: Any) -> prepare.Summary:
-        def progress(state: prepare.State, total: int) -> None:
+        def progress(state: work_folder.State, total: int) -> None:
             if state.blocks == stop_after:
                 raise Stopped
 
@@ -166,7 +166,7 @@ def test_a_stopped_run_goes_on_in_the_middle_of_a_document(case: Case, corpus_fi
 def test_a_stop_before_the_first_new_block_loses_nothing(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     case.stop(5)
     with monkeypatch.context() as patch:
-        patch.setattr(prepare._Work, "skip_done", lambda *_: (_ for _ in ()).throw(Stopped))
+        patch.setattr(work_folder.WorkFolder, "skip_done", lambda *_: (_ for _ in ()).throw(Stopped))
         with pytest.raises(Stopped):
             case.run()
     case.goes_on(5)
@@ -174,7 +174,7 @@ def test_a_stop_before_the_first_new_block_loses_nothing(case: Case, monkeypatch
 
 def test_a_stop_while_the_store_is_put_together_loses_nothing(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(prepare, "publish", lambda *_: (_ for _ in ()).throw(Stopped))
+        patch.setattr(work_folder, "publish", lambda *_: (_ for _ in ()).throw(Stopped))
         with pytest.raises(Stopped):
             case.run()
     blocks = len((case.part / "journal").read_bytes().splitlines())
@@ -288,7 +288,7 @@ def test_standard_input_goes_on_with_the_same_text_only(case: Case, monkeypatch:
 
 
 def test_two_at_once_are_refused(case: Case) -> None:
-    def second(state: prepare.State, total: int) -> None:
+    def second(state: work_folder.State, total: int) -> None:
         with pytest.raises(
             DataError, match=r"another `gptworks prepare` is writing it\. Wait for it, or choose another"
         ):
@@ -299,7 +299,7 @@ def test_two_at_once_are_refused(case: Case) -> None:
 
 
 def test_a_full_disk_is_told_and_the_work_is_kept(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = prepare._open_for_update
+    opened = work_folder._open_for_update
 
     class Full:
         def __init__(self, path: Path) -> None:
@@ -316,7 +316,7 @@ def test_a_full_disk_is_told_and_the_work_is_kept(case: Case, monkeypatch: pytes
             return getattr(self.file, name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(prepare, "_open_for_update", Full)
+        patch.setattr(work_folder, "_open_for_update", Full)
         with pytest.raises(DataError, match=r"out\.part: cannot be written: No space left on device\. Mend that; the"):
             case.run()
     case.goes_on(5)
@@ -326,7 +326,7 @@ def test_a_folder_that_cannot_be_written(case: Case, monkeypatch: pytest.MonkeyP
     def refuse(path: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(prepare, "_open_for_update", refuse)
+    monkeypatch.setattr(work_folder, "_open_for_update", refuse)
     with pytest.raises(DataError, match=r"out\.bin cannot be written: Permission denied \(.*tokens\)"):
         case.run()
     assert not leftovers(case.prefix)
@@ -336,17 +336,17 @@ def test_a_folder_that_cannot_be_written(case: Case, monkeypatch: pytest.MonkeyP
 
 CHILD = """
 import json, multiprocessing, os, sys, time
-from gptworks.data import prepare, text_blocks
+from gptworks.data import text_blocks, work_folder
 stop_after, how = int(sys.argv[1]), int(sys.argv[2])
 text_blocks.BLOCK_BYTES, text_blocks._READ_BYTES = 20000, 5000
-add = prepare._Work.add
+add = work_folder.WorkFolder.add
 def count(work, *rest):
     add(work, *rest)
     if work.state.blocks == stop_after:
         print(json.dumps([each.pid for each in multiprocessing.active_children()]), flush=True)
         os.kill(os.getpid(), how)
         time.sleep(10)
-prepare._Work.add = count
+work_folder.WorkFolder.add = count
 from gptworks.cli.main import main
 sys.exit(main(sys.argv[3:]))
 """

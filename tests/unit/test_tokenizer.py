@@ -403,3 +403,8 @@ def test_a_byte_level_step_among_others_counts(tmp_path: Path) -> None:
     tokenizer = of_letters("ab", tmp_path, pre_tokenizer={"type": "Sequence", "pretokenizers": steps})
     with pytest.raises(TokenizerError, match="byte 0x31 of '1'"):
         tokenizer.encode("a1b")
+
+
+def test_the_bundled_identity_is_what_would_be_worked_out() -> None:
+    bundled = Tokenizer.from_pretrained("gpt2")
+    assert Tokenizer.from_files(*gpt2_files()).identity == bundled.identity

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gptworks.data.formats.contents import Contents, Tokens, blocks
+from gptworks.data.formats.contents import Contents, Tokens, as_rows, blocks
 from gptworks.data.formats.registry import Format, Located, locate
-from gptworks.data.prepare import as_rows
 from gptworks.data.publish import describe, publish
 from gptworks.data.store import Sidecar, Store, locate_stores
 from gptworks.errors import DataError

@@ -1,19 +1,16 @@
 """Text to a store: cut, encoded by workers, written in order, published when whole; stopped half-way, it goes on."""
 
-import hashlib
 import json
 import os
-import shutil
 import sys
 import threading
 import time
 import warnings
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,12 +21,11 @@ import numpy as np
 from gptworks.data import corpus, text_blocks
 from gptworks.data.encode import Encoded, Encoder, encode_in_worker, start_worker
 from gptworks.data.formats import megatron, registry
-from gptworks.data.formats.contents import Contents
-from gptworks.data.publish import describe, publish
-from gptworks.data.store import Sidecar
+from gptworks.data.publish import describe
 from gptworks.data.text_blocks import Block, TextRules, cut
 from gptworks.data.text_files import InputFile, list_inputs
-from gptworks.errors import DataError, GPTWorksError
+from gptworks.data.work_folder import State, WorkFolder, WorkIsKept, plan_of
+from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer
 
 _WORK_VERSION = 2  # of the work folder: another number starts anew
@@ -53,26 +49,6 @@ class Summary:
     blocks_kept: int  # blocks that an earlier, interrupted run had done
     files: list[Path] = field(default_factory=list)
     note: str = ""
-
-
-@dataclass(frozen=True)
-class State:
-    """How far the work is. Numbers are sums up to the block."""
-
-    blocks: int = 0
-    tokens: int = 0
-    sequences: int = 0  # closed ones
-    pending: int = 0  # tokens of a sequence that goes on in the next block
-    characters: int = 0
-    text_bytes: int = 0
-    empty: int = 0
-    lines: int = 0  # of the stream that the block belongs to
-    position: int = 0
-    input_checksum: int = 0  # of the block
-    tokens_checksum: int = 0  # of the block
-    sizes_checksum: int = 0  # of the block
-    skipped: int = 0
-    first: list[str] = field(default_factory=list)
 
 
 Progress = Callable[[State, int], None]  # where we are; bytes of all inputs, 0 when not known
@@ -103,8 +79,8 @@ def prepare(
     dtype = megatron.dtype_for(tokenizer.vocab_size)
     fingerprint = _fingerprint(files, rules, tokenizer, append_eod, strict, dtype)
 
-    def run(may_be_quick: bool) -> tuple[_Work, str, int]:
-        with _Work(prefix, fingerprint | {"quick": may_be_quick}) as work:
+    def run(may_be_quick: bool) -> tuple[WorkFolder, str, int]:
+        with WorkFolder(prefix, fingerprint | {"quick": may_be_quick}) as work:
             blocks = cut(files, rules, skipped.passed_over, may_cut_documents=not is_examples and encoder.may_cut)
             kept = work.skip_done(blocks)
             skipped.count, skipped.first = work.state.skipped, list(work.state.first)
@@ -124,7 +100,7 @@ def prepare(
             return work, "", kept
 
     # Once the reference has begun, because the two differ or there was no other, it goes on.
-    may_be_quick = _plan_of(prefix) != fingerprint | {"quick": False}
+    may_be_quick = plan_of(prefix) != fingerprint | {"quick": False}
     encoder = Encoder(tokenizer, rules, dtype, append_eod=append_eod, may_be_quick=may_be_quick)
     work, disagreement, kept = run(encoder.quick is not None)
     note = ""
@@ -211,10 +187,6 @@ def _fingerprint(
     }
 
 
-class _WorkIsKept(DataError):
-    """Not a mistake in the input: what was done stays, and the same command goes on."""
-
-
 @contextmanager
 def _encoding(
     encoder: Encoder, workers: int, lock: IO[bytes]
@@ -249,226 +221,9 @@ def _encoding(
     try:
         yield in_order
     except BrokenProcessPool:
-        raise _WorkIsKept(
+        raise WorkIsKept(
             f"a worker process ended without a word; the system may have run out of memory. Use --workers "
             f"{max(1, workers // 2)}; the same command goes on where this one stopped."
         ) from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _folder_of(prefix: Path) -> Path:
-    return megatron.beside(prefix, ".part")
-
-
-def _plan_of(prefix: Path) -> Any:
-    """What an earlier run was about; None: there was none."""
-    try:
-        return json.loads((_folder_of(prefix) / "plan.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
-class _Work:
-    """The folder PREFIX.part: tokens, sizes and a journal with a line for each finished block."""
-
-    def __init__(self, prefix: Path, fingerprint: dict[str, Any]) -> None:
-        self.prefix, self.fingerprint = prefix, fingerprint
-        self.folder = _folder_of(prefix)
-        self.state = State()
-        self.hash = hashlib.sha256()
-        self.published: list[Path] = []
-        self.lengths: list[int] = []  # of the lines of the journal
-        self.opened: list[IO[bytes]] = []  # the lock first
-        self.itemsize = np.dtype(fingerprint["dtype"]).itemsize
-
-    def __enter__(self) -> "_Work":
-        states: list[State] | None = None
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.lock = _lock(self.folder / "lock", self.prefix)
-            self.opened.append(self.lock)
-            states = self._states_to_go_on_from()
-            if not states:
-                (self.folder / "plan.json").unlink(missing_ok=True)
-            staged = self.folder / f"{self.prefix.name}.bin"
-            if staged.exists() and not (self.folder / "tokens").exists():
-                staged.rename(self.folder / "tokens")  # stopped while the store was being put together
-            for name in ("tokens", "sizes", "journal"):
-                self.opened.append(_open_for_update(self.folder / name))
-            _, self.tokens, self.sizes, self.journal = self.opened
-            self.done = self._checked(states)
-            self._cut_back()
-            (self.folder / "plan.json").write_text(json.dumps(self.fingerprint), encoding="utf-8")
-        except OSError as error:
-            for file in self.opened:
-                file.close()
-            if states == []:
-                self.abandon()
-            raise DataError(f"{self.prefix}.bin cannot be written: {error.strerror} ({error.filename}).") from None
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        lock, *files = self.opened
-        for file in files:
-            with suppress(OSError):  # what is not noted in the journal does not count
-                file.close()
-        # A mistake in the input leaves nothing behind; an interruption leaves what was done, to go on from.
-        if kind is None or (isinstance(error, GPTWorksError) and not isinstance(error, _WorkIsKept)):
-            self.abandon()
-        lock.close()
-
-    def abandon(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _states_to_go_on_from(self) -> list[State]:
-        if _plan_of(self.prefix) != self.fingerprint:
-            return []
-        try:
-            lines = (self.folder / "journal").read_bytes().splitlines(keepends=True)
-        except OSError:
-            return []
-        states = []
-        for line in lines:
-            try:
-                state = State(**json.loads(line))
-            except (ValueError, TypeError):
-                break  # the line that was being written when the power went
-            if not line.endswith(b"\n"):
-                break
-            states.append(state)
-            self.lengths.append(len(line))
-        return states
-
-    def _checked(self, states: list[State]) -> list[State]:
-        """The finished blocks whose tokens are all there and whole."""
-        before = State()
-        for number, state in enumerate(states):
-            length = (state.tokens - before.tokens) * self.itemsize
-            data = self.tokens.read(length)
-            sizes = self.sizes.read((state.sequences - before.sequences) * 8)
-            # The checksum of nothing is 0: lengths count as well.
-            if (
-                (len(data), zlib.crc32(data)) != (length, state.tokens_checksum)
-                or len(sizes) != (state.sequences - before.sequences) * 8
-                or zlib.crc32(sizes) != state.sizes_checksum
-            ):
-                return states[:number]
-            self.hash.update(data)
-            before = state
-        return states
-
-    def _cut_back(self) -> None:
-        if self.done:
-            self.state = self.done[-1]
-        self.tokens.truncate(self.state.tokens * self.itemsize)
-        self.sizes.truncate(self.state.sequences * 8)
-        self.journal.truncate(sum(self.lengths[: len(self.done)]))
-        for file in (self.tokens, self.sizes, self.journal):
-            file.seek(0, os.SEEK_END)
-
-    def skip_done(self, blocks: Iterator[Block]) -> int:
-        """Pass over the blocks of an earlier run, making sure that they are the same."""
-        for state in self.done:
-            block = next(blocks, None)
-            if block is None or block.checksum != state.input_checksum:
-                raise _WorkIsKept(
-                    f"{self.folder}: holds the beginning of this work, but the text that comes now is another. Remove "
-                    "that folder to start anew."
-                )
-        return len(self.done)
-
-    def add(self, block: Block, encoded: Encoded, skipped: corpus.Skipped) -> None:
-        lines = 0 if block.is_first else self.state.lines
-        skipped.report_all(block, encoded.problems, lines)
-        sizes = encoded.sizes
-        if block.continues and len(sizes):
-            sizes[0] += self.state.pending
-        pending = int(sizes[-1]) if block.unfinished else 0
-        closed = sizes[:-1] if block.unfinished else sizes
-        sizes_data = closed.astype("<i8").tobytes()
-        self.hash.update(encoded.tokens)
-        state = self.state
-        self.state = State(
-            blocks=state.blocks + 1,
-            tokens=state.tokens + len(encoded.tokens) // self.itemsize,
-            sequences=state.sequences + len(closed),
-            pending=pending,
-            characters=state.characters + encoded.characters,
-            text_bytes=state.text_bytes + encoded.text_bytes,
-            empty=state.empty + encoded.empty,
-            lines=lines + encoded.num_lines,
-            position=block.position,
-            input_checksum=block.checksum,
-            tokens_checksum=encoded.checksum,
-            sizes_checksum=zlib.crc32(sizes_data),
-            skipped=skipped.count,
-            first=list(skipped.first),
-        )
-        note = json.dumps(asdict(self.state)).encode() + b"\n"
-        try:
-            for file, data in ((self.tokens, encoded.tokens), (self.sizes, sizes_data), (self.journal, note)):
-                file.write(data)
-                file.flush()
-        except OSError as error:
-            raise _WorkIsKept(
-                f"{self.folder}: cannot be written: {error.strerror}. Mend that; the same command goes on where this "
-                "one stopped."
-            ) from None
-
-    def finish(
-        self,
-        format_: registry.Format,
-        tokenizer: Tokenizer,
-        sidecar: Sidecar,
-        per_document: int,
-        row_length: int | None,
-    ) -> None:
-        dtype = np.dtype(self.fingerprint["dtype"])
-        tokens = self.folder / f"{self.prefix.name}.bin"
-        (self.folder / "tokens").rename(tokens)
-        sizes = np.memmap(self.folder / "sizes", "<i8", "r", shape=(self.state.sequences,))
-        documents = np.arange(0, self.state.sequences + 1, per_document, dtype=np.int64)
-        contents = Contents(np.memmap(tokens, dtype, "r"), sizes, documents)
-        if row_length is not None:
-            contents = as_rows(contents, row_length, self.prefix)
-        staged, hashes = self.folder / self.prefix.name, {}
-        if format_.NAME == "megatron" and row_length is None:
-            # The tokens were written in this format from the start.
-            written = [tokens, megatron.write_index_file(staged, dtype, contents)]
-            hashes = {tokens: self.hash.hexdigest()}
-        else:
-            (self.folder / "out").mkdir(exist_ok=True)
-            written = format_.write(self.folder / "out" / self.prefix.name, contents, tokenizer.vocab_size)
-        self.published = publish(written, hashes, contents, self.prefix, format_, sidecar, tokenizer)
-
-
-def as_rows(contents: Contents, row_length: int, name: Path) -> Contents:
-    """The same tokens as rows of one length, each a training sample; what is left at the end is dropped."""
-    rows = contents.num_tokens // row_length
-    if not rows:
-        raise DataError(f"{name}: {contents.num_tokens} tokens do not fill one row of {row_length}. Use more text.")
-    sizes = np.full(rows, row_length, np.int64)
-    return Contents(contents.tokens[: rows * row_length], sizes, np.arange(rows + 1), is_rows=True)
-
-
-def _open_for_update(path: Path) -> IO[bytes]:
-    path.touch()
-    return path.open("r+b")
-
-
-def _lock(path: Path, prefix: Path) -> IO[bytes]:
-    """Held while this process works on the folder; the system lets go of it when the process dies."""
-    file = path.open("wb")
-    try:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:
-        pass  # not a POSIX system: nobody checks
-    except BlockingIOError:
-        file.close()
-        raise DataError(
-            f"{prefix}: another `gptworks prepare` is writing it. Wait for it, or choose another --out."
-        ) from None
-    return file

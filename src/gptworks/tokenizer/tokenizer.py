@@ -13,7 +13,7 @@ import numpy as np
 import tokenizers
 
 from gptworks.errors import TokenizerError
-from gptworks.tokenizer.bundled import gpt2_files
+from gptworks.tokenizer.bundled import IDENTITY, gpt2_files
 
 GPT2_EOD = "<|endoftext|>"
 # Settings of a model and of an added token that change ids where they are set; most files leave them out or off.
@@ -58,7 +58,9 @@ class Tokenizer:
 
         if str(source) == "gpt2":
             vocab_file, merge_file = gpt2_files()
-            return cls.from_files(vocab_file, merge_file, name="gpt2")
+            tokenizer = cls.from_files(vocab_file, merge_file, name="gpt2")
+            tokenizer.__dict__["identity"] = IDENTITY  # where the cached property would put it
+            return tokenizer
         path = Path(source)
         if path.is_file():
             return SentencePieceTokenizer.read(path) if path.suffix == ".model" else cls._from_json(path)

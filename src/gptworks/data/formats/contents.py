@@ -46,6 +46,29 @@ def bare_stream(tokens: Tokens) -> Contents:
     return Contents(tokens, sizes, np.arange(len(sizes) + 1, dtype=np.int64), has_documents=False)
 
 
+class _First:
+    """The first tokens of something that decodes what it is asked for."""
+
+    def __init__(self, tokens: Tokens, count: int) -> None:
+        self.tokens, self.count, self.dtype = tokens, count, tokens.dtype
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, where: slice) -> np.ndarray:
+        first, end, _ = where.indices(self.count)
+        return self.tokens[first:end]
+
+
+def as_rows(contents: Contents, row_length: int, name: Path) -> Contents:
+    """The same tokens as rows of one length, each a training sample; what is left at the end is dropped."""
+    rows = contents.num_tokens // row_length
+    if not rows:
+        raise DataError(f"{name}: {contents.num_tokens} tokens do not fill one row of {row_length}. Use more text.")
+    sizes = np.full(rows, row_length, np.int64)
+    return Contents(_First(contents.tokens, rows * row_length), sizes, np.arange(rows + 1), is_rows=True)
+
+
 def blocks(tokens: Tokens, dtype: np.dtype, file: Path) -> Iterator[np.ndarray]:
     """All tokens as `dtype`, some millions at a time. An id that does not fit is refused, never cut off."""
     limits = np.iinfo(dtype)
