@@ -80,6 +80,8 @@ format: $(VENV)/installed-dev
 bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/train.py
+	$(BIN)/python benchmarks/prepare.py
+	$(BIN)/python benchmarks/read.py
 
 clean:
 	rm -rf $(VENV) .venv-mindspore .venv-megatron .venv-paddle runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
