@@ -189,6 +189,57 @@ def test_destination_with_the_ending_people_write(ending: str, small_store: Path
     assert [file.name for file in done.files] == ["y.bin", "y.idx", "y.tokenizer.json", "y.json"]
 
 
+# What an older dataset leaves at the prefix
+
+
+def test_another_format_at_the_same_prefix_leaves_nothing_of_the_old(small_store: Path, tmp_path: Path) -> None:
+    for name in ("megatron", "nanogpt", "tnt", "nanogpt", "megatron"):
+        done = to(small_store, tmp_path / "x", name)
+        assert name == Store(path_of(done)).located.format.NAME
+        assert len(locate_stores(str(tmp_path))) == 1
+
+
+def test_fewer_shards_than_before(small_store: Path, tmp_path: Path, monkeypatch) -> None:
+    from gptworks.data.formats import llmc
+
+    monkeypatch.setattr(llmc, "SHARD_TOKENS", 3000)
+    assert len(to(small_store, tmp_path / "x", "llmc").files) > 6
+    (tmp_path / "x_train_000001.bin").write_bytes((tmp_path / "x_000001.bin").read_bytes())  # somebody else's
+    monkeypatch.setattr(llmc, "SHARD_TOKENS", 10**9)
+    to(small_store, tmp_path / "x", "llmc")
+    assert [each.main.name for each in locate_stores(str(tmp_path))] == ["x_000000.bin", "x_train_000001.bin"]
+
+
+def test_no_old_sidecar_beside_new_tokens(small_store: Path, whole: Store, tmp_path: Path) -> None:
+    to(small_store, tmp_path / "x", "megatron")
+    reversed_ids = Contents(np.array(whole.tokens)[::-1].copy(), whole.contents.sizes, whole.contents.documents)
+    registry.FORMATS["megatron"].write(tmp_path / "other", reversed_ids, None)
+    done = to(tmp_path / "other", tmp_path / "x", "megatron")
+    assert [file.name for file in done.files] == ["x.bin", "x.idx"]
+    assert Store(tmp_path / "x").sidecar is None
+
+
+def test_a_sidecar_of_another_format_is_refused(small_store: Path, tmp_path: Path) -> None:
+    to(small_store, tmp_path / "x", "tnt")
+    sidecar = (tmp_path / "x.json").read_text()
+    to(small_store, tmp_path / "x", "megatron")
+    (tmp_path / "x.json").write_text(sidecar)
+    with pytest.raises(
+        DataError, match=r"x\.json: describes a dataset of format tnt, but .*x\.bin is of format megatron"
+    ):
+        Store(tmp_path / "x")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_documents_of_several_sequences_and_of_none(name: str, small_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """What a format does not keep may be lost, but what is written can be read and is verified."""
+    contents = Contents(np.arange(40, dtype=np.uint16), np.array([3, 7, 0, 10, 20]), np.array([0, 2, 3, 3, 5]))
+    registry.FORMATS["megatron"].write(tmp_path / "source", contents, 512)
+    options = {"row_length": 8} if name == "mindrecord" else {}
+    done = to(tmp_path / "source", tmp_path / "x", name, verify=True, tokenizer=small_tokenizer, **options)
+    assert Store(path_of(done)).tokens[:].tolist() == list(range(40))
+
+
 # inspect and verify
 
 
@@ -225,6 +276,13 @@ def test_what_inspect_sees(whole: Store) -> None:
     assert found["eod_count"] == 160
     assert found["first_text"].startswith(whole.load_tokenizer().decode(whole.tokens[:20]))
     assert found["problems"] == [] and found["remarks"] == []
+
+
+def test_ids_that_cannot_be_decoded_are_still_named(tmp_path: Path) -> None:
+    contents = Contents(np.array([1, -5, 3], np.int32), np.array([3]), np.arange(2))
+    registry.FORMATS["megatron"].write(tmp_path / "x", contents, None)
+    found = inspect(Store(tmp_path / "x"), Tokenizer.from_pretrained("gpt2")).as_dict()
+    assert found["problems"] == ["id -5 is negative"] and found["first_text"] is None
 
 
 def test_ids_outside_the_vocabulary_and_empty_documents(tmp_path: Path) -> None:

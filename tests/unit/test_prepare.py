@@ -402,3 +402,38 @@ def test_options_that_do_not_fit_exit_2(
     done = run_cli("prepare", corpus_file, "--out", tmp_path / "x", *options, expect=2)
     assert done.stderr.startswith(expected) and "Traceback" not in done.stderr
     assert os.listdir(tmp_path) == []  # noqa: PTH208
+
+
+def test_its_own_files_in_the_folder_it_reads_are_not_text(
+    corpus_file: Path, small_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text(corpus_file.read_text())
+    for format_ in ("megatron", "paddle", "nanogpt"):
+        for _ in range(2):
+            summary = prepare.prepare([str(tmp_path)], tmp_path / "c", small_tokenizer, format=format_, strict=True)
+            assert summary.documents == 160
+
+
+def test_examples_are_not_cut_into_rows(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", {"q": "one", "a": "two"})
+    rules = text_blocks.TextRules(keys=("q", "a"))
+    with pytest.raises(DataError, match="--row-length: prompts and completions are kept in a megatron store only"):
+        prepare.prepare([source], tmp_path / "x", small_tokenizer, rules=rules, append_eod=True, row_length=5)
+
+
+def test_another_end_of_document_starts_anew(small_tokenizer: Tokenizer, tmp_path: Path, monkeypatch) -> None:
+    """The identity of a tokenizer does not tell it; half of a store with one and half with another would be wrong."""
+    monkeypatch.setattr(text_blocks, "BLOCK_BYTES", 200)
+    source = write_jsonl(tmp_path / "a.jsonl", *({"text": f"document {i}"} for i in range(100)))
+
+    def stop(state: object, total: int) -> None:
+        if state.blocks == 5:  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare.prepare([source], tmp_path / "x", small_tokenizer, append_eod=True, progress=stop)
+    other = small_tokenizer.with_eod(300)
+    summary = prepare.prepare([source], tmp_path / "x", other, append_eod=True)
+    store = Store(tmp_path / "x")
+    assert summary.blocks_kept == 0
+    assert [int(store.tokens[end - 1]) for end in store.document_starts[1:]] == [300] * 100

@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+import io
 import json
 import multiprocessing
 import os
@@ -579,10 +580,32 @@ def test_a_lying_encoder_is_found_and_the_reference_encodes_all(
 
     monkeypatch.setattr(fast.FastEncoder, "encode", dishonest)
     summary = case.run()
-    assert "gigatoken gives other ids than tokenizers for " in summary.note
+    assert "gigatoken failed on, or gives other ids than tokenizers for, " in summary.notes[0]
     assert summary.encoder == expected.encoder == "tokenizers"
     assert summary.skipped == expected.skipped and summary.skipped.passed_over == [str(folder / "picture.png")]
     assert files_of(case.prefix) == files_of(case.prefix.parent / "whole" / "out")
+
+
+def test_a_pipe_cannot_be_encoded_again(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is half read when the disagreement is found: no store of the other half."""
+    pytest.importorskip("gigatoken")
+    data = case.source.read_bytes() + b"\n" + json.dumps({"text": "a strange ‽ text " * 300}).encode()
+
+    class Pipe:
+        buffer = io.BytesIO(data)
+
+    monkeypatch.setattr(sys, "stdin", Pipe)
+    honest = fast.FastEncoder.encode
+
+    def dishonest(self: fast.FastEncoder, given: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        tokens, sizes = honest(self, given)
+        return (tokens ^ 1 if any("‽".encode() in text for text in given) else tokens), sizes
+
+    monkeypatch.setattr(fast.FastEncoder, "encode", dishonest)
+    case.source = Path("-")
+    with pytest.raises(DataError, match=r"cannot be read again\. Send it once more with --encoder tokenizers"):
+        case.run()
+    assert leftovers(case.prefix) == []
 
 
 def test_the_reference_goes_on_with_what_it_began(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -662,8 +685,8 @@ def test_formats_that_do_not_fit(corpus_file: Path, tmp_path: Path, small_tokeni
         (small_tokenizer, {"format": "mindrecord"}, "--format mindrecord: its rows are training samples"),
         (small_tokenizer, {"row_length": 1}, "--row-length: got 1; needs 2 or more"),
         (small_tokenizer, {"format": "parrot"}, "--format: no format 'parrot'. Formats: megatron"),
-        (wide, {"format": "nanogpt"}, "--format nanogpt: stores ids in 16 bits, but .* has 70001 tokens"),
-        (wide, {"format": "llmc"}, "--format llmc: stores ids in 16 bits"),
+        (wide, {"format": "nanogpt"}, "--format nanogpt: stores ids up to 65535, but .* has 70001 tokens"),
+        (wide, {"format": "llmc"}, "--format llmc: stores ids up to 65535"),
         (
             small_tokenizer,
             {"format": "nanogpt", "rules": TextRules(("q", "a")), "append_eod": True},

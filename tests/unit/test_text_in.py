@@ -468,6 +468,11 @@ def gpt2() -> Tokenizer:
 @example("a\n\nb")
 @example("a \nb")
 @example("。䷀")
+@example("для всех людей и ёлка в 1 Ѿ Ѡ")
+@example("καλά νέα Ά έ ο πάντα")
+@example("مع السلامة في َ البيت ء ئ")
+@example("한국어 문장 가 뀀 쿿 힣 나")
+@example("そうです。これは。それ")
 def test_a_text_in_pieces_has_the_same_ids(small_tokenizer: Tokenizer, gpt2: Tokenizer, text: str) -> None:
     for tokenizer in (small_tokenizer, gpt2):
         assert ids_in_pieces(tokenizer, text) == tokenizer.encode(text)
@@ -480,6 +485,13 @@ def test_real_texts_in_pieces_have_the_same_ids(corpus_file: Path, small_tokeniz
     assert len(pieces_at_safe_cuts(text.encode())) > 1000
     for tokenizer in (small_tokenizer, gpt2):
         assert ids_in_pieces(tokenizer, text) == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("words_of", ["мир труд", "καλο νεο", "مع كل", "문장 나라", "そう。これ"])
+def test_long_documents_in_other_scripts_are_cut_too(words_of: str) -> None:
+    text = (words_of + " ") * 1000
+    cut_up = blocks_of(text.encode(), TextRules(separator=""), 1000, may_cut=True)
+    assert len(cut_up) > 5 and joined(cut_up, TextRules(separator="")) == [text]
 
 
 def test_chinese_in_pieces_has_the_same_ids(shared_data: Path, gpt2: Tokenizer) -> None:

@@ -69,6 +69,11 @@ def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
     trained = folder.config_of(Path(args.model))
     cut = trained.get("data", {})
     data |= {key: value for key, value in cut.items() if key not in {"path", "held_out_path", "weights", "tokenizer"}}
+    if args.split == "held-out" and cut.get("held_out_path") and args.data in cut.get("path", ()):
+        raise UsageError(
+            f"--split held-out: the run held out text of its own and trained on this share of {args.data} too. "
+            f"Evaluate what it held out: --data {cut['held_out_path'][0]} --split all."
+        )
     if args.split == "all":
         data["split"] = "1,0,0"
     elif args.shares:

@@ -38,8 +38,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(report: "Report") -> None:
-    from gptworks.data.inspect import checksum_problems
-
     found, store = report.as_dict(), report.store
     print(f"{store.located.main}: {store.located.format.NAME} ({store.located.format.TITLE})")
     for file, size in found["files"].items():
@@ -65,5 +63,5 @@ def _print(report: "Report") -> None:
         print(f"first document: {' '.join(map(str, found['first_document'][:20]))} ...")
     for remark in found["remarks"]:
         print(f"note: {remark}")
-    for problem in [*found["problems"], *checksum_problems(store)]:
+    for problem in found["problems"]:
         print(f"problem: {problem}")

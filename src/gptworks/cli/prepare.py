@@ -59,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="megatron", metavar="NAME", help=f"{options.DATASET_FORMATS}")
     parser.add_argument("--row-length", type=int, metavar="N", help="mindrecord: tokens per row, seq_len + 1")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes (default: one per processor)")
+    parser.add_argument(
+        "--encoder",
+        choices=["auto", "tokenizers"],
+        default="auto",
+        help="auto: gigatoken where it is installed and agrees with tokenizers",
+    )
     parser.add_argument("--strict", action="store_true", help="stop at the first bad line instead of skipping it")
     options.add_json_option(parser)
 
@@ -74,7 +80,11 @@ def run(args: argparse.Namespace) -> int:
     if args.prompt_key or args.completion_key:
         if not (args.prompt_key and args.completion_key):
             raise UsageError("--prompt-key and --completion-key go together: give both.")
+        if args.key:
+            raise UsageError("--key: prompts and completions have keys of their own. Leave it out.")
         keys = [(args.prompt_key, args.completion_key)]
+    if args.train_tokenizer is not None and len(keys) > 1:
+        raise UsageError("--train-tokenizer: would learn another vocabulary for each --key. Give one key.")
     if STDIN in args.inputs and (len(keys) > 1 or args.train_tokenizer is not None):
         why = "--key given twice" if len(keys) > 1 else "--train-tokenizer"
         raise UsageError(f"- (standard input) can be read only once, but {why} needs to read it again. Use a file.")
@@ -93,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
                 format=args.format,
                 row_length=args.row_length,
                 workers=args.workers,
+                encoder=args.encoder,
                 progress=display.show,
             )
         _report(summary, tokenizer, args.json)
@@ -185,7 +196,7 @@ def _report(summary: "Summary", tokenizer: "Tokenizer", as_json: bool) -> None:
             "encoder": summary.encoder,
             "workers": summary.workers,
             "blocks_kept": summary.blocks_kept,
-            "note": summary.note,
+            "notes": summary.notes,
         }
         print(json.dumps(values))
         return
@@ -198,8 +209,8 @@ def _report(summary: "Summary", tokenizer: "Tokenizer", as_json: bool) -> None:
     if skipped.passed_over:
         number, first = len(skipped.passed_over), skipped.passed_over[0]
         print(f"{number:,} files passed over that are no known kind of text, such as {first}", file=sys.stderr)
-    if summary.note:
-        print(summary.note, file=sys.stderr)
+    for note in summary.notes:
+        print(f"note: {note}", file=sys.stderr)
     if summary.blocks_kept:
         print(f"went on from an interrupted run: {summary.blocks_kept:,} blocks were done", file=sys.stderr)
     print(
@@ -208,7 +219,8 @@ def _report(summary: "Summary", tokenizer: "Tokenizer", as_json: bool) -> None:
         f"({summary.text_bytes / summary.tokens:.2f} bytes per token)"
     )
     by = f"{summary.encoder}, {summary.workers} process{'es' if summary.workers > 1 else ''}"
-    speed = f"{summary.text_bytes / 1e6 / summary.seconds:.1f} MB/s, {summary.tokens / summary.seconds:,.0f} tokens/s"
+    text_bytes, tokens = summary.text_bytes - summary.kept.text_bytes, summary.tokens - summary.kept.tokens
+    speed = f"{text_bytes / 1e6 / summary.seconds:.1f} MB/s, {tokens / summary.seconds:,.0f} tokens/s"
     print(f"{summary.seconds:.1f} s: {speed} ({by})")
     eod = tokenizer.eod_token if summary.eod_appended else "not marked (--append-eod marks it)"
     print(f"tokenizer {tokenizer.name}, {tokenizer.vocab_size:,} tokens; end of document: {eod}")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gptworks.data.formats.contents import Contents, Tokens, as_rows, blocks
-from gptworks.data.formats.registry import Format, Located, locate
+from gptworks.data.formats.contents import Contents, Tokens, as_rows, blocks, document_starts
+from gptworks.data.formats.registry import FORMATS, Format, Located, locate, mains
 from gptworks.data.publish import describe, publish
 from gptworks.data.store import Sidecar, Store, locate_stores
 from gptworks.errors import DataError
@@ -18,8 +18,6 @@ from gptworks.tokenizer import Tokenizer
 
 # What people append to a prefix, because the files end so.
 _ENDINGS = (".bin", ".idx", "_ids.npy", "_idx.npz", "_ids.npz", ".mindrecord", ".npz")
-# Formats that keep which sequences make up a document.
-_KEEP_SEQUENCES = ("megatron", "tnt", "paddle")
 
 
 @dataclass(frozen=True)
@@ -49,19 +47,18 @@ def convert(
     prefix = _prefix(Path(destination))
     notes: list[str] = []
     sidecar, tokenizer = _common_sidecar(stores, tokenizer)
-    if sidecar and sidecar.kind == "examples" and to.NAME not in _KEEP_SEQUENCES:
-        raise DataError(
-            f"{stores[0].file}: holds prompts and completions, which {to.NAME} cannot keep apart. Use one of "
-            f"{', '.join(_KEEP_SEQUENCES)}."
-        )
+    if sidecar and sidecar.kind == "examples" and (row_length is not None or not to.KEEPS_SEQUENCES):
+        able = ", ".join(name for name, format_ in FORMATS.items() if format_.KEEPS_SEQUENCES)
+        what = f"{to.NAME} cannot keep apart" if row_length is None else "rows of one length would cut"
+        raise DataError(f"{stores[0].file}: holds prompts and completions, which {what}. Use one of {able}.")
     contents = _joined([_with_documents(store.contents, tokenizer, store, notes) for store in stores])
     if row_length is not None:
         left = contents.num_tokens % row_length
         contents = as_rows(contents, row_length, stores[0].file)
         if left:
             notes.append(f"the last {left:,} tokens do not fill a row of {row_length} and are left out")
-    elif to.NAME == "mindrecord" and not contents.is_rows:
-        raise DataError("--to mindrecord: its rows are training samples. Needed: --row-length, seq_len + 1.")
+    elif to.NEEDS_ROWS and not contents.is_rows:
+        raise DataError(f"--to {to.NAME}: its rows are training samples. Needed: --row-length, seq_len + 1.")
     if to.NAME in ("nanogpt", "llmc") and contents.has_documents and not (sidecar and sidecar.eod_appended):
         notes.append(f"{to.NAME} keeps no document borders, and no end-of-document token marks them here")
     if sidecar is None:
@@ -69,7 +66,7 @@ def convert(
     with _staging(prefix) as folder:
         written = to.write(folder / prefix.name, contents, sidecar.vocab_size if sidecar else None)
         if verify:
-            _compare(contents, [to.read(main) for main in _mains(to, written)], to, prefix)
+            _compare(contents, [to.read(main) for main in mains(to, written)], to, prefix)
         _refuse_own_source(written, prefix, stores)
         files = publish(written, {}, contents, prefix, to, sidecar, tokenizer)
     return Converted([store.located for store in stores], files, contents.num_documents, contents.num_tokens, notes)
@@ -126,15 +123,11 @@ def _ends_with_eod(store: Store, tokenizer: Tokenizer) -> bool:
     if tokenizer.eod_id is None:
         return False
     if not store.contents.has_documents:
-        return any((block == tokenizer.eod_id).any() for block in _first_blocks(store))
+        return bool((store.tokens[: 1 << 20] == tokenizer.eod_id).any())
     ends = store.document_starts[1:1001]
     return bool(len(ends)) and all(
         int(end) > 0 and int(store.tokens[int(end) - 1 : int(end)][0]) == tokenizer.eod_id for end in ends
     )
-
-
-def _first_blocks(store: Store) -> Iterator[np.ndarray]:
-    yield store.tokens[: 1 << 20]
 
 
 def _with_documents(contents: Contents, tokenizer: Tokenizer | None, store: Store, notes: list[str]) -> Contents:
@@ -202,10 +195,6 @@ def _staging(prefix: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _mains(format_: Format, written: list[Path]) -> list[Path]:
-    return sorted({main for file in written if (main := format_.find(file))})
-
-
 def _refuse_own_source(written: list[Path], prefix: Path, stores: list[Store]) -> None:
     sources = {file.resolve() for store in stores for file in store.located.files}
     for file in written:
@@ -224,7 +213,9 @@ def _compare(contents: Contents, found: list[Contents], format_: Format, prefix:
         if not np.array_equal(before, after):
             where = start + int(np.flatnonzero(before != after)[0])
             raise DataError(f"{prefix}: token {where} came back different: nothing is kept.")
-    if whole.has_documents and not np.array_equal(whole.sizes, contents.sizes):
+    if format_.KEEPS_SEQUENCES and not np.array_equal(whole.sizes, contents.sizes):
         raise DataError(f"{prefix}: the lengths of sequences came back different: nothing is kept.")
-    if format_.NAME in _KEEP_SEQUENCES and not np.array_equal(whole.documents, contents.documents):
+    # A document without tokens may be lost on the way.
+    before, after = (np.unique(document_starts(each)) for each in (contents, whole))
+    if whole.has_documents and not np.array_equal(before, after):
         raise DataError(f"{prefix}: the borders of documents came back different: nothing is kept.")

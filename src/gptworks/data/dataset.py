@@ -24,6 +24,7 @@ class Dataset:
         self.held_out_stores, _ = _open(cfg.held_out_path, ())
         if self.has_foreign_order:
             foreign_order.refuse_unfit(self.stores, cfg, seed)
+            foreign_order.refuse_unfit(self.held_out_stores, cfg, seed)
         self.tokenizer = self._common_tokenizer()
         for store in self._all_stores:
             if store.sidecar and store.sidecar.vocab_size > vocab_size:

@@ -27,16 +27,13 @@ _MOST_ENTRIES = 2**31  # 25 GB of tables: a slip of the pen in train.steps, not 
 _MOST_STORES = 32767
 
 
-def num_samples(order: str, part: str, *, steps: int, global_size: int, evaluate: EvaluateConfig) -> int | None:
-    """How many samples the original would ask for in a run of `steps`; None = one epoch of the part."""
+def num_samples(part: str, *, steps: int, global_size: int, evaluate: EvaluateConfig) -> int | None:
+    """How many samples both originals would ask for in a run of `steps`; None = one epoch of the part."""
     if part == "train":
         return steps * global_size
     if not evaluate.batches:
         return None
-    if part == "held_out":
-        times = steps // evaluate.every + 1 if evaluate.every else 1
-    else:
-        times = 10 if order == "paddle" else 1
+    times = steps // evaluate.every + 1 if evaluate.every else 1
     return times * evaluate.batches * global_size
 
 

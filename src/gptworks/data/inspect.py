@@ -61,7 +61,7 @@ class Report:
             "tokenizer": self.tokenizer.name if self.tokenizer else None,
             "vocab_size": self.tokenizer.vocab_size if self.tokenizer else None,
             "first_document": first.tolist(),
-            "first_text": self.tokenizer.decode(first) if self.tokenizer else None,
+            "first_text": self.tokenizer.decode(first) if self.tokenizer and not self.damage else None,
             "problems": self.damage,
             "remarks": self.remarks,
         }

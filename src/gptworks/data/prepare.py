@@ -11,20 +11,18 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
-import numpy as np
-
-from gptworks.data import corpus, text_blocks
+from gptworks.data import corpus, sample_corpus, text_blocks
 from gptworks.data.encode import Encoded, Encoder, encode_in_worker, start_worker
 from gptworks.data.formats import megatron, registry
 from gptworks.data.publish import describe
 from gptworks.data.text_blocks import Block, TextRules, cut
 from gptworks.data.text_files import InputFile, list_inputs
-from gptworks.data.work_folder import State, WorkFolder, WorkIsKept, plan_of
+from gptworks.data.work_folder import WORK_VERSION, State, WorkFolder, WorkIsKept, plan_of
 from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer
 
@@ -46,12 +44,38 @@ class Summary:
     eod_appended: bool
     encoder: str  # gigatoken or tokenizers
     workers: int
-    blocks_kept: int  # blocks that an earlier, interrupted run had done
-    files: list[Path] = field(default_factory=list)
-    note: str = ""
+    kept: State  # what an earlier, interrupted run had done
+    files: list[Path]
+    notes: list[str]
+
+    @property
+    def blocks_kept(self) -> int:
+        return self.kept.blocks
 
 
 Progress = Callable[[State, int], None]  # where we are; bytes of all inputs, 0 when not known
+
+
+class _Disagreement(Exception):
+    """The quick encoder failed on a text, or gave other ids than the reference."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    inputs: list[str]
+    prefix: Path
+    tokenizer: Tokenizer
+    rules: TextRules
+    append_eod: bool
+    strict: bool
+    format: registry.Format
+    row_length: int | None
+    workers: int
+    progress: Progress | None
+
+    @property
+    def is_examples(self) -> bool:
+        return len(self.rules.keys) == 2
 
 
 def prepare(
@@ -65,56 +89,64 @@ def prepare(
     format: str = "megatron",
     row_length: int | None = None,
     workers: int = 1,
+    encoder: Literal["auto", "tokenizers"] = "auto",
     progress: Progress | None = None,
 ) -> Summary:
-    """Tokenize files into a store. `workers` 0: as many as there are processors."""
+    """Tokenize files into a store. `workers` 0: as many as there are processors. `encoder`: auto is the quickest."""
     prefix, rules = Path(prefix), rules or TextRules()
-    is_examples = len(rules.keys) == 2
-    _check_request(prefix, tokenizer, format, row_length, append_eod, is_examples)
-    files, passed_over = list_inputs(inputs, rules.kind)
-    total = sum(each.size for each in files)
-    workers = _how_many(workers, total, files)
-    started = time.perf_counter()
-    skipped = corpus.Skipped(strict, passed_over=passed_over)
-    dtype = megatron.dtype_for(tokenizer.vocab_size)
-    fingerprint = _fingerprint(files, rules, tokenizer, append_eod, strict, dtype)
-
-    def run(may_be_quick: bool) -> tuple[WorkFolder, str, int]:
-        with WorkFolder(prefix, fingerprint | {"quick": may_be_quick}) as work:
-            blocks = cut(files, rules, skipped.passed_over, may_cut_documents=not is_examples and encoder.may_cut)
-            kept = work.skip_done(blocks)
-            skipped.count, skipped.first = work.state.skipped, list(work.state.first)
-            with _encoding(encoder, workers, work.lock) as encode:
-                for block, encoded in encode(blocks):
-                    if encoded.disagreement:
-                        work.abandon()
-                        return work, encoded.disagreement, kept
-                    work.add(block, encoded, skipped)
-                    if progress:
-                        progress(work.state, total)
-            if work.state.tokens == 0:
-                first = f" First problem: {skipped.first[0]}." if skipped.first else ""
-                raise DataError(f"{', '.join(inputs)}: no text found; {skipped.count} lines were skipped.{first}")
-            sidecar = describe(tokenizer, kind="examples" if is_examples else "text", eod_appended=append_eod)
-            work.finish(registry.FORMATS[format], tokenizer, sidecar, len(rules.keys), row_length)
-            return work, "", kept
-
+    _check_request(prefix, tokenizer, format, row_length, append_eod, is_examples=len(rules.keys) == 2)
+    format_ = registry.FORMATS[format]
+    request = _Request(inputs, prefix, tokenizer, rules, append_eod, strict, format_, row_length, workers, progress)
+    files, _ = list_inputs(inputs, rules.kind)
     # Once the reference has begun, because the two differ or there was no other, it goes on.
-    may_be_quick = plan_of(prefix) != fingerprint | {"quick": False}
-    encoder = Encoder(tokenizer, rules, dtype, append_eod=append_eod, may_be_quick=may_be_quick)
-    work, disagreement, kept = run(encoder.quick is not None)
-    note = ""
-    if disagreement:
-        note = f"gigatoken gives other ids than tokenizers for {disagreement[:60]!r}: all was encoded with tokenizers"
-        encoder = Encoder(tokenizer, rules, dtype, append_eod=append_eod, may_be_quick=False)
-        skipped = corpus.Skipped(strict, passed_over=list_inputs(inputs, rules.kind)[1])
-        work, _, kept = run(False)
-    state = work.state
-    left = state.tokens % row_length if row_length else 0
+    was_quick = plan_of(prefix) != _fingerprint(files, request) | {"quick": False}
+    try:
+        return _run(request, may_be_quick=encoder == "auto" and was_quick)
+    except _Disagreement as found:
+        differs = f"gigatoken failed on, or gives other ids than {tokenizer.library} for, {str(found)[:60]!r}"
+        if not all(_can_be_read_again(each) for each in files):
+            raise DataError(
+                f"{differs}; what came through a pipe cannot be read again. Send it once more with --encoder "
+                "tokenizers."
+            ) from None
+    summary = _run(request, may_be_quick=False)
+    return replace(summary, notes=[f"{differs}: all was encoded with {tokenizer.library}", *summary.notes])
+
+
+def _run(request: _Request, *, may_be_quick: bool) -> Summary:
+    started = time.perf_counter()
+    tokenizer, rules = request.tokenizer, request.rules
+    files, passed_over = list_inputs(request.inputs, rules.kind)
+    total = sum(each.size for each in files)
+    workers = _how_many(request.workers, total, files)
+    dtype = megatron.dtype_for(tokenizer.vocab_size)
+    encoder = Encoder(tokenizer, rules, dtype, append_eod=request.append_eod, may_be_quick=may_be_quick)
+    with WorkFolder(request.prefix, _fingerprint(files, request) | {"quick": encoder.quick is not None}) as work:
+        may_cut = encoder.may_cut and not request.is_examples
+        blocks = cut(files, rules, passed_over, may_cut_documents=may_cut)
+        work.skip_done(blocks)
+        kept = work.state
+        skipped = corpus.Skipped(request.strict, kept.skipped, list(kept.first), passed_over)
+        with _encoding(encoder, workers, work.lock) as encode:
+            for block, encoded in encode(blocks):
+                if encoded.disagreement:
+                    work.abandon()
+                    raise _Disagreement(encoded.disagreement)
+                work.add(block, encoded, skipped)
+                if request.progress:
+                    request.progress(work.state, total)
+        if work.state.tokens == 0:
+            first = f" First problem: {skipped.first[0]}." if skipped.first else ""
+            raise DataError(f"{', '.join(request.inputs)}: no text found; {skipped.count} lines were skipped.{first}")
+        kind = "examples" if request.is_examples else "text"
+        sidecar = describe(tokenizer, kind=kind, eod_appended=request.append_eod)
+        work.finish(request.format, tokenizer, sidecar, len(rules.keys), request.row_length)
+    state, notes = work.state, []
+    left = state.tokens % request.row_length if request.row_length else 0
     if left:
-        note = f"{note}. " * bool(note) + f"the last {left:,} tokens do not fill a row of {row_length} and are left out"
+        notes.append(f"the last {left:,} tokens do not fill a row of {request.row_length} and are left out")
     return Summary(
-        prefix,
+        request.prefix,
         state.sequences // len(rules.keys),
         state.tokens,
         state.characters,
@@ -122,13 +154,17 @@ def prepare(
         time.perf_counter() - started,
         skipped,
         state.empty,
-        eod_appended=append_eod,
-        encoder="gigatoken" if encoder.quick else "tokenizers",
+        eod_appended=request.append_eod,
+        encoder="gigatoken" if encoder.quick else tokenizer.library,
         workers=workers,
-        blocks_kept=kept,
+        kept=kept,
         files=work.published,
-        note=note,
+        notes=notes,
     )
+
+
+def _can_be_read_again(file: InputFile) -> bool:
+    return file.name.startswith(sample_corpus.PREFIX) or (file.path is not None and file.path.is_file())
 
 
 def train_tokenizer(inputs: list[str], vocab_size: int, rules: TextRules, *, strict: bool = False) -> Tokenizer:
@@ -141,25 +177,27 @@ def train_tokenizer(inputs: list[str], vocab_size: int, rules: TextRules, *, str
 def _check_request(
     prefix: Path, tokenizer: Tokenizer, format: str, row_length: int | None, append_eod: bool, is_examples: bool
 ) -> None:
+    if format not in registry.FORMATS:
+        raise DataError(f"--format: no format '{format}'. Formats: {', '.join(registry.FORMATS)}.")
+    chosen = registry.FORMATS[format]
     if append_eod and tokenizer.eod_id is None:
         raise DataError(f"--append-eod: {tokenizer.name} has no end-of-document token such as <|endoftext|>.")
     if is_examples and not append_eod:
         raise DataError("prompt and completion: add --append-eod, so that the model learns where a completion ends.")
-    if is_examples and format != "megatron":
-        raise DataError(f"--format {format}: prompts and completions are kept in a megatron store only.")
+    if is_examples and (format != "megatron" or row_length is not None):
+        given = f"--format {format}" if format != "megatron" else "--row-length"
+        raise DataError(f"{given}: prompts and completions are kept in a megatron store only, as they are.")
     if not prefix.name:
         raise DataError(f"--out: {str(prefix)!r} has no name. Needed: a prefix such as data/corpus.")
     if row_length is not None and row_length < 2:
         raise DataError(f"--row-length: got {row_length}; needs 2 or more (an input and its target).")
-    if format == "mindrecord" and row_length is None:
-        raise DataError("--format mindrecord: its rows are training samples. Needed: --row-length, seq_len + 1.")
-    if format in ("nanogpt", "llmc") and tokenizer.vocab_size > 65536:
+    if chosen.NEEDS_ROWS and row_length is None:
+        raise DataError(f"--format {format}: its rows are training samples. Needed: --row-length, seq_len + 1.")
+    if chosen.LARGEST_ID is not None and tokenizer.vocab_size > chosen.LARGEST_ID + 1:
         raise DataError(
-            f"--format {format}: stores ids in 16 bits, but {tokenizer.name} has {tokenizer.vocab_size} tokens. Use "
-            "--format megatron."
+            f"--format {format}: stores ids up to {chosen.LARGEST_ID}, but {tokenizer.name} has "
+            f"{tokenizer.vocab_size} tokens. Use --format megatron."
         )
-    if format not in registry.FORMATS:
-        raise DataError(f"--format: no format '{format}'. Formats: {', '.join(registry.FORMATS)}.")
 
 
 def _how_many(workers: int, total: int, files: list[InputFile]) -> int:
@@ -171,19 +209,18 @@ def _how_many(workers: int, total: int, files: list[InputFile]) -> int:
     return 1 if is_small else len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _fingerprint(
-    files: list[InputFile], rules: TextRules, tokenizer: Tokenizer, append_eod: bool, strict: bool, dtype: np.dtype
-) -> dict[str, Any]:
+def _fingerprint(files: list[InputFile], request: _Request) -> dict[str, Any]:
     """All that decides the tokens. The number of workers and the format do not."""
     return {
-        "version": _WORK_VERSION,
+        "version": WORK_VERSION,
         "block_bytes": text_blocks.BLOCK_BYTES,
         "inputs": [[each.name, each.size, each.modified] for each in files],
-        "rules": json.loads(json.dumps(asdict(rules))),
-        "tokenizer": tokenizer.identity,
-        "append_eod": append_eod,
-        "strict": strict,
-        "dtype": dtype.name,
+        "rules": json.loads(json.dumps(asdict(request.rules))),
+        "tokenizer": request.tokenizer.identity,
+        "eod_id": request.tokenizer.eod_id,
+        "append_eod": request.append_eod,
+        "strict": request.strict,
+        "dtype": megatron.dtype_for(request.tokenizer.vocab_size).name,
     }
 
 

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from gptworks.data.formats import registry
 from gptworks.data.formats.contents import Contents
 from gptworks.data.formats.registry import Format
 from gptworks.data.store import Sidecar, sha256_of
@@ -48,13 +49,13 @@ def publish(
                 tokenizer.save_file(beside[0])
             sidecar = replace(sidecar, tokenizer=name)
         hashes = {file: hashes.get(file) or sha256_of(file) for file in written}
-        mains = sorted({main for file in written if (main := format_.find(file))})
-        for main in mains:  # several when the format writes shards
+        mains = registry.mains(format_, written)
+        for main in mains:
             found = format_.read(main)
             replace(
                 sidecar,
                 data_format=format_.NAME,
-                documents=contents.num_documents if len(mains) == 1 else found.num_documents,
+                documents=found.num_documents if found.has_documents or len(mains) > 1 else contents.num_documents,
                 tokens=found.num_tokens,
                 dtype=found.tokens.dtype.name,
                 sha256={file.name.removeprefix(prefix.name): hashes[file] for file in format_.files(main)},
@@ -63,4 +64,10 @@ def publish(
     for file in written:
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
-    return [file.replace(prefix.with_name(file.name)) for file in [*written, *beside]]
+    files = [*written, *beside]
+    for stale in registry.replaced_by(format_, [prefix.with_name(file.name) for file in files], prefix):
+        stale.unlink()
+    # The index before the tokens: tokens alone would be taken for a dataset without an index. The sidecar last.
+    for file in [*reversed(written), *beside]:
+        file.replace(prefix.with_name(file.name))
+    return [prefix.with_name(file.name) for file in files]

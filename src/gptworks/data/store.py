@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gptworks.data.formats import registry
-from gptworks.data.formats.contents import Tokens
+from gptworks.data.formats.contents import Tokens, document_starts
 from gptworks.data.formats.registry import Located
 from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer
@@ -81,6 +81,11 @@ class Store:
             self._check_against(self.sidecar, file)
 
     def _check_against(self, sidecar: Sidecar, file: Path) -> None:
+        if sidecar.data_format != self.located.format.NAME:
+            raise DataError(
+                f"{file}: describes a dataset of format {sidecar.data_format}, but {self.file} is of format "
+                f"{self.located.format.NAME}. Remove it, or prepare the data again."
+            )
         described = [("tokens", sidecar.tokens, len(self.tokens))]
         if self.contents.has_documents:
             described.append(("documents", sidecar.documents, self.num_documents))
@@ -118,7 +123,7 @@ class Store:
     @cached_property
     def document_starts(self) -> np.ndarray:
         """Token offset of each document, and of the end."""
-        return self.sequence_starts[self.contents.documents]
+        return document_starts(self.contents)
 
     @cached_property
     def identity(self) -> str:

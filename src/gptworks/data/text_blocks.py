@@ -23,9 +23,15 @@ _BOM = b"\xef\xbb\xbf"
 
 # Where a pre-tokenizer of GPT-2's kind always cuts, and gives the same on both sides when it sees one side only: before
 # the space between two words, behind a single line break between two visible characters (of several, the last one
-# depends on what follows), between a Chinese full stop and a common Chinese character (U+5000 to U+8FFF: all letters).
-# There a document may be encoded in pieces.
-SAFE_CUT = re.compile(rb"[A-Za-z](?= [A-Za-z])|[!-~]\n(?=[!-~])|\xe3\x80\x82(?=[\xe5-\xe8])")
+# depends on what follows), between a Chinese full stop and a common Chinese character (U+5000 to U+8FFF: all letters)
+# or hiragana. There a document may be encoded in pieces.
+# Letters: Latin, Cyrillic U+0400 to U+047F, Greek from alpha to omicron, Arabic without marks, most of Hangul.
+_LETTER = (
+    rb"(?:[A-Za-z]|[\xd0\xd1][\x80-\xbf]|\xce[\xb1-\xbf]|\xd8[\xa7-\xba]|\xd9[\x81-\x8a]|[\xeb\xec][\x80-\xbf]{2})"
+)
+SAFE_CUT = re.compile(
+    _LETTER + rb"(?= " + _LETTER + rb")|[!-~]\n(?=[!-~])|\xe3\x80\x82(?=[\xe5-\xe8]|\xe3\x81[\x81-\xbf])"
+)
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,9 @@ def _tar_members(
         with tarfile.open(fileobj=file, mode="r|", tarinfo=_Member) as archive:
             for member in archive:
                 inner = archive.extractfile(member) if member.isfile() else None
-                if inner is not None and not any(part.startswith(".") for part in Path(member.name).parts):
+                if inner is None and not member.isdir():
+                    passed_over.append(f"{name}!{member.name}")  # a link or a device
+                elif inner is not None and not any(part.startswith(".") for part in Path(member.name).parts):
                     inside = f"{name}!{member.name}"
                     yield from _within(inside, _Filled(inner, inside), kind, position, None, passed_over)
     except tarfile.TarError as error:
@@ -326,8 +328,11 @@ def _is_ours(file: Path) -> bool:
     """What `prepare` itself writes, when its --out is in the folder that it reads: not text, though named .json."""
     if (file.parent / "plan.json").is_file() and (file.parent / "lock").is_file():
         return True
-    store = file.name.removesuffix(".json").removesuffix(".tokenizer")
-    return file.name.endswith(".json") and all(file.with_name(store + end).is_file() for end in (".bin", ".idx"))
+    if file.suffix != ".json":
+        return False
+    with file.open("rb") as opened:
+        start = opened.read(4096)
+    return file.name.endswith(".tokenizer.json") or b'"format": "gptworks-store"' in start
 
 
 def _without_compression(name: str) -> str:

@@ -23,6 +23,8 @@ from gptworks.data.text_blocks import Block
 from gptworks.errors import DataError, GPTWorksError
 from gptworks.tokenizer import Tokenizer
 
+WORK_VERSION = 1  # another number starts anew
+
 
 @dataclass(frozen=True)
 class State:
@@ -158,7 +160,7 @@ class WorkFolder:
         for file in (self.tokens, self.sizes, self.journal):
             file.seek(0, os.SEEK_END)
 
-    def skip_done(self, blocks: Iterator[Block]) -> int:
+    def skip_done(self, blocks: Iterator[Block]) -> None:
         """Pass over the blocks of an earlier run, making sure that they are the same."""
         for state in self.done:
             block = next(blocks, None)
@@ -167,7 +169,6 @@ class WorkFolder:
                     f"{self.folder}: holds the beginning of this work, but the text that comes now is another. Remove "
                     "that folder to start anew."
                 )
-        return len(self.done)
 
     def add(self, block: Block, encoded: Encoded, skipped: corpus.Skipped) -> None:
         lines = 0 if block.is_first else self.state.lines

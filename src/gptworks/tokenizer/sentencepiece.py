@@ -37,6 +37,7 @@ class SentencePieceTokenizer(Tokenizer):
     """
 
     backend: Any  # sentencepiece's processor: the package need not be installed
+    library = "sentencepiece"
     file_suffix = ".tokenizer.model"
     eod_names = (cpm.EOD, "</s>", *Tokenizer.eod_names)
     byte_lengths: np.ndarray | None = None  # type: ignore[assignment]  # pieces are of normalized text

@@ -29,6 +29,7 @@ class Tokenizer:
     [15496, 995]
     """
 
+    library = "tokenizers"  # that encodes
     file_suffix = ".tokenizer.json"  # of what save_file writes, beside a store
     # Tried in this order when a tokenizer does not say which token ends a document.
     eod_names: tuple[str, ...] = (GPT2_EOD, "<|end_of_text|>", "</s>", "<eod>", "<|eos|>", "[EOS]", "<eos>")

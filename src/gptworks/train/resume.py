@@ -12,6 +12,7 @@ _FIXED = (
     "model.",
     "train.seed",
     "data.split",
+    "data.held_out_path",
     "data.seq_len",
     "data.order",
     "data.weights",

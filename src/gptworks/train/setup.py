@@ -44,9 +44,7 @@ def prepare(cfg: RunConfig) -> Setup:
     batch = solve_batch(cfg.batch, world.data_parallel)
     last_step = num_steps(cfg.train, per_epoch, batch.global_size, cfg.data.seq_len)
     asked = {
-        part: foreign_order.num_samples(
-            cfg.data.order, part, steps=last_step, global_size=batch.global_size, evaluate=cfg.evaluate
-        )
+        part: foreign_order.num_samples(part, steps=last_step, global_size=batch.global_size, evaluate=cfg.evaluate)
         for part in ("train", "held_out")
         if dataset.has_foreign_order
     }

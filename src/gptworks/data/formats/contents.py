@@ -40,6 +40,11 @@ class Contents:
         return len(self.documents) - 1
 
 
+def document_starts(contents: Contents) -> np.ndarray:
+    """Token offset of each document, and of the end."""
+    return np.concatenate([[0], np.cumsum(contents.sizes, dtype=np.int64)])[contents.documents]
+
+
 def bare_stream(tokens: Tokens) -> Contents:
     """Tokens without an index: one sequence, documents unknown."""
     sizes = np.array([len(tokens)] if len(tokens) else [], np.int64)

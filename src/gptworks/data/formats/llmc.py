@@ -15,6 +15,9 @@ from gptworks.errors import DataError
 
 NAME = "llmc"
 TITLE = "llm.c shards"
+KEEPS_SEQUENCES = False
+NEEDS_ROWS = False
+LARGEST_ID: int | None = 65535
 MAGIC = 20240520
 SHARD_TOKENS = 100_000_000  # as llm.c cuts FineWeb
 HEADER_BYTES = 1024

@@ -17,6 +17,9 @@ from gptworks.errors import DataError
 
 NAME = "megatron"
 TITLE = "Megatron .bin/.idx, memory-mapped"
+KEEPS_SEQUENCES = True
+NEEDS_ROWS = False
+LARGEST_ID: int | None = None
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 _INDEX_PIECE = 1 << 18

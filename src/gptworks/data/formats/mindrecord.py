@@ -25,6 +25,9 @@ from gptworks.errors import DataError
 
 NAME = "mindrecord"
 TITLE = "MindSpore MindRecord, one training sample a row"
+KEEPS_SEQUENCES = False
+NEEDS_ROWS = True
+LARGEST_ID: int | None = None
 SUFFIX = ".mindrecord"
 FIELD = "input_ids"
 VERSIONS = ("3.0", "2.0")

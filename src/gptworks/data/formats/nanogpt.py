@@ -14,6 +14,9 @@ from gptworks.errors import DataError
 
 NAME = "nanogpt"
 TITLE = "nanoGPT .bin, bare uint16 tokens"
+KEEPS_SEQUENCES = False
+NEEDS_ROWS = False
+LARGEST_ID: int | None = 65535
 DTYPE = np.dtype("<u2")
 # llm.c's shards and its sets of questions; a zip, such as weights saved by PyTorch under the name of .bin.
 _OTHERS = (*llmc.MAGICS, (20240522).to_bytes(4, "little"), b"PK\x03\x04")

@@ -13,6 +13,9 @@ from gptworks.errors import DataError
 
 NAME = "paddle"
 TITLE = "Paddle _ids.npy/_idx.npz"
+KEEPS_SEQUENCES = True
+NEEDS_ROWS = False
+LARGEST_ID: int | None = None
 TOKENS, INDEX = "_ids.npy", "_idx.npz"
 
 

@@ -16,6 +16,9 @@ from gptworks.errors import DataError
 
 NAME = "paddle-npz"
 TITLE = "Paddle _ids.npz, the older single file"
+KEEPS_SEQUENCES = False
+NEEDS_ROWS = False
+LARGEST_ID: int | None = None
 SUFFIX, INDEX_OF_THE_PAIR = "_ids.npz", "_idx.npz"
 
 

@@ -1,5 +1,6 @@
 """Which format is this, and where are its files?"""
 
+import glob
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ class Format(Protocol):
 
     NAME: str
     TITLE: str
+    KEEPS_SEQUENCES: bool  # which sequences make up a document
+    NEEDS_ROWS: bool  # a row is a training sample
+    LARGEST_ID: int | None  # that it can hold, where that is less than tokenizers need
 
     def find(self, path: Path) -> Path | None:
         """The main file of the dataset that `path` names: its prefix, or any of its files. None: not of this format."""
@@ -67,6 +71,23 @@ def locate_all(folder: Path) -> list[Located]:
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not _is_unfinished(file, folder)]
     found = {each.main: each for file in files for each in _candidates(file)}
     return [found[main] for main in sorted(found)]
+
+
+def mains(format_: Format, written: list[Path]) -> list[Path]:
+    """The datasets among files of one format; several when it writes shards."""
+    return sorted({main for file in written if (main := format_.find(file))})
+
+
+def replaced_by(format_: Format, files: list[Path], prefix: Path) -> list[Path]:
+    """What would be left of older datasets at PREFIX, and taken for part of the new one, once `files` are written."""
+    names = [prefix, *files, *sorted(prefix.parent.glob(f"{glob.escape(prefix.name)}_[0-9]*.bin"))]
+    olds = {each.main: each for name in names for each in _candidates(name)}
+    stale = {format_.sidecar(main) for main in files}
+    for old in olds.values():
+        is_shard = format_.NAME == old.format.NAME == "llmc"
+        if is_shard or not set(old.files).isdisjoint(files):
+            stale |= {*old.files, old.sidecar}
+    return sorted(file for file in stale - set(files) if file.is_file())
 
 
 def _is_unfinished(file: Path, folder: Path) -> bool:

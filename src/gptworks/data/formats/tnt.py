@@ -17,6 +17,9 @@ from gptworks.errors import DataError
 
 NAME = "tnt"
 TITLE = "Megatron .bin/.idx of the older kind (cached, lazy)"
+KEEPS_SEQUENCES = True
+NEEDS_ROWS = False
+LARGEST_ID: int | None = None
 MAGIC = b"TNTIDX\x00\x00"
 HEADER = struct.Struct("<8s6Q")
 
