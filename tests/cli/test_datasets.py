@@ -85,6 +85,31 @@ def test_verify_finds_one_changed_byte(call, small_store: Path, tmp_path: Path) 
     assert f"{file}: sha256 " in err and "Copy it again" in err
 
 
+def test_verify_names_every_damaged_dataset_of_a_folder(call, small_store: Path, tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        call("convert", small_store, tmp_path / name, "--to", "megatron")
+    (tmp_path / "a.bin").write_bytes((tmp_path / "a.bin").read_bytes()[:-2])
+    data = bytearray((tmp_path / "b.bin").read_bytes())
+    data[50] ^= 1
+    (tmp_path / "b.bin").write_bytes(data)
+    done = call("verify", tmp_path, expect=2)
+    assert "a.bin: " in done.err and "b.bin: sha256" in done.err and "c.bin: whole" in done.out
+
+
+def test_convert_does_not_vouch_for_damage(call, small_store: Path, tmp_path: Path) -> None:
+    prefix = copy_store(small_store, tmp_path / "s")
+    file = prefix.with_suffix(".bin")
+    data = bytearray(file.read_bytes())
+    data[100] ^= 1
+    file.write_bytes(data)
+    err = call("convert", prefix, tmp_path / "out" / "x", "--to", "paddle", "--verify", expect=2).err
+    assert f"{file}: sha256" in err and not (tmp_path / "out").exists()
+    data[101] = 255  # an id above 511, too
+    file.write_bytes(data)
+    err = call("convert", prefix, tmp_path / "out" / "x", "--to", "paddle", expect=2).err
+    assert "is outside the vocabulary of 512" in err and not (tmp_path / "out").exists()
+
+
 def test_verify_without_a_sidecar_looks_at_the_ids(call, tmp_path: Path) -> None:
     np.array([3, -1, 2], np.int32).tofile(tmp_path / "x.bin")
     from gptworks.data.formats import megatron

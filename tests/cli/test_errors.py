@@ -71,8 +71,6 @@ def test_what_a_user_can_mend(command: str, said: str, at_hand: dict[str, str], 
     [
         ([], "VERB"),
         (["fly"], "invalid choice: 'fly'"),
-        (["train", "--frobnicate"], "unrecognized arguments: --frobnicate"),
-        (["plot", "here", "stray"], "unrecognized arguments: stray"),
         (["eval", "--data", "x"], "--model"),
         (["generate", "--model", "x"], "--prompt"),
         (["generate", "--model", "x", "--prompt", "a", "--prompts", "b"], "not allowed with"),
@@ -83,6 +81,20 @@ def test_a_command_that_is_none(command: list[str], said: str, call: Call) -> No
     done = call(*command, expect=2)
     assert done.err.startswith("usage: gptworks")
     assert said in done.err
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["train", "--frobnicate"], "train: unknown argument --frobnicate. `gptworks train --help` lists"),
+        (["plot", "here", "stray"], "plot: unknown argument stray."),
+        (["prepare", "x", "--out", "y", "--append_eod"], "unknown argument --append_eod; did you mean --append-eod?"),
+        (["train", "--rezume=auto"], "did you mean --resume?"),
+    ],
+)
+def test_an_option_that_is_none(command: list[str], said: str, call: Call) -> None:
+    done = call(*command, expect=2)
+    assert done.err.startswith("error: ") and said in done.err
 
 
 def test_overrides_may_stand_anywhere(recipe: Path, call: Call) -> None:

@@ -393,7 +393,7 @@ def test_killed_it_goes_on_with_the_same_bytes(corpus_file: Path, other_kind: Pa
         time.sleep(0.1)
     assert all(map(has_ended, workers))
     again = command(*options, "--out", tmp_path / "out")
-    assert again.returncode == 0 and "went on from an interrupted run: 3 blocks were done" in again.stderr
+    assert again.returncode == 0 and "going on from an interrupted run: 3 blocks were done" in again.stderr
     assert "(tokenizers, 2 processes)" in again.stdout
     prepare.prepare(
         [str(source)],
@@ -408,10 +408,10 @@ def test_killed_it_goes_on_with_the_same_bytes(corpus_file: Path, other_kind: Pa
 def test_interrupted_it_goes_on(corpus_file: Path, tmp_path: Path) -> None:
     options = (corpus_file, "--tokenizer", "gpt2", "--workers", 1, "--out", tmp_path / "out")
     stopped = command(*options, stop_after=2, how=signal.SIGINT)
-    assert (stopped.returncode, stopped.stderr) == (130, "")
+    assert (stopped.returncode, stopped.stderr) == (130, "stopped; the same command goes on from here\n")
     assert leftovers(tmp_path / "out") == ["out.part"]
     again = command(*options)
-    assert again.returncode == 0 and "went on from an interrupted run: 2 blocks were done" in again.stderr
+    assert again.returncode == 0 and "going on from an interrupted run: 2 blocks were done" in again.stderr
 
 
 class Fragile(Tokenizer):
@@ -684,6 +684,7 @@ def test_formats_that_do_not_fit(corpus_file: Path, tmp_path: Path, small_tokeni
     refused: list[tuple[Tokenizer, dict[str, Any], str]] = [
         (small_tokenizer, {"format": "mindrecord"}, "--format mindrecord: its rows are training samples"),
         (small_tokenizer, {"row_length": 1}, "--row-length: got 1; needs 2 or more"),
+        (small_tokenizer, {"row_length": 9}, "--row-length: --format megatron has no rows"),
         (small_tokenizer, {"format": "parrot"}, "--format: no format 'parrot'. Formats: megatron"),
         (wide, {"format": "nanogpt"}, "--format nanogpt: stores ids up to 65535, but .* has 70001 tokens"),
         (wide, {"format": "llmc"}, "--format llmc: stores ids up to 65535"),
@@ -704,12 +705,13 @@ def test_formats_that_do_not_fit(corpus_file: Path, tmp_path: Path, small_tokeni
 def test_rows_of_one_length(case: Case) -> None:
     case.run()
     stream = Store(case.prefix).tokens.tolist()
-    case.run(row_length=100)
-    rows = Store(case.prefix)
-    assert rows.tokens.tolist() == stream[: len(stream) // 100 * 100]
+    in_rows = {"format": "mindrecord", "prefix": case.prefix.parent / "rows"}
+    case.run(row_length=100, **in_rows)
+    rows = Store(in_rows["prefix"])
+    assert rows.tokens[:].tolist() == stream[: len(stream) // 100 * 100]
     assert set(np.diff(rows.document_starts)) == {100}
     with pytest.raises(DataError, match=r"tokens do not fill one row of 10000000\. Use more text"):
-        case.run(row_length=10_000_000, prefix=case.prefix.parent / "second")
+        case.run(row_length=10_000_000, format="mindrecord", prefix=case.prefix.parent / "second")
     assert not leftovers(case.prefix.parent / "second")
 
 

@@ -15,6 +15,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def options_of(parser: argparse.ArgumentParser, verb: str) -> list[str]:
+    return _options(_subparsers(parser)[verb])
+
+
 def _words(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
     """verb -> its options and sub-verbs; under "" the verbs themselves."""
     verbs = _subparsers(parser)

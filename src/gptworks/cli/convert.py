@@ -28,11 +28,8 @@ def run(args: argparse.Namespace) -> int:
     source = options.dataset_format(args.from_format, "--from") if args.from_format else None
 
     from gptworks.data.convert import convert
-    from gptworks.errors import UsageError
     from gptworks.tokenizer import Tokenizer
 
-    if args.row_length is not None and args.row_length < 2:
-        raise UsageError(f"--row-length: got {args.row_length}; needs 2 or more (an input and its target).")
     done = convert(
         [args.source],
         args.destination,

@@ -1,6 +1,7 @@
 """gptworks VERB ... : finds the verb, runs it, turns our errors into exit code 2."""
 
 import argparse
+import difflib
 import errno
 import os
 import sys
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if hasattr(args, "overrides") and not any(text.startswith("-") for text in left):
         args.overrides += left
     elif left:
-        parser.error(f"unrecognized arguments: {' '.join(left)}")
+        _unknown(parser, args.verb, left)
     args.parser = parser
     try:
         code = int(VERBS[args.verb].run(args))
@@ -77,6 +78,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except Exception:
         return _own_fault()
+
+
+def _unknown(parser: argparse.ArgumentParser, verb: str, left: list[str]) -> None:
+    """Ends the program, with the nearest option that there is."""
+    known = completion.options_of(parser, verb)
+    near = difflib.get_close_matches(left[0].partition("=")[0].replace("_", "-"), known, 1)
+    hint = f"; did you mean {near[0]}?" if near else f". `gptworks {verb} --help` lists what there is."
+    parser.exit(2, f"error: {verb}: unknown argument {left[0]}{hint}\n")
 
 
 def _own_fault() -> int:

@@ -4,6 +4,8 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gptworks.cli import options
@@ -27,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", required=True, metavar="PREFIX", help="writes PREFIX.bin, PREFIX.idx, PREFIX.json")
     parser.add_argument(
-        "--tokenizer", default="gpt2", metavar="NAME", help="gpt2, a folder, a tokenizer.json or a sentencepiece .model"
+        "--tokenizer", metavar="NAME", help="gpt2 (the default), a folder, a tokenizer.json or a sentencepiece .model"
     )
     parser.add_argument("--vocab-file", metavar="FILE", help="vocab.json of a byte-level BPE, with --merge-file")
     parser.add_argument("--merge-file", metavar="FILE", help="merges.txt")
@@ -92,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     for each in keys:
         rules = TextRules(each, separator, keep_separator=not args.append_eod, strip=args.strip, kind=args.input_format)
         tokenizer = _tokenizer(args, rules)
-        with _Display() as display:
+        with _Display() as display, _told_how_to_go_on():
             summary = preparation.prepare(
                 args.inputs,
                 args.out if len(keys) == 1 else f"{args.out}_{each[0]}",
@@ -115,6 +117,10 @@ def _tokenizer(args: argparse.Namespace, rules: "TextRules") -> "Tokenizer":
     from gptworks.errors import UsageError
     from gptworks.tokenizer import Tokenizer
 
+    given = [o for o in ("tokenizer", "vocab_file", "train_tokenizer") if getattr(args, o) is not None]
+    if len(given) > 1:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UsageError(f"{names}: each of them names the tokenizer. Give one.")
     if args.train_tokenizer is not None:
         tokenizer = preparation.train_tokenizer(args.inputs, args.train_tokenizer, rules, strict=args.strict)
         if tokenizer.vocab_size < args.train_tokenizer:
@@ -125,7 +131,16 @@ def _tokenizer(args: argparse.Namespace, rules: "TextRules") -> "Tokenizer":
         raise UsageError("--vocab-file and --merge-file go together: give both.")
     if args.vocab_file:
         return Tokenizer.from_files(args.vocab_file, args.merge_file)
-    return Tokenizer.from_pretrained(args.tokenizer)
+    return Tokenizer.from_pretrained(args.tokenizer or "gpt2")
+
+
+@contextmanager
+def _told_how_to_go_on() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        raise
 
 
 class _Display:
@@ -146,6 +161,8 @@ class _Display:
         now = time.monotonic()
         if self.first is None:
             self.first, self.started = state, now
+            if state.blocks > 1:
+                print(f"going on from an interrupted run: {state.blocks - 1:,} blocks were done", file=sys.stderr)
             if self.bar:
                 self.bar.start()  # not before: its thread would keep workers from being copies of this process
         spent = max(now - self.started, 1e-9)
@@ -153,7 +170,7 @@ class _Display:
         speed = f"{megabytes / spent:.1f} MB/s, {tokens / spent:,.0f} tokens/s"
         if self.bar and self.task is not None:
             self.bar.update(self.task, completed=state.position, total=total or None, speed=speed)
-        elif now - self.last >= _PLAIN_SECONDS:
+        elif now - self.last >= _PLAIN_SECONDS and state is not self.first:
             self.last = now
             share = f"{state.position / total:.0%}, " if total else ""
             moved = state.position - self.first.position
@@ -211,8 +228,6 @@ def _report(summary: "Summary", tokenizer: "Tokenizer", as_json: bool) -> None:
         print(f"{number:,} files passed over that are no known kind of text, such as {first}", file=sys.stderr)
     for note in summary.notes:
         print(f"note: {note}", file=sys.stderr)
-    if summary.blocks_kept:
-        print(f"went on from an interrupted run: {summary.blocks_kept:,} blocks were done", file=sys.stderr)
     print(
         f"{summary.files[0]}: {summary.documents:,} documents, {summary.tokens:,} tokens from "
         f"{summary.characters:,} characters, {summary.text_bytes:,} bytes "

@@ -18,22 +18,27 @@ def run(args: argparse.Namespace) -> int:
     from gptworks.data.store import Store, locate_stores
     from gptworks.errors import DataError
 
-    results = []
+    results: list[dict[str, object]] = []
+    damage: list[str] = []
     for located in locate_stores(args.path):
-        store = Store(located)  # lengths, offsets and counts are checked by opening it
-        wrong = checksum_problems(store)
-        if not wrong:
-            wrong = [f"{store.file}: {each}" for each in inspect(store, everything=True).damage]
+        try:
+            store = Store(located)  # lengths, offsets and counts are checked by opening it
+        except DataError as error:
+            damage.append(str(error))
+            continue
+        wrong = checksum_problems(store) or [f"{store.file}: {each}" for each in inspect(store, everything=True).damage]
+        damage += wrong
         if wrong:
-            advice = "Copy it again from where it was whole, or prepare the data again."
-            raise DataError("\n".join([*wrong, advice]))
+            continue
         hashed = sorted(store.sidecar.sha256) if store.sidecar else []
-        results.append({"path": str(store.file), "format": located.format.NAME, "tokens": len(store.tokens)})
-        results[-1]["checksums"] = hashed
+        counts = {"path": str(store.file), "format": located.format.NAME, "tokens": len(store.tokens)}
+        results.append({**counts, "checksums": hashed})
         if not args.json:
             by = "checksums, counts and ids agree" if hashed else "counts and ids agree; no sidecar, so no checksums"
             documents = f"{store.num_documents:,} documents, " if store.contents.has_documents else ""
             print(f"{store.file}: whole ({documents}{len(store.tokens):,} tokens; {by})")
+    if damage:
+        raise DataError("\n".join([*damage, "Copy it again from where it was whole, or prepare the data again."]))
     if args.json:
         print(json.dumps(results))
     return 0

@@ -11,13 +11,11 @@ import numpy as np
 
 from gptworks.data.formats.contents import Contents, Tokens, as_rows, blocks, document_starts
 from gptworks.data.formats.registry import FORMATS, Format, Located, locate, mains
-from gptworks.data.publish import describe, publish
+from gptworks.data.inspect import checksum_problems, inspect
+from gptworks.data.publish import check_row_length, describe, output_prefix, publish
 from gptworks.data.store import Sidecar, Store, locate_stores
 from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer
-
-# What people append to a prefix, because the files end so.
-_ENDINGS = (".bin", ".idx", "_ids.npy", "_idx.npz", "_ids.npz", ".mindrecord", ".npz")
 
 
 @dataclass(frozen=True)
@@ -44,13 +42,16 @@ def convert(
     `tokenizer`: of sources that do not say; it also tells where the documents of a bare stream end.
     """
     stores = [Store(each) for source in sources for each in _located(source, from_format)]
-    prefix = _prefix(Path(destination))
+    prefix = output_prefix(destination)
+    check_row_length(to, row_length, "--to")
     notes: list[str] = []
     sidecar, tokenizer = _common_sidecar(stores, tokenizer)
     if sidecar and sidecar.kind == "examples" and (row_length is not None or not to.KEEPS_SEQUENCES):
         able = ", ".join(name for name, format_ in FORMATS.items() if format_.KEEPS_SEQUENCES)
         what = f"{to.NAME} cannot keep apart" if row_length is None else "rows of one length would cut"
         raise DataError(f"{stores[0].file}: holds prompts and completions, which {what}. Use one of {able}.")
+    for store in stores:
+        _refuse_damage(store, tokenizer, verify)
     contents = _joined([_with_documents(store.contents, tokenizer, store, notes) for store in stores])
     if row_length is not None:
         left = contents.num_tokens % row_length
@@ -59,8 +60,9 @@ def convert(
             notes.append(f"the last {left:,} tokens do not fill a row of {row_length} and are left out")
     elif to.NEEDS_ROWS and not contents.is_rows:
         raise DataError(f"--to {to.NAME}: its rows are training samples. Needed: --row-length, seq_len + 1.")
-    if to.NAME in ("nanogpt", "llmc") and contents.has_documents and not (sidecar and sidecar.eod_appended):
-        notes.append(f"{to.NAME} keeps no document borders, and no end-of-document token marks them here")
+    if to.LARGEST_ID is not None and contents.has_documents:
+        marked = "only the end-of-document token" if sidecar and sidecar.eod_appended else "nothing"
+        notes.append(f"{to.NAME} keeps no document borders: {marked} marks them")
     if sidecar is None:
         notes.append("the tokenizer is not known, so no sidecar is written; --tokenizer names it")
     with _staging(prefix) as folder:
@@ -72,6 +74,14 @@ def convert(
     return Converted([store.located for store in stores], files, contents.num_documents, contents.num_tokens, notes)
 
 
+def _refuse_damage(store: Store, tokenizer: Tokenizer | None, verify: bool) -> None:
+    """A new sidecar would vouch for what is wrong already."""
+    problems = checksum_problems(store) if verify else []
+    problems += [f"{store.file}: {each}" for each in inspect(store, tokenizer, everything=True).damage]
+    if problems:
+        raise DataError("\n".join([*problems, "It is damaged, or --tokenizer is not the one it was made with."]))
+
+
 def _located(source: str, from_format: Format | None) -> list[Located]:
     if from_format is None:
         return locate_stores(source)
@@ -80,14 +90,6 @@ def _located(source: str, from_format: Format | None) -> list[Located]:
         found = locate(Path(source))
         raise DataError(f"{source}: --from {from_format.NAME}, but it is of format {found.format.NAME}.")
     return [Located(from_format, main)]
-
-
-def _prefix(destination: Path) -> Path:
-    ending = next((ending for ending in _ENDINGS if destination.name.endswith(ending)), "")
-    prefix = destination.with_name(destination.name.removesuffix(ending)) if destination.name != ending else destination
-    if not prefix.name:
-        raise DataError(f"{str(destination)!r} has no name. Needed: a prefix such as data/corpus.")
-    return prefix
 
 
 def _common_sidecar(stores: list[Store], given: Tokenizer | None) -> tuple[Sidecar | None, Tokenizer | None]:

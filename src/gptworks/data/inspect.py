@@ -49,7 +49,7 @@ class Report:
             "documents": store.num_documents if store.contents.has_documents else None,
             "sequences": len(store.contents.sizes),
             "tokens": len(store.tokens),
-            "kind": store.sidecar.kind if store.sidecar else "rows" if store.contents.is_rows else "text",
+            "kind": "rows" if store.contents.is_rows else store.sidecar.kind if store.sidecar else "text",
             "shortest": int(lengths.min()) if len(lengths) else 0,
             "mean": float(lengths.mean()) if len(lengths) else 0.0,
             "longest": int(lengths.max()) if len(lengths) else 0,
@@ -109,7 +109,8 @@ def _remarks(report: Report) -> Iterator[str]:
     elif empty:
         yield f"{empty:,} documents have no tokens"
     if store.sidecar is None:
-        yield "no sidecar: tokenizer and checksums are not known"
+        known = "checksums" if report.tokenizer else "tokenizer and checksums"
+        yield f"no sidecar: {known} are not known"
 
 
 def checksum_problems(store: Store) -> list[str]:

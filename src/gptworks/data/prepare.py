@@ -19,7 +19,7 @@ from typing import IO, Any, Literal
 from gptworks.data import corpus, sample_corpus, text_blocks
 from gptworks.data.encode import Encoded, Encoder, encode_in_worker, start_worker
 from gptworks.data.formats import megatron, registry
-from gptworks.data.publish import describe
+from gptworks.data.publish import check_row_length, describe, output_prefix
 from gptworks.data.text_blocks import Block, TextRules, cut
 from gptworks.data.text_files import InputFile, list_inputs
 from gptworks.data.work_folder import WORK_VERSION, State, WorkFolder, WorkIsKept, plan_of
@@ -93,7 +93,7 @@ def prepare(
     progress: Progress | None = None,
 ) -> Summary:
     """Tokenize files into a store. `workers` 0: as many as there are processors. `encoder`: auto is the quickest."""
-    prefix, rules = Path(prefix), rules or TextRules()
+    prefix, rules = output_prefix(prefix), rules or TextRules()
     _check_request(prefix, tokenizer, format, row_length, append_eod, is_examples=len(rules.keys) == 2)
     format_ = registry.FORMATS[format]
     request = _Request(inputs, prefix, tokenizer, rules, append_eod, strict, format_, row_length, workers, progress)
@@ -187,10 +187,7 @@ def _check_request(
     if is_examples and (format != "megatron" or row_length is not None):
         given = f"--format {format}" if format != "megatron" else "--row-length"
         raise DataError(f"{given}: prompts and completions are kept in a megatron store only, as they are.")
-    if not prefix.name:
-        raise DataError(f"--out: {str(prefix)!r} has no name. Needed: a prefix such as data/corpus.")
-    if row_length is not None and row_length < 2:
-        raise DataError(f"--row-length: got {row_length}; needs 2 or more (an input and its target).")
+    check_row_length(chosen, row_length, "--format")
     if chosen.NEEDS_ROWS and row_length is None:
         raise DataError(f"--format {format}: its rows are training samples. Needed: --row-length, seq_len + 1.")
     if chosen.LARGEST_ID is not None and tokenizer.vocab_size > chosen.LARGEST_ID + 1:
@@ -262,5 +259,9 @@ def _encoding(
             f"a worker process ended without a word; the system may have run out of memory. Use --workers "
             f"{max(1, workers // 2)}; the same command goes on where this one stopped."
         ) from None
+    except BaseException:
+        for worker in list(pool._processes.values()):  # what they are at is done again; nobody should wait for it
+            worker.kill()
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -8,7 +8,31 @@ from gptworks.data.formats import registry
 from gptworks.data.formats.contents import Contents
 from gptworks.data.formats.registry import Format
 from gptworks.data.store import Sidecar, sha256_of
+from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer
+
+# What people append to a prefix, because the files end so.
+_ENDINGS = (".bin", ".idx", "_ids.npy", "_idx.npz", "_ids.npz", ".mindrecord", ".npz")
+
+
+def output_prefix(given: str | Path) -> Path:
+    """The prefix that --out or DST means."""
+    name = Path(given).name
+    ending = next((ending for ending in _ENDINGS if name.endswith(ending) and name != ending), "")
+    if not name or str(given).endswith(("/", "\\")):
+        raise DataError(f"--out: {str(given)!r} has no name. Needed: a prefix such as data/corpus.")
+    return Path(given).with_name(name.removesuffix(ending))
+
+
+def check_row_length(format_: Format, row_length: int | None, option: str) -> None:
+    if row_length is None:
+        return
+    if row_length < 2:
+        raise DataError(f"--row-length: got {row_length}; needs 2 or more (an input and its target).")
+    if not format_.NEEDS_ROWS:
+        raise DataError(
+            f"--row-length: {option} {format_.NAME} has no rows; training cuts its windows by data.seq_len."
+        )
 
 
 def describe(tokenizer: Tokenizer, *, kind: str, eod_appended: bool) -> Sidecar:

@@ -171,6 +171,8 @@ class Run:
         for store in self.setup.train_samples.sources:
             if store.note:
                 say(store.note)
+        if self.setup.dataset.tokenizer is None:
+            say("data:  its tokenizer is not known; data.tokenizer names it, so that the model can read and write text")
         if cfg.init.checkpoint and source is None:
             say(f"weights from {cfg.init.checkpoint}")
         if cfg.train.compile and not apply.can_compile(device):

@@ -83,6 +83,7 @@ def replaced_by(format_: Format, files: list[Path], prefix: Path) -> list[Path]:
     names = [prefix, *files, *sorted(prefix.parent.glob(f"{glob.escape(prefix.name)}_[0-9]*.bin"))]
     olds = {each.main: each for name in names for each in _candidates(name)}
     stale = {format_.sidecar(main) for main in files}
+    stale |= {prefix.with_name(prefix.name + ending) for ending in (".tokenizer.json", ".tokenizer.model")}
     for old in olds.values():
         is_shard = format_.NAME == old.format.NAME == "llmc"
         if is_shard or not set(old.files).isdisjoint(files):
