@@ -9,7 +9,7 @@ import pytest
 import gptworks
 
 SOURCE = Path(gptworks.__file__).parent
-# errors < config < tokenizer, plan, model < ...: a package imports from lower levels only.
+# errors < names < config < tokenizer, plan, model < ...: a package imports from lower levels only.
 LEVELS = [
     {"errors", "callable_package"},
     {"names"},

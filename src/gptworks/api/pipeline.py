@@ -26,7 +26,10 @@ class Pipeline:
         self.model.tokenizer = tokenizer
 
     def __call__(self, text: str | Iterable[str], **settings: Any) -> list[dict[str, list[str]]]:
-        """Prompt and continuation of each text. Settings given here come before those of the pipeline."""
+        """Prompt and continuation of each text. Settings given here come before those of the pipeline.
+
+        >>> write(["I love Beijing, because", "Hello"], strategy="greedy", max_new_tokens=8)   # doctest: +SKIP
+        """
         texts = [text] if isinstance(text, str) or not isinstance(text, Iterable) else list(text)
         for item in texts:
             if not isinstance(item, str):

@@ -33,7 +33,12 @@ class Loaded:
 
 
 def load(path: str | Path | None = None, *, preset: str = "", overrides: Iterable[str] = ()) -> RunConfig:
-    """The configuration of a run from a YAML file, a preset and `a.b=c` overrides."""
+    """The configuration of a run from a YAML file, a preset and `a.b=c` overrides.
+
+    >>> config = load(preset="gpt2", overrides=["optim.lr=1e-4"])
+    >>> config.model.num_layers, config.optim.lr
+    (12, 0.0001)
+    """
     return load_with_origins(path, preset=preset, overrides=overrides).config
 
 

@@ -205,22 +205,25 @@ class GPT(nn.Module):
             return self.head(x_BTD)
         return self.loss_sum(x_BTD, self.head.weight, labels)
 
-    def loss(self, tokens_BT: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def loss(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Mean loss of predicting each token of [B, S + 1] from those before it, in training as in evaluation mode.
 
         Where `attention_mask` is 0 there is padding, on the right of a row, which is never scored.
+
+        >>> batch = model.tokenizer(["hello world", "hello"], padding=True, return_tensors="pt")   # doctest: +SKIP
+        >>> model.loss(batch["input_ids"], batch["attention_mask"])   # doctest: +SKIP
         """
-        if tokens_BT.ndim != 2 or tokens_BT.shape[1] < 2:
+        if tokens.ndim != 2 or tokens.shape[1] < 2:
             raise UsageError(
-                f"loss: got tokens of shape {list(tokens_BT.shape)}; needs [rows, S + 1] with 2 or more in a row."
+                f"loss: got tokens of shape {list(tokens.shape)}; needs [rows, S + 1] with 2 or more in a row."
             )
-        labels_BT = tokens_BT[:, 1:]
+        labels = tokens[:, 1:]
         if attention_mask is not None:
-            labels_BT = labels_BT.masked_fill(~_real_tokens(attention_mask, tokens_BT)[:, 1:], IGNORED)
-        num_scored = (labels_BT != IGNORED).sum()
+            labels = labels.masked_fill(~_real_tokens(attention_mask, tokens)[:, 1:], IGNORED)
+        num_scored = (labels != IGNORED).sum()
         if num_scored == 0:
             raise UsageError("loss: no token is scored, so there is no mean. Needed: a row with 2 tokens or more.")
-        loss: Tensor = self(tokens_BT[:, :-1], labels=labels_BT) / num_scored
+        loss: Tensor = self(tokens[:, :-1], labels=labels) / num_scored
         return loss
 
     @staticmethod

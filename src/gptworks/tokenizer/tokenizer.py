@@ -189,6 +189,7 @@ class Tokenizer:
         return arranged
 
     def encode(self, text: str) -> list[int]:
+        """The ids of a text, and nothing else: no token is put before or after them."""
         self._require_encodable(text)
         return list(self.backend.encode(text, add_special_tokens=False).ids)
 
@@ -218,6 +219,11 @@ class Tokenizer:
                     )
 
     def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, special tokens included.
+
+        >>> Tokenizer.from_pretrained("gpt2").decode([15496, 995, 50256])
+        'Hello world<|endoftext|>'
+        """
         return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=False))
 
     @cached_property
