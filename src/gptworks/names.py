@@ -29,7 +29,7 @@ _WANTED += ["tokenizer_config.json", "merges.txt"]
 
 def home() -> Path:
     """$GPTWORKS_HOME, or ~/.gptworks."""
-    return Path(os.environ.get(HOME) or Path.home() / ".gptworks")
+    return Path(os.environ.get(HOME) or "~/.gptworks").expanduser()
 
 
 def hub_cache() -> Path:

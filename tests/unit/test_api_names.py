@@ -95,6 +95,14 @@ def test_the_cache_is_where_the_hubs_library_has_it(
     assert names.find("gpt2-en") == in_cache
 
 
+def test_our_home_may_be_below_the_users(empty_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(empty_machine))
+    monkeypatch.setenv("GPTWORKS_HOME", "~/mine")
+    assert names.home() == empty_machine / "mine"
+    monkeypatch.delenv("GPTWORKS_HOME")
+    assert names.home() == empty_machine / ".gptworks"
+
+
 def test_the_main_branch_is_taken_or_the_only_revision(weights: Path, empty_machine: Path) -> None:
     hub = empty_machine / "hf" / "hub"
     only = cached(weights, hub, "somebody/model", "aaa", main=False)

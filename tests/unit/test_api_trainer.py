@@ -70,6 +70,15 @@ def test_the_model_comes_before_the_config_and_single_keys_before_the_model() ->
     assert gw.Trainer(config={"preset": "tiny-4k"}).config.model == config.model
 
 
+def test_held_out_means_the_same_as_in_training(small_store: Path) -> None:
+    data = {"split": "60,40", "seq_len": 8, "mask_eod": True}
+    trainer = gw.Trainer(model=SHAPE, train_dataset=small_store, out="runs/a", data=data, **FEW)
+    trainer.train()
+    for model in ("runs/a", trainer.model):
+        assert gw.evaluate(model, small_store, device="cpu") == trainer.evaluate()
+        assert gw.evaluate(model, small_store, shares="90,10").samples < trainer.evaluate().samples
+
+
 def test_one_epoch_where_nothing_says_how_long(small_store: Path) -> None:
     assert gw.Trainer(model=SHAPE, train_dataset=small_store).config.train.epochs == 1
     assert gw.Trainer(model=SHAPE, train_dataset=small_store, train={"tokens": 99}).config.train.epochs == 0
