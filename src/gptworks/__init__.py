@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from gptworks.api.evaluate import evaluate
+    from gptworks.api.pipeline import pipeline
+    from gptworks.api.trainer import Trainer
     from gptworks.checkpoint.pretrained import PretrainedGPT as GPT
     from gptworks.config.load import load as load_config
     from gptworks.errors import GPTWorksError
@@ -20,13 +23,26 @@ _HOMES = {
     "GPT": ("gptworks.checkpoint.pretrained", "PretrainedGPT"),
     "GPTWorksError": ("gptworks.errors", "GPTWorksError"),
     "Tokenizer": ("gptworks.tokenizer", "Tokenizer"),
+    "Trainer": ("gptworks.api.trainer", "Trainer"),
     "load_config": ("gptworks.config.load", "load"),
+    "pipeline": ("gptworks.api.pipeline", "pipeline"),
 }
 
-__all__ = ["GPT", "GPTWorksError", "Tokenizer", "__version__", "generate", "load_config", "train"]
+__all__ = [
+    "GPT",
+    "GPTWorksError",
+    "Tokenizer",
+    "Trainer",
+    "__version__",
+    "evaluate",
+    "generate",
+    "load_config",
+    "pipeline",
+    "train",
+]
 
 
-_CALLABLE_PACKAGES = ("generate", "train")
+_CALLABLE_PACKAGES = ("evaluate", "generate", "train")
 
 
 def __getattr__(name: str) -> Any:

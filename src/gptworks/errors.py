@@ -5,7 +5,15 @@ A message answers, in this order: what failed, where, what was found, what is ne
 
 
 class GPTWorksError(Exception):
-    """Something the user can mend. Anything else that escapes is our own fault."""
+    """Something the user can mend. Anything else that escapes is our own fault.
+
+    >>> import gptworks
+    >>> try:
+    ...     gptworks.Tokenizer.from_pretrained("no/where")
+    ... except gptworks.GPTWorksError as error:
+    ...     print(str(error)[:25])
+    no/where: not a tokenizer
+    """
 
 
 class UsageError(GPTWorksError):

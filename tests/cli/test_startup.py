@@ -65,5 +65,5 @@ def test_help_names_every_verb() -> None:
 
 
 def test_an_unknown_public_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(AttributeError, match=r"no attribute 'Trainer'. Public names: GPT, "):
-        gptworks.Trainer  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'Trainr'. Public names: GPT, "):
+        gptworks.Trainr  # noqa: B018

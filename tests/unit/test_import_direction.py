@@ -9,9 +9,10 @@ import pytest
 import gptworks
 
 SOURCE = Path(gptworks.__file__).parent
-# errors < config < tokenizer, plan, model < ...: a package imports from lower levels only.
+# errors < names < config < tokenizer, plan, model < ...: a package imports from lower levels only.
 LEVELS = [
     {"errors", "callable_package"},
+    {"names"},
     {"config"},
     {"tokenizer", "plan", "model"},
     {"data", "parallel"},
@@ -19,6 +20,7 @@ LEVELS = [
     {"generate"},
     {"evaluate"},
     {"train"},
+    {"api"},
     {"simulate"},
     {"interop"},
     {"serve"},

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gptworks import names
 from gptworks.checkpoint import manifest as manifests
 from gptworks.checkpoint.formats import dcp, huggingface
 from gptworks.checkpoint.manifest import Manifest
@@ -182,6 +183,8 @@ def _sync(path: Path) -> None:
 
 def config_of(path: Path) -> dict[str, Any]:
     """The configuration a folder was trained with; empty for a folder from elsewhere."""
+    if not path.exists():
+        path = names.find(str(path)) or path
     if path.name == PORTABLE and (path.parent / manifests.NAME).is_file():
         path = path.parent
     is_ours = (path / manifests.NAME).is_file() or (path / "checkpoints").is_dir() or path.is_file()

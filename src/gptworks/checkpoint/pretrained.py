@@ -1,18 +1,19 @@
-"""Weights for use: from a run, a step of it, or a Hugging Face GPT-2 folder."""
+"""Weights for use: from a run, a step of it, a Hugging Face GPT-2 folder, or the name of one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from gptworks import names
 from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint import manifest as manifests
 from gptworks.checkpoint.formats import dcp, huggingface
 from gptworks.config.load import from_dict
 from gptworks.config.schema import ModelConfig
-from gptworks.errors import CheckpointError, TokenizerError
+from gptworks.errors import TokenizerError
 from gptworks.model import GPT
 from gptworks.parallel.apply import WeightSource, build
 from gptworks.parallel.launch import World, pick_device
@@ -30,12 +31,18 @@ class Pretrained:
     tokenizer: Tokenizer | None
 
     @classmethod
-    def open(cls, name_or_path: str | Path) -> "Pretrained":
+    def open(cls, name_or_path: str | Path, *, download: bool | None = None) -> "Pretrained":
+        """`download`: whether a name that is not on this machine may be fetched; None = as $GPTWORKS_DOWNLOAD says."""
         path = Path(name_or_path)
-        if not path.is_dir() and path.name not in (folders.LATEST, folders.BEST):
-            raise CheckpointError(
-                f"{path}: no such folder. Needed: a run folder of gptworks, or a Hugging Face GPT-2 folder."
-            )
+        if path.is_dir() or path.name in (folders.LATEST, folders.BEST):
+            return cls._open_folder(path)
+        opened = cls._open_folder(names.resolve(str(name_or_path), download=download))
+        if opened.tokenizer is None and _is_gpt2(str(name_or_path), opened.model):
+            return replace(opened, tokenizer=Tokenizer.from_pretrained("gpt2"))
+        return opened
+
+    @classmethod
+    def _open_folder(cls, path: Path) -> "Pretrained":
         if (path / "config.json").is_file():
             return cls._portable(path)
         step = folders.find(path)
@@ -66,6 +73,11 @@ def _tokenizer_in(folder: Path) -> Tokenizer | None:
     return Tokenizer.from_pretrained(folder) if is_there else None
 
 
+def _is_gpt2(name: str, model: ModelConfig) -> bool:
+    """Whether GPT-2's vocabulary, which comes with the installation, is that of the weights."""
+    return name in names.GPT2_NAMES and model.vocab_size >= 50257
+
+
 class _StateWeights:
     """The parameters inside a training checkpoint."""
 
@@ -81,21 +93,36 @@ class _StateWeights:
 class PretrainedGPT(GPT):
     """The model with its weights and tokenizer; exported as `gptworks.GPT`.
 
+    Called with token ids [rows, tokens] it gives logits [rows, tokens, vocabulary], in training as in evaluation mode.
+
     >>> model = gptworks.GPT.from_pretrained("runs/quickstart")   # doctest: +SKIP
     >>> logits = model(torch.tensor([model.tokenizer.encode("Hello")]))   # doctest: +SKIP
+    >>> loss = model.loss(torch.tensor([model.tokenizer.encode("Hello world")]))   # doctest: +SKIP
     """
 
     tokenizer: Tokenizer | None = None
+    folder: Path | None = None  # where the weights came from
 
     @classmethod
     def from_pretrained(
-        cls, name_or_path: str | Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32
+        cls,
+        name_or_path: str | Path,
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        download: bool | None = None,
     ) -> Self:
-        """From a run folder, one of its steps, or a Hugging Face GPT-2 folder; in evaluation mode."""
-        opened = Pretrained.open(name_or_path)
+        """From a run folder, one of its steps, a Hugging Face GPT-2 folder, or a name; in evaluation mode.
+
+        A name such as gpt2, gpt2-medium-en or openai-community/gpt2-xl is looked for in $GPTWORKS_HOME/models and in
+        the Hugging Face cache. It is downloaded only with `download=True` or GPTWORKS_DOWNLOAD=1.
+
+        >>> model = gptworks.GPT.from_pretrained("gpt2", device="auto", dtype=torch.bfloat16)   # doctest: +SKIP
+        """
+        opened = Pretrained.open(name_or_path, download=download)
         model = build(opened.model, World(pick_device(device)), dtype, opened.weights, model_type=cls)
         if isinstance(opened.weights, huggingface.Weights):
             opened.weights.require_all_used()
         assert isinstance(model, cls)
-        model.tokenizer = opened.tokenizer
+        model.tokenizer, model.folder = opened.tokenizer, opened.folder
         return model.eval()

@@ -37,6 +37,8 @@ VERBS = {
     "completion": completion,
 }
 
+_READS_MODELS = {"train", "eval", "generate"}
+
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -47,6 +49,10 @@ def build_parser() -> argparse.ArgumentParser:
     for name, module in VERBS.items():
         verb = verbs.add_parser(name, help=module.HELP, description=module.HELP)
         module.add_arguments(verb)
+        if name in _READS_MODELS:
+            verb.add_argument(
+                "--download", action="store_true", help="a model that is given by name may be fetched from the hub"
+            )
     return parser
 
 
@@ -59,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif left:
         _unknown(parser, args.verb, left)
     args.parser = parser
+    if getattr(args, "download", False):
+        os.environ["GPTWORKS_DOWNLOAD"] = "1"  # asked for wherever a name is looked up
     try:
         code = int(VERBS[args.verb].run(args))
         sys.stdout.flush()  # here, where a closed pipe is answered, not when the interpreter ends

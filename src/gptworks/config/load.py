@@ -33,7 +33,12 @@ class Loaded:
 
 
 def load(path: str | Path | None = None, *, preset: str = "", overrides: Iterable[str] = ()) -> RunConfig:
-    """The configuration of a run from a YAML file, a preset and `a.b=c` overrides."""
+    """The configuration of a run from a YAML file, a preset and `a.b=c` overrides.
+
+    >>> config = load(preset="gpt2", overrides=["optim.lr=1e-4"])
+    >>> config.model.num_layers, config.optim.lr
+    (12, 0.0001)
+    """
     return load_with_origins(path, preset=preset, overrides=overrides).config
 
 
@@ -42,9 +47,13 @@ def load_with_origins(
     *,
     preset: str = "",
     overrides: Iterable[str] = (),
+    values: dict[str, Any] | None = None,
     shape_of: Callable[[str], dict[str, Any]] | None = None,
 ) -> Loaded:
-    """`shape_of` gives the model section of the folder in `init.checkpoint`, so that fine-tuning need not repeat it."""
+    """`values` are overrides of a program, dotted or nested.
+
+    `shape_of` gives the model section of the folder in `init.checkpoint`, so that fine-tuning need not repeat it.
+    """
     leaves: dict[str, Leaf] = {}
     problems: list[str] = []
     if path is not None:
@@ -56,6 +65,7 @@ def load_with_origins(
             problems.append(problem)
         else:
             leaves[key] = leaf
+    leaves |= {key: Leaf(value, "argument") for key, value in flatten(values or {}).items()}
     below: dict[str, Leaf] = {}
     checkpoint = leaves.get("init.checkpoint")
     is_complete = all(f"model.{key}" in leaves for key in ModelConfig.model_fields)

@@ -205,6 +205,27 @@ class GPT(nn.Module):
             return self.head(x_BTD)
         return self.loss_sum(x_BTD, self.head.weight, labels)
 
+    def loss(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Mean loss of predicting each token of [B, S + 1] from those before it, in training as in evaluation mode.
+
+        Where `attention_mask` is 0 there is padding, on the right of a row, which is never scored.
+
+        >>> batch = model.tokenizer(["hello world", "hello"], padding=True, return_tensors="pt")   # doctest: +SKIP
+        >>> model.loss(batch["input_ids"], batch["attention_mask"])   # doctest: +SKIP
+        """
+        if tokens.ndim != 2 or tokens.shape[1] < 2:
+            raise UsageError(
+                f"loss: got tokens of shape {list(tokens.shape)}; needs [rows, S + 1] with 2 or more in a row."
+            )
+        labels = tokens[:, 1:]
+        if attention_mask is not None:
+            labels = labels.masked_fill(~_real_tokens(attention_mask, tokens)[:, 1:], IGNORED)
+        num_scored = (labels != IGNORED).sum()
+        if num_scored == 0:
+            raise UsageError("loss: no token is scored, so there is no mean. Needed: a row with 2 tokens or more.")
+        loss: Tensor = self(tokens[:, :-1], labels=labels) / num_scored
+        return loss
+
     @staticmethod
     def _last(x_BTD: Tensor, counts_B: Tensor | None) -> Tensor:
         if counts_B is None:
@@ -223,6 +244,21 @@ def tie(model: GPT) -> None:
     """Let head and word embedding be one parameter. Needed again after anything that replaces parameters."""
     if model.cfg.tied:
         model.head.weight = model.wte.weight
+
+
+def _real_tokens(attention_mask: Tensor, tokens_BT: Tensor) -> Tensor:
+    """The mask as booleans. Padding before or between tokens would give them other positions than they have alone."""
+    if attention_mask.shape != tokens_BT.shape:
+        raise UsageError(
+            f"attention_mask: got shape {list(attention_mask.shape)}; needs {list(tokens_BT.shape)}, as the tokens."
+        )
+    real_BT = attention_mask != 0
+    for row in (real_BT[:, 1:] & ~real_BT[:, :-1]).any(1).nonzero().flatten().tolist():
+        raise UsageError(
+            f"attention_mask: row {row} is {attention_mask[row].tolist()[:16]}; needs padding on the right only, "
+            "as Tokenizer(..., padding=True) makes it."
+        )
+    return real_BT
 
 
 def causal_mask(num_tokens: int, device: torch.device) -> Tensor:

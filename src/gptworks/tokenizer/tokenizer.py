@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from gptworks import names
 from gptworks.errors import TokenizerError
 from gptworks.tokenizer.bundled import IDENTITY, gpt2_files
+from gptworks.tokenizer.rows import arrange
 
 GPT2_EOD = "<|endoftext|>"
 # Settings of a model and of an added token that change ids where they are set; most files leave them out or off.
@@ -54,7 +56,14 @@ class Tokenizer:
 
     @classmethod
     def from_pretrained(cls, source: str | Path) -> "Tokenizer":
-        """`gpt2` (a folder of that name is `./gpt2`), a folder with a tokenizer, a `tokenizer.json` or `.model`."""
+        """`gpt2` (a folder of that name is `./gpt2`), a folder with a tokenizer, a `tokenizer.json` or `.model`.
+
+        Other names of OpenAI's GPT-2 (gpt2-medium-en, openai-community/gpt2-xl, ...) mean the same tokenizer unless
+        there is such a folder; any other name is looked for in $GPTWORKS_HOME/models and the Hugging Face cache.
+
+        >>> Tokenizer.from_pretrained("gpt2-medium-en")
+        Tokenizer('gpt2', vocab_size=50257, eod='<|endoftext|>')
+        """
         from gptworks.tokenizer.sentencepiece import SentencePieceTokenizer, model_in
 
         if str(source) == "gpt2":
@@ -77,6 +86,10 @@ class Tokenizer:
                 f"{path}: no tokenizer in this folder. Needed: tokenizer.json, or vocab.json with merges.txt, "
                 "or one sentencepiece .model."
             )
+        if str(source) in names.GPT2_NAMES:
+            return cls.from_pretrained("gpt2")
+        if folder := names.find_tokenizer(str(source)):
+            return cls.from_pretrained(folder)
         raise TokenizerError(
             f"{source}: not a tokenizer. Needed: 'gpt2', a folder, a tokenizer.json or a sentencepiece .model file."
         )
@@ -142,7 +155,42 @@ class Tokenizer:
 
     # Text and ids
 
+    def __call__(
+        self,
+        text: str | Iterable[str],
+        *,
+        padding: bool | str = False,
+        max_length: int | None = None,
+        truncation: bool = False,
+        return_tensors: str | None = None,
+    ) -> dict[str, Any]:
+        """`input_ids` and `attention_mask` of one text or of several, which models take.
+
+        `padding`: True fills up to the longest row, "max_length" to `max_length`; on the right, with the id of the end
+        of document and mask 0. A text longer than `max_length` is an error, or cut with `truncation=True`.
+        `return_tensors`: lists (None), numpy ("np") or torch ("pt").
+
+        >>> Tokenizer.from_pretrained("gpt2")(["Hello world", "Hi"], padding=True)
+        {'input_ids': [[15496, 995], [17250, 50256]], 'attention_mask': [[1, 1], [1, 0]]}
+        """
+        texts = [text] if isinstance(text, str) or not isinstance(text, Iterable) else list(text)
+        for item in texts:
+            if not isinstance(item, str):
+                raise TokenizerError(f"text: got {item!r}; needs a text or a list of texts.")
+        arranged = arrange(
+            self.encode_batch(texts),
+            pad_id=self.eod_id,
+            padding=padding,
+            max_length=max_length,
+            truncation=truncation,
+            return_tensors=return_tensors,
+        )
+        if isinstance(text, str) and return_tensors is None:
+            return {name: rows[0] for name, rows in arranged.items()}
+        return arranged
+
     def encode(self, text: str) -> list[int]:
+        """The ids of a text, and nothing else: no token is put before or after them."""
         self._require_encodable(text)
         return list(self.backend.encode(text, add_special_tokens=False).ids)
 
@@ -172,6 +220,11 @@ class Tokenizer:
                     )
 
     def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, special tokens included.
+
+        >>> Tokenizer.from_pretrained("gpt2").decode([15496, 995, 50256])
+        'Hello world<|endoftext|>'
+        """
         return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=False))
 
     @cached_property

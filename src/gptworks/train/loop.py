@@ -21,7 +21,13 @@ class Outcome:
 
 
 def train(cfg: RunConfig, *, resume_from: str = "never", command: list[str] | None = None) -> Outcome:
-    """Pretrain or fine-tune. `resume_from`: never, auto (go on if there is a checkpoint), or a checkpoint folder."""
+    """Pretrain or fine-tune. `resume_from`: never, auto (go on if there is a checkpoint), or a checkpoint folder.
+
+    >>> config = gptworks.load_config(preset="tiny", overrides=["data.path=data/corpus", "train.steps=100",
+    ...                                                         "run.out=runs/mine"])   # doctest: +SKIP
+    >>> gptworks.train(config).step   # doctest: +SKIP
+    100
+    """
     if not cfg.run.out:
         raise ConfigError("run", ["run.out: not set. Needed: the folder of the run, such as runs/first."])
     setup = prepare(cfg)

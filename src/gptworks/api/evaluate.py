@@ -1,0 +1,92 @@
+"""`gptworks.evaluate`: a model measured on data, by the name of a task."""
+
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from gptworks.api.tasks import require_task
+from gptworks.api.texts import as_texts, write_store
+from gptworks.checkpoint import folder as folders
+from gptworks.checkpoint.pretrained import PretrainedGPT
+from gptworks.config.load import from_dict
+from gptworks.data.dataset import Dataset
+from gptworks.errors import TokenizerError, UsageError
+from gptworks.evaluate.heldout import HeldOut, held_out_loss
+
+_PARTS = {"train": "train", "held-out": "held_out", "test": "test", "all": "train"}
+# These say what was trained on, not how it was cut into samples.
+_NOT_THE_CUT = ("path", "held_out_path", "weights", "tokenizer")
+
+
+def evaluate(
+    model: str | Path | PretrainedGPT, data: str | Path | Iterable[str], *, task: str = "heldout", **settings: Any
+) -> Any:
+    """How well a model predicts data. The model is a folder, a name or a `GPT`; the data a dataset or a list of texts.
+
+    Tasks: `heldout`, whose result has loss, perplexity, bits_per_byte, tokens. Its settings: `split` (train, held-out,
+    test or all; by default held-out of a dataset and all of a list), `shares` of the split and `seq_len` (by default
+    those of training), `batch_size`, `device`.
+
+    >>> result = gptworks.evaluate("runs/quickstart", "data/corpus", split="test")   # doctest: +SKIP
+    >>> print(result.loss, result.perplexity)   # doctest: +SKIP
+    """
+    return TASKS[require_task(task, TASKS, "evaluate")](model, data, **settings)
+
+
+def held_out(
+    model: str | Path | PretrainedGPT,
+    data: str | Path | Iterable[str],
+    *,
+    split: str | None = None,
+    shares: str | None = None,
+    seq_len: int | None = None,
+    batch_size: int = 8,
+    device: str = "auto",
+) -> HeldOut:
+    """As `gptworks eval --task heldout`."""
+    texts = as_texts(data, "evaluate: data")
+    split = split or ("held-out" if texts is None else "all")
+    if split not in _PARTS:
+        raise UsageError(f"evaluate: split: got {split!r}; needs one of {', '.join(_PARTS)}.")
+    loaded = model if isinstance(model, PretrainedGPT) else PretrainedGPT.from_pretrained(model, device=device)
+    # A run of ours cut its data in a certain way: held-out means the same here as in training.
+    trained = folders.config_of(loaded.folder) if loaded.folder else {}
+    cut: dict[str, Any] = {"seq_len": loaded.cfg.max_positions, **trained.get("data", {})}
+    cut = {key: value for key, value in cut.items() if key not in _NOT_THE_CUT}
+    if split == "all":
+        cut["split"] = "1,0,0"
+    elif shares:
+        cut["split"] = shares
+    if seq_len is not None:
+        cut["seq_len"] = seq_len
+    seed = trained.get("train", {}).get("seed", 0)
+    if texts is None:
+        return measure(loaded, cut | {"path": str(data)}, part=_PARTS[split], batch_size=batch_size, seed=seed)
+    if loaded.tokenizer is None:
+        raise TokenizerError("evaluate: the model has no tokenizer to read texts with. Put one beside its weights.")
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_store(texts, Path(folder) / "texts", loaded.tokenizer)
+        return measure(loaded, cut | {"path": path}, part=_PARTS[split], batch_size=batch_size, seed=seed)
+
+
+def measure(model: PretrainedGPT, data: dict[str, Any], *, part: str, batch_size: int, seed: int) -> HeldOut:
+    """`data`: the section of a configuration. The seed decides where the samples of another system's order begin."""
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise UsageError(f"evaluate: batch_size: got {batch_size!r}; needs 1 or more.")
+    cfg = from_dict({"model": model.cfg.model_dump(), "data": data}, "evaluate").data
+    dataset = Dataset(cfg, vocab_size=model.cfg.vocab_size, seed=seed)
+    if model.tokenizer and dataset.tokenizer:
+        dataset.tokenizer.require(model.tokenizer.identity, what=str(model.folder or "the model"))
+    tokenizer = dataset.tokenizer or model.tokenizer
+    return held_out_loss(
+        model,
+        dataset.samples(part),
+        dataset.borders,
+        micro_size=batch_size,
+        device=model.wpe.weight.device,
+        byte_lengths=tokenizer.byte_lengths if tokenizer else None,
+    )
+
+
+TASKS: dict[str, Callable[..., Any]] = {"heldout": held_out}

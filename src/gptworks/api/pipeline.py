@@ -1,0 +1,120 @@
+"""`gptworks.pipeline`: a model and the settings to use it with, as MindFormers has it."""
+
+import copy
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gptworks.api.tasks import TEXT_GENERATION, require_task
+from gptworks.checkpoint import folder as folders
+from gptworks.checkpoint.pretrained import PretrainedGPT
+from gptworks.errors import GenerationError, TokenizerError, UsageError
+from gptworks.generate.engine import generate
+from gptworks.tokenizer import Tokenizer
+
+RESULT = "text_generation_text"
+# Two ways to say how long: with the prompt, and without it.
+_TOTAL, _NEW = "max_length", "max_new_tokens"
+
+
+class Pipeline:
+    """Texts in, texts out; made by `gptworks.pipeline`."""
+
+    def __init__(self, model: PretrainedGPT, tokenizer: Tokenizer, settings: dict[str, Any]) -> None:
+        # The tokenizer may be another than the caller's model has; the weights are shared.
+        self.model, self.tokenizer, self.settings = copy.copy(model), tokenizer, settings
+        self.model.tokenizer = tokenizer
+
+    def __call__(self, text: str | Iterable[str], **settings: Any) -> list[dict[str, list[str]]]:
+        """Prompt and continuation of each text. Settings given here come before those of the pipeline.
+
+        >>> write(["I love Beijing, because", "Hello"], strategy="greedy", max_new_tokens=8)   # doctest: +SKIP
+        """
+        texts = [text] if isinstance(text, str) or not isinstance(text, Iterable) else list(text)
+        for item in texts:
+            if not isinstance(item, str):
+                raise UsageError(f"pipeline: got {item!r}; needs a text or a list of texts.")
+        if not texts:
+            raise GenerationError("pipeline: no text. Give at least one.")
+        wanted = combined(self.settings, settings)
+        total = wanted.pop(_TOTAL, None)
+        if total is None:
+            return _results(texts, generate(self.model, texts, **wanted))
+        rooms = [_room(total, len(self.tokenizer.encode(item)), number) for number, item in enumerate(texts, 1)]
+        found: list[dict[str, list[str]]] = [{} for _ in texts]
+        for room in sorted(set(rooms)):  # those that may become equally much longer go together
+            rows = [row for row, its in enumerate(rooms) if its == room]
+            prompts = [texts[row] for row in rows]
+            results = _results(prompts, generate(self.model, prompts, **wanted, **{_NEW: room}))
+            for row, result in zip(rows, results, strict=True):
+                found[row] = result
+        return found
+
+
+def pipeline(
+    task: str = TEXT_GENERATION,
+    model: str | Path | PretrainedGPT = "gpt2",
+    *,
+    tokenizer: str | Path | Tokenizer | None = None,
+    device: str = "auto",
+    download: bool | None = None,
+    **settings: Any,
+) -> Pipeline:
+    """A function from texts to texts. The model is a folder, a name or a `GPT`; the settings are those of `generate`.
+
+    `max_length` counts the prompt too, `max_new_tokens` does not. The result has one dictionary per text, with the
+    prompt and what follows it, in the form MindFormers gives.
+
+    >>> write = gptworks.pipeline("text_generation", model="gpt2", max_length=20)   # doctest: +SKIP
+    >>> write("I love Beijing, because", top_k=3)   # doctest: +SKIP
+    [{'text_generation_text': ['I love Beijing, because ...']}]
+    """
+    require_task(task, [TEXT_GENERATION], "pipeline")
+    combined({}, settings)
+    loaded = model
+    if not isinstance(loaded, PretrainedGPT):
+        loaded = PretrainedGPT.from_pretrained(loaded, device=device, download=download)
+    chosen = loaded.tokenizer
+    if tokenizer is not None:
+        chosen = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.from_pretrained(tokenizer)
+    if chosen is None:
+        raise TokenizerError(
+            "pipeline: the model has no tokenizer. Put tokenizer.json beside its weights, or give tokenizer=."
+        )
+    if chosen.vocab_size > loaded.cfg.vocab_size:
+        raise TokenizerError(
+            f"pipeline: {chosen.name} has {chosen.vocab_size} tokens, but the model only {loaded.cfg.vocab_size}. "
+            "Give the tokenizer the model was trained with."
+        )
+    of_the_run = folders.config_of(loaded.folder).get("generate", {}) if loaded.folder else {}
+    return Pipeline(loaded, chosen, combined(of_the_run, settings))
+
+
+def combined(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Settings over settings: one of the two lengths puts the other out of force."""
+    if _TOTAL in above and _NEW in above:
+        raise UsageError(
+            f"pipeline: got {_TOTAL}={above[_TOTAL]!r} (with the prompt) and {_NEW}={above[_NEW]!r} (without it). "
+            "Give one of them."
+        )
+    if _TOTAL in above or _NEW in above:
+        below = {name: value for name, value in below.items() if name not in (_TOTAL, _NEW)}
+    return below | above
+
+
+def _room(total: object, prompt: int, number: int) -> int:
+    if isinstance(total, bool) or not isinstance(total, int) or total < 1:
+        raise GenerationError(f"{_TOTAL}: got {total!r}; needs a whole number of tokens, 1 or more.")
+    if total <= prompt:
+        raise GenerationError(
+            f"text {number} has {prompt} tokens, and {_TOTAL}={total} counts them too, so nothing can follow. "
+            f"Set {_TOTAL} to {prompt + 1} or more, or use {_NEW}."
+        )
+    return total - prompt
+
+
+def _results(prompts: list[str], texts: list[str]) -> list[dict[str, list[str]]]:
+    each = len(texts) // len(prompts)
+    return [
+        {RESULT: [prompt + text for text in texts[row * each : (row + 1) * each]]} for row, prompt in enumerate(prompts)
+    ]

@@ -1,0 +1,233 @@
+"""`gptworks.Trainer`: a model, data and settings together; train, evaluate and predict are the command line's own."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gptworks import names
+from gptworks.api.evaluate import measure
+from gptworks.api.pipeline import pipeline
+from gptworks.api.tasks import TEXT_GENERATION, require_task
+from gptworks.api.texts import as_texts, write_store
+from gptworks.checkpoint.formats import huggingface
+from gptworks.checkpoint.pretrained import Pretrained, PretrainedGPT
+from gptworks.config import presets
+from gptworks.config.load import flatten, load_with_origins
+from gptworks.config.schema import ModelConfig, RunConfig
+from gptworks.errors import UsageError
+from gptworks.evaluate.heldout import HeldOut
+from gptworks.tokenizer import Tokenizer
+from gptworks.train.loop import Outcome, train
+from gptworks.train.run_folder import refuse_foreign
+
+DEFAULT_OUT = "runs/trainer"
+_INPUTS = ".inputs"  # in the run folder: what was given in memory and training reads from disk
+
+
+class Trainer:
+    """Trains, measures and uses one model.
+
+    model: the name of a preset (fresh weights of that shape), a ModelConfig or a dictionary of its keys (likewise); a
+    folder, another name such as gpt2-en, or a `GPT` (training starts from its weights, which stay as they are).
+    train_dataset, eval_dataset: whatever `data.path` takes, or a list of texts. config: a YAML file, a dictionary or a
+    RunConfig. More settings are keywords with a dictionary per section; they come before those of the config. One epoch
+    is trained where nothing says how long.
+
+    >>> trainer = gptworks.Trainer(task="text_generation", model="tiny", train_dataset="data/corpus", out="runs/mine",
+    ...                            train={"steps": 100}, optim={"lr": 1e-3})   # doctest: +SKIP
+    >>> trainer.train()   # doctest: +SKIP
+    >>> trainer.predict(input_data="I love Beijing, because", max_length=20)   # doctest: +SKIP
+    [{'text_generation_text': ['I love Beijing, because ...']}]
+    """
+
+    def __init__(
+        self,
+        task: str = TEXT_GENERATION,
+        model: str | Path | PretrainedGPT | ModelConfig | dict[str, Any] | None = None,
+        train_dataset: str | Path | Iterable[str] | None = None,
+        eval_dataset: str | Path | Iterable[str] | None = None,
+        *,
+        config: str | Path | dict[str, Any] | RunConfig | None = None,
+        tokenizer: str | Path | Tokenizer | None = None,
+        out: str | Path | None = None,
+        download: bool | None = None,
+        **overrides: Any,
+    ) -> None:
+        self.task = require_task(task, [TEXT_GENERATION], "Trainer")
+        self.given_model, self.download = model, download
+        self.config_file = config if isinstance(config, str | Path) else None
+        self.below: dict[str, Any] = {} if self.config_file or config is None else _values(config)
+        self.preset = str(self.below.pop("preset", ""))
+        self.above = flatten(overrides)
+        if out is not None:
+            self.above["run.out"] = str(out)
+        # Texts become stores in the run folder, whose place is known only with the configuration.
+        self.texts: dict[str, list[str]] = {}
+        for key, data, what in (
+            ("path", train_dataset, "train_dataset"),
+            ("held_out_path", eval_dataset, "eval_dataset"),
+        ):
+            texts = None if data is None else as_texts(data, f"Trainer: {what}")
+            if texts is not None:
+                self.texts[key] = texts
+            elif data is not None:
+                self.above[f"data.{key}"] = str(data)
+        if isinstance(tokenizer, str | Path):
+            self.above.setdefault("data.tokenizer", str(tokenizer))  # for datasets that do not say which it is
+            tokenizer = Tokenizer.from_pretrained(tokenizer)
+        self.tokenizer = tokenizer
+        self.config = self._load(from_weights=False)
+        self._texts_are_of = ""  # identity of the tokenizer that the texts have been written with
+        self._trained: Path | None = None
+        self._model: PretrainedGPT | None = None
+
+    def train(self, *, resume: str = "never") -> Outcome:
+        """As `gptworks train`, with fresh weights for a preset or a shape. `resume`: never, auto, or a checkpoint.
+
+        >>> trainer.train(resume="auto").step   # doctest: +SKIP
+        100
+        """
+        return self._train(self.config, resume)
+
+    def finetune(self, *, resume: str = "never") -> Outcome:
+        """Training that starts from weights, also where the model is the name of a preset: gpt2, gpt2-medium, ...
+
+        >>> gptworks.Trainer(model="gpt2", train_dataset="data/corpus").finetune()   # doctest: +SKIP
+        """
+        self.config = self._load(from_weights=True)
+        return self._train(self.config, resume)
+
+    def evaluate(self, *, batch_size: int = 8) -> HeldOut:
+        """The loss on eval_dataset, or else on the held-out share of train_dataset.
+
+        >>> trainer.evaluate().perplexity   # doctest: +SKIP
+        """
+        self._write_texts(self.config)
+        data, part = self.config.data.model_dump(), "held_out"
+        if not data["path"]:  # nothing to train on: all there is is held out
+            data |= {"path": data["held_out_path"], "held_out_path": (), "split": (1.0, 0.0, 0.0)}
+            part = "train"
+        return measure(self.model, data, part=part, batch_size=batch_size, seed=self.config.train.seed)
+
+    def predict(self, input_data: str | Iterable[str], **settings: Any) -> list[dict[str, list[str]]]:
+        """As a `pipeline` of the model: one dictionary per text, with the prompt and what follows it.
+
+        >>> trainer.predict(input_data="I love Beijing, because", top_k=3)   # doctest: +SKIP
+        """
+        below = self.config.generate.model_dump(exclude_unset=True)
+        tokenizer = None if self.model.tokenizer else self._tokenizer()
+        return pipeline(self.task, self.model, tokenizer=tokenizer, **below)(input_data, **settings)
+
+    @property
+    def model(self) -> PretrainedGPT:
+        """What has been trained, or before that the weights that were given."""
+        if self._model is None:
+            device, given = self.config.run.device, self.given_model
+            if self._trained is not None:
+                self._model = PretrainedGPT.from_pretrained(self._trained, device=device)
+            elif isinstance(given, PretrainedGPT):
+                self._model = given
+            else:
+                source = self.config.init.checkpoint or self._weights_of_preset()
+                if not source:
+                    raise UsageError(f"Trainer: model {given!r} has no weights yet. Call train() first.")
+                self._model = PretrainedGPT.from_pretrained(source, device=device, download=self.download)
+        return self._model
+
+    # The configuration
+
+    def _load(self, *, from_weights: bool) -> RunConfig:
+        given, model = self.given_model, dict[str, Any]()
+        if isinstance(given, ModelConfig | dict):
+            shape = given.model_dump() if isinstance(given, ModelConfig) else given
+            model = {f"model.{key}": value for key, value in shape.items()}
+        elif isinstance(given, PretrainedGPT):
+            model = {f"model.{key}": value for key, value in given.cfg.model_dump().items()}
+        elif isinstance(given, str | Path):
+            if Path(given).is_dir() or not _is_preset(str(given)):
+                model = {"init.checkpoint": str(given)}
+            elif from_weights and self._weights_of_preset():
+                model = {"init.checkpoint": self._weights_of_preset()}
+            else:
+                model = {f"model.{key}": value for key, value in presets.find(str(given)).items()}
+        elif given is not None:
+            raise UsageError(
+                f"Trainer: model: got {given!r}; needs a name, a folder, a GPT, a ModelConfig or a dictionary of it."
+            )
+        values = self.below | model | self.above
+        config = load_with_origins(self.config_file, preset=self.preset, values=values, shape_of=self._shape_of).config
+        folder = Path(config.run.out or DEFAULT_OUT)
+        data = {key: (str(folder / _INPUTS / key),) for key in self.texts}
+        run, init, length = {"out": str(folder)}, {}, {}
+        if isinstance(given, PretrainedGPT):
+            init["checkpoint"] = str(folder / _INPUTS / "model")
+        if from_weights and not (init or config.init.checkpoint):
+            raise UsageError(
+                f"Trainer: model {given!r} has no weights to start from. Give a folder, a GPT, or one of the names "
+                f"{', '.join(names.GPT2_NAMES)}; or call train()."
+            )
+        if not any(config.train.ends().values()):
+            length["epochs"] = 1.0
+        sections = {"data": data, "run": run, "init": init, "train": length}
+        return config.model_copy(
+            update={name: getattr(config, name).model_copy(update=changes) for name, changes in sections.items()}
+        )
+
+    def _shape_of(self, checkpoint: str) -> dict[str, Any]:
+        return Pretrained.open(checkpoint, download=self.download).model.model_dump()
+
+    def _weights_of_preset(self) -> str:
+        """The name of the published weights that have the name of the preset."""
+        given = self.given_model
+        name = presets.aliases().get(given, given) if isinstance(given, str) else ""
+        return name if name in names.GPT2_NAMES else ""
+
+    # What was given in memory
+
+    def _train(self, config: RunConfig, resume: str) -> Outcome:
+        refuse_foreign(Path(config.run.out), resume)
+        self._write_texts(config)
+        if isinstance(self.given_model, PretrainedGPT):
+            _write_model(self.given_model, Path(config.init.checkpoint))
+        outcome = train(config, resume_from=resume)
+        self._trained, self._model = outcome.folder, None
+        return outcome
+
+    def _write_texts(self, config: RunConfig) -> None:
+        if not self.texts:
+            return
+        tokenizer = self._tokenizer() or Tokenizer.from_pretrained("gpt2")
+        if tokenizer.identity != self._texts_are_of:
+            for key, texts in self.texts.items():
+                write_store(texts, Path(getattr(config.data, key)[0]), tokenizer)
+            self._texts_are_of = tokenizer.identity
+
+    def _tokenizer(self) -> Tokenizer | None:
+        """The one that was given, else that of the model."""
+        if self.tokenizer is not None:
+            return self.tokenizer
+        if isinstance(self.given_model, PretrainedGPT):
+            return self.given_model.tokenizer
+        if self.config.init.checkpoint:
+            return Pretrained.open(self.config.init.checkpoint, download=self.download).tokenizer
+        return Tokenizer.from_pretrained("gpt2") if self._weights_of_preset() else None
+
+
+def _values(config: object) -> dict[str, Any]:
+    """Dotted keys of a configuration that is not a file."""
+    if isinstance(config, RunConfig):
+        return flatten(config.model_dump(exclude_unset=True))
+    if isinstance(config, dict):
+        return flatten(config)
+    raise UsageError(f"Trainer: config: got {config!r}; needs a YAML file, a dictionary or a RunConfig.")
+
+
+def _is_preset(name: str) -> bool:
+    return name.lower() in {known.lower() for known in [*presets.names(), *presets.aliases()]}
+
+
+def _write_model(model: PretrainedGPT, folder: Path) -> None:
+    eod_id = model.tokenizer.eod_id if model.tokenizer else None
+    huggingface.write(folder, model.cfg, dict(model.named_parameters()), eod_id=eod_id)
+    if model.tokenizer:
+        model.tokenizer.save(folder)
