@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gptworks.checkpoint.pretrained import PretrainedGPT as GPT
     from gptworks.config.load import load as load_config
     from gptworks.errors import GPTWorksError
-    from gptworks.generate.engine import generate
+    from gptworks.generate.engine import generate, generations
     from gptworks.tokenizer import Tokenizer
     from gptworks.train.loop import train
 
@@ -20,10 +20,11 @@ _HOMES = {
     "GPT": ("gptworks.checkpoint.pretrained", "PretrainedGPT"),
     "GPTWorksError": ("gptworks.errors", "GPTWorksError"),
     "Tokenizer": ("gptworks.tokenizer", "Tokenizer"),
+    "generations": ("gptworks.generate.engine", "generations"),
     "load_config": ("gptworks.config.load", "load"),
 }
 
-__all__ = ["GPT", "GPTWorksError", "Tokenizer", "__version__", "generate", "load_config", "train"]
+__all__ = ["GPT", "GPTWorksError", "Tokenizer", "__version__", "generate", "generations", "load_config", "train"]
 
 
 _CALLABLE_PACKAGES = ("generate", "train")
