@@ -266,6 +266,14 @@ def test_each_processor_equals_that_of_transformers(number: int) -> None:
         assert torch.equal(logits, before), "the logits given were changed"
 
 
+@pytest.mark.parametrize("tokens", [[8], [8, 8], [8, 8, 8], [8, 9, 8], [8, 8, 9, 8], [8, 9, 8, 9]])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_ngrams_of_short_texts(tokens: list[int], size: int) -> None:
+    logits = random_logits(0)
+    expected = theirs(theirs_list.NoRepeatNGramLogitsProcessor(size), tokens, logits)
+    assert torch.equal(ours_list.forbid_repeated_ngrams(logits, tokens, size), expected)
+
+
 COMBINATIONS = [
     {},
     {"temperature": 0.7, "top_k": 20, "top_p": 0.8},
