@@ -29,6 +29,7 @@ NAMES: dict[str, list[str]] = {
     "GPT": ["from_pretrained", "loss"],
     "Tokenizer": ["from_pretrained", "__call__", "encode", "decode", "train", "save"],
     "generate": [],
+    "generations": [],
     "pipeline": [],
     "Trainer": ["train", "finetune", "evaluate", "predict"],
     "load_config": [],

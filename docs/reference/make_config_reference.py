@@ -76,7 +76,7 @@ def _kind(annotation: Any, limits: list[Any]) -> str:
         annotation, *more = get_args(annotation)
         limits = [limit for part in more for limit in (part.metadata if isinstance(part, FieldInfo) else [part])]
     if get_origin(annotation) is Literal:
-        return ", ".join(f"`{choice}`" for choice in get_args(annotation))
+        return ", ".join(f"`{str(c).lower() if isinstance(c, bool) else c}`" for c in get_args(annotation))
     if get_origin(annotation) is tuple:
         return f"list of {_kind(get_args(annotation)[0], [])}"
     assert annotation not in (None, NoneType, Any), annotation

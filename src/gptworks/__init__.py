@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gptworks.checkpoint.pretrained import PretrainedGPT as GPT
     from gptworks.config.load import load as load_config
     from gptworks.errors import GPTWorksError
-    from gptworks.generate.engine import generate
+    from gptworks.generate.engine import generate, generations
     from gptworks.tokenizer import Tokenizer
     from gptworks.train.loop import train
 
@@ -24,6 +24,7 @@ _HOMES = {
     "GPTWorksError": ("gptworks.errors", "GPTWorksError"),
     "Tokenizer": ("gptworks.tokenizer", "Tokenizer"),
     "Trainer": ("gptworks.api.trainer", "Trainer"),
+    "generations": ("gptworks.generate.engine", "generations"),
     "load_config": ("gptworks.config.load", "load"),
     "pipeline": ("gptworks.api.pipeline", "pipeline"),
 }
@@ -36,6 +37,7 @@ __all__ = [
     "__version__",
     "evaluate",
     "generate",
+    "generations",
     "load_config",
     "pipeline",
     "train",

@@ -67,7 +67,9 @@ def test_prepare_train_eval_generate_resume(
     greedy = ["generate", "--model", run, "--strategy", "greedy", "--max-new-tokens", 8, "--prompt", "The river"]
     written = call(*greedy).out
     assert written.startswith("The river")
-    assert json.loads(call(*greedy, "--json").out) == {"prompt": "The river", "text": written[len("The river") : -1]}
+    told = json.loads(call(*greedy, "--json").out)
+    assert (told["prompt"], told["text"]) == ("The river", written[len("The river") : -1])
+    assert len(told["tokens"]) == len(told["logprobs"]) == 8 and told["finish"] == "length"
     model = gptworks.GPT.from_pretrained(run)
     text = generate(model, "The river", strategy="greedy", max_new_tokens=8)[0]
     assert written == f"The river{text}\n"

@@ -1,6 +1,5 @@
 """From logits to tokens, and from prompts to text: against transformers, and against doing it without a cache."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,10 @@ from gptworks.checkpoint.formats import huggingface
 from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.config.schema import GenerateConfig, InitConfig, ModelConfig
 from gptworks.errors import ConfigError, GenerationError, TokenizerError
-from gptworks.generate.engine import generate, stream
-from gptworks.generate.logits import distribution, keep_top_k, keep_top_p, next_token
+from gptworks.generate.draw import Row, draw
+from gptworks.generate.engine import continue_tokens, generate
+from gptworks.generate.logits import keep_top_k, keep_top_p
+from gptworks.generate.rules import Past, distribution
 from gptworks.model import GPT
 from gptworks.parallel.apply import FreshWeights, build
 from gptworks.parallel.launch import World
@@ -48,19 +49,11 @@ def settings(**changes: object) -> GenerateConfig:
     return GenerateConfig.model_validate({"max_new_tokens": 12, "strategy": "greedy", **changes})
 
 
-def collect(steps: Iterator[dict[int, int]], num_rows: int) -> list[list[int]]:
-    rows: list[list[int]] = [[] for _ in range(num_rows)]
-    for step in steps:
-        for row, token in step.items():
-            rows[row].append(token)
-    return rows
-
-
 def run(
     model: GPT, prompts: list[list[int]], *, eod_id: int | None = None, vocab_size: int = VOCAB, **changes: object
 ) -> list[list[int]]:
-    steps = stream(model, prompts, settings(**changes), eod_id=eod_id, vocab_size=vocab_size)
-    return collect(steps, len(prompts))
+    found = continue_tokens(model, prompts, settings(**changes), eod_id=eod_id, vocab_size=vocab_size)
+    return [new.tokens for (new,) in found]
 
 
 # Logits to a distribution
@@ -111,7 +104,9 @@ def test_all_three_together_in_the_order_of_transformers(temperature: float, k: 
         scores = TemperatureLogitsWarper(temperature)(None, logits[None])
         scores = TopKLogitsWarper(k)(None, scores) if k else scores
         scores = TopPLogitsWarper(p)(None, scores) if p < 1 else scores
-        got = distribution(logits, settings(strategy="sampling", temperature=temperature, top_k=k, top_p=p))
+        got = distribution(
+            logits, Past([1], []), settings(strategy="sampling", temperature=temperature, top_k=k, top_p=p)
+        )
         torch.testing.assert_close(got, scores[0].softmax(-1), rtol=1e-6, atol=0)
         assert got.sum().item() == pytest.approx(1.0, abs=1e-6)
 
@@ -119,10 +114,11 @@ def test_all_three_together_in_the_order_of_transformers(temperature: float, k: 
 def test_draws_follow_the_distribution() -> None:
     logits = torch.tensor([0.0, 0.6, 0.3, 0.1]).log()
     cfg, generator = settings(strategy="sampling"), torch.Generator().manual_seed(0)
-    drawn = torch.tensor([next_token(logits, cfg, generator) for _ in range(4000)])
+    row = Row(0, [1], generator, 12)
+    drawn = torch.tensor([draw(logits, row, cfg, None).token for _ in range(4000)])
     shares = torch.bincount(drawn, minlength=4) / 4000
     torch.testing.assert_close(shares, torch.tensor([0.0, 0.6, 0.3, 0.1]), rtol=0, atol=0.03)
-    assert next_token(logits, settings(strategy="greedy"), generator) == 1
+    assert draw(logits, row, settings(strategy="greedy"), None).token == 1
 
 
 # Prompts to tokens
@@ -276,7 +272,7 @@ def test_an_empty_text_is_refused(model: PretrainedGPT) -> None:
         ("top_p", 1.5),
         ("top_k", -3),
         ("max_new_tokens", 0),
-        ("strategy", "beam"),
+        ("strategy", "beams"),
         ("seed", -1),
     ],
 )

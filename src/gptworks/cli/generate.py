@@ -1,15 +1,44 @@
 """gptworks generate: text from a checkpoint."""
 
 import argparse
+import dataclasses
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 from gptworks.cli import options
 
 HELP = "text from a checkpoint"
 
-# option -> key of the generate section
-_SETTINGS = ("strategy", "max_new_tokens", "temperature", "top_k", "top_p", "seed")
+# key of the generate section -> (kind, metavar, help); what is not given comes from the run, else from the schema.
+_SETTINGS: dict[str, tuple[Any, str, str]] = {
+    "strategy": (("greedy", "sampling", "beam"), "", "how tokens are chosen (default: the run's, else sampling)"),
+    "max_new_tokens": (int, "N", "default: the run's, else 64"),
+    "min_new_tokens": (int, "N", "no end of document before so many"),
+    "temperature": (float, "X", "logits are divided by this (default: the run's, else 1)"),
+    "top_k": (int, "K", "keep the K likeliest tokens; 0 = all"),
+    "top_p": (float, "P", "keep the likeliest tokens up to this mass"),
+    "min_p": (float, "P", "keep tokens at least P times as likely as the likeliest"),
+    "typical_p": (float, "P", "keep the tokens of typical surprise up to this mass"),
+    "repetition_penalty": (float, "X", "for tokens of prompt and text; above 1 = fewer of them"),
+    "presence_penalty": (float, "X", "off the logit of generated tokens"),
+    "frequency_penalty": (float, "X", "the same for each time they were generated"),
+    "no_repeat_ngram": (int, "N", "no sequence of N tokens twice"),
+    "logit_bias": (list, "ID:BIAS", "added to the logit of a token, such as 198:-2.5; repeatable"),
+    "stop": (list, "TEXT", "ends the generation; repeatable"),
+    "ignore_eod": (bool, "", "go on after an end of document"),
+    "num_return_sequences": (int, "N", "texts per prompt"),
+    "best_of": (int, "N", "draw N, keep the likeliest"),
+    "num_beams": (int, "N", "beams of strategy beam"),
+    "length_penalty": (float, "X", "beam scores are divided by length to this power"),
+    "early_stopping": (("true", "false", "never"), "", "when a beam search ends"),
+    "num_beam_groups": (int, "N", "groups of beams that avoid each other"),
+    "diversity_penalty": (float, "X", "how much they do"),
+    "rules": (("huggingface", "paddle", "mindformers"), "", "whose order of operations"),
+    "window": (("refuse", "slide"), "", "text beyond the model's context"),
+    "seed": (int, "N", "of the random draws"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,51 +46,130 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", required=True, metavar="DIR", help="run folder, checkpoint, or Hugging Face GPT-2 folder"
     )
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", metavar="TEXT", action="append", help="repeatable")
-    source.add_argument("--prompts", metavar="FILE", help="one prompt per line")
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="default: the run's generate section, else 64")
-    parser.add_argument("--strategy", choices=["greedy", "sampling"], help="likewise, else sampling")
-    parser.add_argument("--temperature", type=float, metavar="X", help="likewise, else 1.0")
-    parser.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens (likewise, else all)")
-    parser.add_argument(
-        "--top-p", type=float, metavar="P", help="keep the likeliest tokens up to this mass (likewise, else 1)"
+    source.add_argument("--prompt", metavar="TEXT", action="append", help="repeatable; - = all of standard input")
+    source.add_argument(
+        "--prompts", metavar="FILE", help='one prompt per line, or .jsonl with {"prompt": ...}; - = standard input'
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="likewise, else 1234")
+    source.add_argument("--interactive", action="store_true", help="type prompts, change settings; /help tells how")
+    for name, (kind, metavar, about) in _SETTINGS.items():
+        _add_setting(parser, "--" + name.replace("_", "-"), kind, metavar, about)
+    parser.add_argument(
+        "--stream", action="store_true", help="show tokens as they appear (a terminal gets one text so anyway)"
+    )
     options.add_device_option(parser)
     options.add_json_option(parser)
+
+
+def _add_setting(parser: argparse.ArgumentParser, option: str, kind: Any, metavar: str, about: str) -> None:
+    if kind is bool:
+        parser.add_argument(option, action=argparse.BooleanOptionalAction, default=None, help=about)
+    elif kind is list:
+        parser.add_argument(option, action="append", metavar=metavar, help=about)
+    elif isinstance(kind, tuple):
+        parser.add_argument(option, choices=kind, help=about)
+    else:
+        parser.add_argument(option, type=kind, metavar=metavar, help=about)
 
 
 def run(args: argparse.Namespace) -> int:
     from gptworks.checkpoint import folder
     from gptworks.checkpoint.pretrained import Pretrained, PretrainedGPT
-    from gptworks.config.load import from_dict
-    from gptworks.generate.engine import generate
+    from gptworks.generate.engine import can_stream, generations, settings_of
 
-    given = folder.config_of(Path(args.model)).get("generate", {})
-    given |= {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
-    settings = from_dict({"generate": given}, "generate").generate
-    prompts = args.prompt or _read_prompts(Path(args.prompts))
+    given = folder.config_of(Path(args.model)).get("generate", {}) | _given(args)
+    cfg = settings_of(given)
+    prompts = [] if args.interactive else _prompts(args)
+    wants_stream = _wants_stream(args, len(prompts), can_stream(cfg))
     Pretrained.open(args.model).require_tokenizer()
     model = PretrainedGPT.from_pretrained(args.model, device=args.device)
-    texts = generate(model, prompts, **settings.model_dump())
-    for prompt, text in zip(prompts, texts, strict=True):
+    if args.interactive:
+        from gptworks.cli.interactive import converse
+
+        return converse(model, given)
+    if wants_stream:
+        show_stream(model, prompts[0], given)
+        return 0
+    found = generations(model, prompts, **given)
+    for number, generation in enumerate(found):
         if args.json:
-            print(json.dumps({"prompt": prompt, "text": text}, ensure_ascii=False))
-        else:
-            print(prompt + text)
+            print(json.dumps(dataclasses.asdict(generation), ensure_ascii=False))
+            continue
+        if number and cfg.num_return_sequences > 1:
+            print("---")
+        print(generation.prompt + generation.text)
     return 0
 
 
-def _read_prompts(path: Path) -> list[str]:
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    given = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
+    if "early_stopping" in given:
+        given["early_stopping"] = {"true": True, "false": False}.get(given["early_stopping"], "never")
+    return given
+
+
+def _wants_stream(args: argparse.Namespace, num_prompts: int, can_stream: bool) -> bool:
+    from gptworks.errors import UsageError
+
+    is_possible = can_stream and num_prompts == 1 and not args.json
+    if args.stream and not is_possible and not args.interactive:
+        raise UsageError(
+            "--stream: needs one prompt with one text of strategy greedy or sampling, and no --json. "
+            "Leave --stream out."
+        )
+    return is_possible and (args.stream or sys.stdout.isatty())
+
+
+def show_stream(model: Any, prompt: str, settings: dict[str, Any]) -> None:
+    """The prompt, and what follows it piece by piece."""
+    from gptworks.generate.engine import stream_text
+
+    pieces = stream_text(model, prompt, **settings)
+    print(prompt + next(pieces, ""), end="", flush=True)  # after the first piece: an error comes before any text
+    try:
+        for piece in pieces:
+            print(piece, end="", flush=True)
+    finally:
+        print(flush=True)
+
+
+def _prompts(args: argparse.Namespace) -> list[str]:
+    if args.prompt:
+        return [_standard_input() if prompt == "-" else prompt for prompt in args.prompt]
+    return _read_prompts(args.prompts)
+
+
+def _standard_input() -> str:
     from gptworks.errors import UsageError
 
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input: cannot be read ({error}). Needed: UTF-8 text.") from None
+
+
+def _read_prompts(name: str) -> list[str]:
+    from gptworks.errors import UsageError
+
+    needed = "one prompt per line" if not name.endswith(".jsonl") else 'one {"prompt": "..."} per line'
+    try:
+        text = _standard_input() if name == "-" else Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"{path}: cannot be read ({error}). Needed: a UTF-8 text file with one prompt per line."
-        ) from None
-    prompts = [line for line in lines if line.strip()]
-    if not prompts:
-        raise UsageError(f"{path}: no prompt in it. Needed: one prompt per line.")
-    return prompts
+        raise UsageError(f"{name}: cannot be read ({error}). Needed: a UTF-8 text file with {needed}.") from None
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    if not lines:
+        raise UsageError(f"{'standard input' if name == '-' else name}: no prompt in it. Needed: {needed}.")
+    if not name.endswith(".jsonl"):
+        return [line.removesuffix("\r") for _, line in lines]
+    return [_prompt_of(line, f"{name}, line {number}") for number, line in lines]
+
+
+def _prompt_of(line: str, where: str) -> str:
+    from gptworks.errors import UsageError
+
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f'{where}: not JSON ({error}). Needed: {{"prompt": "..."}}.') from None
+    if not isinstance(found, dict) or not isinstance(found.get("prompt"), str):
+        raise UsageError(f'{where}: got {line.strip()[:80]}; needed an object with a text "prompt".')
+    return str(found["prompt"])

@@ -1,6 +1,6 @@
-"""Prompts to tokens with a KV cache.   Shapes: B rows, T tokens of the longest prompt, V vocabulary."""
+"""Prompts to texts.   Shapes: B rows, T tokens of the longest prompt, K beams, V vocabulary."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -8,69 +8,180 @@ from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.config.load import from_dict
 from gptworks.config.schema import GenerateConfig
 from gptworks.errors import GenerationError, TokenizerError
-from gptworks.generate.logits import next_token
+from gptworks.generate import beam, draw
+from gptworks.generate.contexts import Contexts
+from gptworks.generate.result import Generation
+from gptworks.generate.result import Sequence as NewTokens
+from gptworks.generate.text import TextOut
 from gptworks.model import GPT
-from gptworks.model.init import seed_of
+from gptworks.tokenizer import Tokenizer
 
 
 def generate(model: PretrainedGPT, prompts: str | Sequence[str], **settings: object) -> list[str]:
     """The continuation of each prompt, without the prompt. Settings: see GenerateConfig.
 
+    With num_return_sequences the list is flat: all texts of the first prompt, then all of the second.
+
     >>> gptworks.generate(model, "Once upon a time", max_new_tokens=20, strategy="greedy")   # doctest: +SKIP
     """
+    return [generation.text for generation in generations(model, prompts, **settings)]
+
+
+def generations(model: PretrainedGPT, prompts: str | Sequence[str], **settings: object) -> list[Generation]:
+    """The same with tokens, their log-probabilities, why each text ended, and its score.
+
+    >>> best = gptworks.generations(model, "Once", strategy="beam", num_beams=4)[0]   # doctest: +SKIP
+    >>> best.text, best.finish, best.score   # doctest: +SKIP
+    """
+    tokenizer, cfg = require_tokenizer(model), settings_of(settings)
+    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    encoded = [tokenizer.encode(text) for text in texts]
+    found = continue_tokens(model, encoded, cfg, tokenizer=tokenizer)
+    return [
+        _generation(text, _text_of(tokenizer, prompt, new, cfg), new)
+        for text, prompt, of_prompt in zip(texts, encoded, found, strict=True)
+        for new in of_prompt
+    ]
+
+
+@torch.no_grad()
+def stream_text(model: PretrainedGPT, prompt: str, **settings: object) -> Iterator[str]:
+    """One continuation of one prompt in pieces of whole characters, as its tokens are drawn.
+
+    >>> for piece in stream_text(model, "Once upon a time"): print(piece, end="", flush=True)   # doctest: +SKIP
+    """
+    tokenizer, cfg = require_tokenizer(model), settings_of(settings)
+    if not can_stream(cfg):
+        raise GenerationError(
+            f"streaming needs one text that is drawn token by token, got strategy {cfg.strategy}, "
+            f"num_return_sequences {cfg.num_return_sequences} and best_of {cfg.best_of}."
+        )
+    encoded = tokenizer.encode(prompt)
+    limits = require_possible(model, [encoded], cfg, tokenizer.vocab_size)
+    (row,) = draw.rows_of([encoded], limits, cfg)
+    out = TextOut(tokenizer, encoded, cfg.stop)
+    pieces: list[str] = []
+
+    def is_stop(_: int, tokens: list[int]) -> bool:
+        pieces.append(out.add(tokens[-1]))
+        return out.is_stopped
+
+    contexts = Contexts(model, [encoded], limits[0], tokenizer.vocab_size)
+    for _ in draw.run([row], contexts, cfg, eod_id=tokenizer.eod_id, is_stop=is_stop):
+        while pieces:
+            if piece := pieces.pop():
+                yield piece
+    if rest := out.close():
+        yield rest
+
+
+def can_stream(cfg: GenerateConfig) -> bool:
+    return cfg.strategy != "beam" and cfg.num_return_sequences == 1 and cfg.best_of <= 1
+
+
+@torch.no_grad()
+def continue_tokens(
+    model: GPT,
+    prompts: list[list[int]],
+    cfg: GenerateConfig,
+    *,
+    tokenizer: Tokenizer | None = None,
+    eod_id: int | None = None,
+    vocab_size: int | None = None,
+) -> list[list[NewTokens]]:
+    """The new tokens of each prompt, num_return_sequences times. The tokenizer is needed for stop strings only."""
+    if tokenizer is not None:
+        eod_id, vocab_size = tokenizer.eod_id, tokenizer.vocab_size
+    vocab_size = min(vocab_size or model.cfg.vocab_size, model.cfg.vocab_size)
+    limits = require_possible(model, prompts, cfg, vocab_size)
+    contexts = Contexts(model, prompts, max(limits), vocab_size)
+
+    def is_stop(prompt: int, tokens: list[int]) -> bool:
+        return bool(cfg.stop) and tokenizer is not None and _stopped(tokenizer, prompts[prompt], tokens, cfg)
+
+    if cfg.strategy == "beam":
+        return beam.search(prompts, limits, contexts, cfg, eod_id=eod_id, is_stop=is_stop)
+    rows = draw.rows_of(prompts, limits, cfg)
+    for _ in draw.run(rows, contexts, cfg, eod_id=eod_id, is_stop=is_stop):
+        pass
+    results: list[list[NewTokens]] = [[] for _ in prompts]
+    for row in rows:
+        results[row.prompt].append(row.result())
+    if cfg.best_of:
+        results = [sorted(found, key=lambda new: -new.score)[: cfg.num_return_sequences] for found in results]
+    return results
+
+
+def settings_of(settings: Mapping[str, object]) -> GenerateConfig:
+    """Checked settings. `logit_bias` may be a dictionary {token id: bias}, and stop a single text."""
+    given = dict(settings)
+    biases = given.get("logit_bias")
+    if isinstance(biases, Mapping):
+        given["logit_bias"] = tuple(f"{token}:{bias}" for token, bias in biases.items())
+    return from_dict({"generate": given}, "generate").generate
+
+
+def require_tokenizer(model: PretrainedGPT) -> Tokenizer:
     if model.tokenizer is None:
         raise TokenizerError(
             "generate: the model was loaded without a tokenizer. Put tokenizer.json beside its weights."
         )
-    cfg = from_dict({"generate": settings}, "generate").generate
-    texts = [prompts] if isinstance(prompts, str) else list(prompts)
-    rows: list[list[int]] = [[] for _ in texts]
-    encoded = [model.tokenizer.encode(text) for text in texts]
-    for step in stream(model, encoded, cfg, eod_id=model.tokenizer.eod_id, vocab_size=model.tokenizer.vocab_size):
-        for row, token in step.items():
-            rows[row].append(token)
-    return [model.tokenizer.decode(row) for row in rows]
+    return model.tokenizer
 
 
-@torch.no_grad()
-def stream(
-    model: GPT, prompts: list[list[int]], cfg: GenerateConfig, *, eod_id: int | None, vocab_size: int
-) -> Iterator[dict[int, int]]:
-    """One dictionary {row: new token} per step. A row ends with the end of document, which is not given out.
-
-    Rows have random generators of their own, so what a row draws does not depend on its neighbours.
-    """
-    _check(model, prompts, cfg)
-    device = model.wpe.weight.device
-    longest = max(len(prompt) for prompt in prompts)
-    tokens_BT = torch.zeros(len(prompts), longest, dtype=torch.long, device=device)
-    for row, prompt in enumerate(prompts):
-        tokens_BT[row, : len(prompt)] = torch.tensor(prompt)
-    cache = model.new_cache(len(prompts), longest + cfg.max_new_tokens)
-    cache.counts_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    generators = [torch.Generator().manual_seed(seed_of(cfg.seed, "sample", row)) for row in range(len(prompts))]
-    running = set(range(len(prompts)))
-    for number in range(cfg.max_new_tokens):
-        # Rows of the embedding beyond the tokenizer exist for alignment only and are never drawn.
-        logits_BV = model(tokens_BT, cache=cache, last_only=True)[:, :vocab_size].float().cpu()
-        drawn = {row: next_token(logits_BV[row], cfg, generators[row]) for row in sorted(running)}
-        running -= {row for row, token in drawn.items() if token == eod_id}
-        yield {row: token for row, token in drawn.items() if row in running}
-        if not running or number == cfg.max_new_tokens - 1:
-            return
-        tokens_BT = torch.tensor([[drawn.get(row, 0)] for row in range(len(prompts))], device=device)
-
-
-def _check(model: GPT, prompts: list[list[int]], cfg: GenerateConfig) -> None:
+def require_possible(model: GPT, prompts: list[list[int]], cfg: GenerateConfig, vocab_size: int) -> list[int]:
+    """How many new tokens each prompt may get; an error where prompts and settings cannot be honoured."""
     if not prompts:
         raise GenerationError("generate: no prompt. Give at least one.")
-    for row, prompt in enumerate(prompts):
-        if not prompt:
-            raise GenerationError(f"prompt {row + 1} is empty. Needed: at least one token of text.")
-        room = model.cfg.max_positions - len(prompt)
-        if cfg.max_new_tokens > room:
+    if cfg.top_k > vocab_size:
+        raise GenerationError(
+            f"generate.top_k: {cfg.top_k} is above the vocabulary ({vocab_size} tokens). "
+            f"Give at most {vocab_size}, or 0 to keep all."
+        )
+    beyond = next((token for token in cfg.biases if token >= vocab_size), None)
+    if beyond is not None:
+        raise GenerationError(f"generate.logit_bias: token {beyond} is not in the vocabulary ({vocab_size} tokens).")
+    return [_room(model, number, prompt, cfg) for number, prompt in enumerate(prompts, start=1)]
+
+
+def _room(model: GPT, number: int, prompt: list[int], cfg: GenerateConfig) -> int:
+    if not prompt:
+        raise GenerationError(f"prompt {number} is empty. Needed: at least one token of text.")
+    wanted, context = cfg.max_new_tokens, model.cfg.max_positions
+    if cfg.rules == "mindformers":
+        wanted -= len(prompt)
+        if wanted < 1:
             raise GenerationError(
-                f"prompt {row + 1} has {len(prompt)} tokens and {cfg.max_new_tokens} more were asked for, "
-                f"but the model's context is {model.cfg.max_positions}. "
-                + (f"Ask for at most {room}." if room > 0 else f"Shorten it to {model.cfg.max_positions - 1} or fewer.")
+                f"prompt {number} has {len(prompt)} tokens, but generate.max_new_tokens is {cfg.max_new_tokens}, "
+                f"which counts the prompt too with rules: mindformers. Set it to {len(prompt) + 1} or more."
             )
+    room = context - len(prompt)
+    if wanted > room and cfg.window == "refuse":
+        raise GenerationError(
+            f"prompt {number} has {len(prompt)} tokens and {wanted} more were asked for, "
+            f"but the model's context is {context}. "
+            + (f"Ask for at most {room}" if room > 0 else f"Shorten it to {context - 1} or fewer")
+            + ", or set window: slide."
+        )
+    return wanted
+
+
+def _stopped(tokenizer: Tokenizer, prompt: list[int], tokens: list[int], cfg: GenerateConfig) -> bool:
+    return _read(tokenizer, prompt, tokens, cfg).is_stopped
+
+
+def _text_of(tokenizer: Tokenizer, prompt: list[int], new: NewTokens, cfg: GenerateConfig) -> str:
+    out = _read(tokenizer, prompt, new.tokens, cfg)
+    out.close()
+    return out.text
+
+
+def _read(tokenizer: Tokenizer, prompt: list[int], tokens: list[int], cfg: GenerateConfig) -> TextOut:
+    """The text of several tokens at once."""
+    out = TextOut(tokenizer, prompt, cfg.stop)
+    out.extend(tokens)
+    return out
+
+
+def _generation(prompt: str, text: str, new: NewTokens) -> Generation:
+    return Generation(prompt, text, new.tokens, new.logprobs, new.finish, new.score)

@@ -58,6 +58,16 @@ class KVCache:
         self.used += num_tokens
         self.counts_B = None
 
+    def select(self, rows: list[int]) -> None:
+        """Row i becomes what row rows[i] was: beams change places, rows are copied or left out."""
+        at = torch.tensor(rows, dtype=torch.long, device=self.lengths_B.device)
+        self.lengths_B = self.lengths_B[at]
+        for name in ("keys_LBNSH", "values_LBNSH"):
+            old = getattr(self, name)
+            new = old if len(rows) == old.shape[1] else old.new_zeros(old.shape[0], len(rows), *old.shape[2:])
+            new[:, :, :, : self.used] = old[:, at, :, : self.used]
+            setattr(self, name, new)
+
 
 class LayerCache:
     """What one block sees of the cache."""

@@ -1,0 +1,101 @@
+"""gptworks generate --interactive: a prompt per line, commands with a slash."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from gptworks.errors import GPTWorksError
+
+_HELP = """\
+A line is a prompt; the model continues it. Lines that begin with / are commands:
+  /show                 the settings
+  /set KEY VALUE        change one, such as /set temperature 0.7 or /set stop ["\\n"]
+  /reset                the settings of the start
+  /help                 this
+  /quit                 leave (so does Ctrl-D; Ctrl-C ends a text that is too long)
+A prompt that begins with a slash is written with two of them."""
+
+
+def converse(model: Any, settings: dict[str, Any]) -> int:
+    """Until /quit or the end of the input. A mistake is told and changes nothing."""
+    start, now = dict(settings), dict(settings)
+    if sys.stdin.isatty():
+        print("Type a prompt, or /help.")
+    for line in _lines():
+        command, _, rest = line.strip().partition(" ")
+        try:
+            if command == "/quit":
+                return 0
+            if not line.strip():
+                continue
+            if command.startswith("/") and not command.startswith("//"):
+                now = _obey(command, rest.strip(), now, start)
+            else:
+                _answer(model, line.removeprefix("/") if line.startswith("//") else line, now)
+        except GPTWorksError as error:
+            sys.stdout.flush()
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        except KeyboardInterrupt:
+            print(flush=True)
+    return 0
+
+
+def _lines() -> Iterator[str]:
+    """With history and editing in a terminal, plainly through a pipe."""
+    if not sys.stdin.isatty():
+        for line in sys.stdin:
+            yield line.rstrip("\r\n")
+        return
+    with contextlib.suppress(ImportError):  # not on every system; input() uses it once it is there
+        import readline  # noqa: F401
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print()
+
+
+def _obey(command: str, rest: str, now: dict[str, Any], start: dict[str, Any]) -> dict[str, Any]:
+    """The settings after a command."""
+    from gptworks.config.yaml_text import parse_scalar
+    from gptworks.errors import UsageError
+    from gptworks.generate.engine import settings_of
+
+    if command == "/set":
+        key, _, value = rest.partition(" ")
+        if not value.strip():
+            raise UsageError(f"/set {rest}: needs a key and a value, such as /set temperature 0.7.")
+        changed = {**now, key: parse_scalar(value.strip())}
+        shown = getattr(settings_of(changed), key)
+        print(f"{key}: {_shown(shown)}", flush=True)
+        return changed
+    if command == "/reset":
+        now = dict(start)
+    elif command == "/help":
+        print(_HELP, flush=True)
+        return now
+    elif command != "/show":
+        raise UsageError(f"{command}: no such command. Commands: /show, /set, /reset, /help, /quit.")
+    for key, value in settings_of(now):
+        print(f"{key}: {_shown(value)}", flush=True)
+    return now
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _answer(model: Any, prompt: str, settings: dict[str, Any]) -> None:
+    from gptworks.cli.generate import show_stream
+    from gptworks.generate.engine import can_stream, generations, settings_of
+
+    if can_stream(settings_of(settings)):
+        show_stream(model, prompt, settings)
+        return
+    for generation in generations(model, prompt, **settings):
+        print(prompt + generation.text, flush=True)

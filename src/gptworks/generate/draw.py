@@ -1,0 +1,78 @@
+"""Greedy and sampling: one token after the other for every row."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from gptworks.config.schema import GenerateConfig
+from gptworks.generate.contexts import Contexts
+from gptworks.generate.result import Drawn, Finish, Sequence
+from gptworks.generate.rules import Past, adjusted, distribution, require_a_choice
+from gptworks.model.init import seed_of
+
+IsStop = Callable[[int, list[int]], bool]  # (prompt, new tokens): does a stop string end here?
+
+
+class Row:
+    """One continuation in the making."""
+
+    def __init__(self, prompt: int, tokens: list[int], generator: torch.Generator, limit: int) -> None:
+        self.prompt, self.prompt_tokens, self.generator, self.limit = prompt, tokens, generator, limit
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.finish: Finish | None = None
+        self._drawn_logprobs: list[float] = []
+
+    def add(self, drawn: Drawn, eod_id: int | None, is_stop: IsStop) -> None:
+        self._drawn_logprobs.append(drawn.logprob)
+        if drawn.token == eod_id:
+            self.finish = "eod"
+            return
+        self.tokens.append(drawn.token)
+        self.logprobs.append(drawn.logprob)
+        if is_stop(self.prompt, self.tokens):
+            self.finish = "stop"
+        elif len(self.tokens) == self.limit:
+            self.finish = "length"
+
+    def result(self) -> Sequence:
+        assert self.finish is not None
+        score = sum(self._drawn_logprobs) / len(self._drawn_logprobs)
+        return Sequence(self.tokens, self.logprobs, self.finish, score)
+
+
+def rows_of(prompts: list[list[int]], limits: list[int], cfg: GenerateConfig) -> list[Row]:
+    """All rows of a prompt follow each other. Each has a random generator of its own, so that what it draws does not
+    depend on its neighbours."""
+    rows = []
+    for number, prompt in enumerate(prompts):
+        for copy in range(cfg.best_of or cfg.num_return_sequences):
+            seed = seed_of(cfg.seed, "sample", number, *([copy] if copy else []))
+            rows.append(Row(number, prompt, torch.Generator().manual_seed(seed), limits[number]))
+    return rows
+
+
+def run(
+    rows: list[Row], contexts: Contexts, cfg: GenerateConfig, *, eod_id: int | None, is_stop: IsStop
+) -> Iterator[dict[int, Drawn]]:
+    """Draw until every row has its `finish`; one dictionary {row: what it drew} per step."""
+    first = contexts.read_prompts()
+    contexts.select([row.prompt for row in rows])
+    logits = {number: first[row.prompt] for number, row in enumerate(rows)}
+    while logits:
+        drawn = {number: draw(logits_V, rows[number], cfg, eod_id) for number, logits_V in logits.items()}
+        for number, found in drawn.items():
+            rows[number].add(found, None if cfg.ignore_eod else eod_id, is_stop)
+        yield drawn
+        going_on = {number: found.token for number, found in drawn.items() if rows[number].finish is None}
+        logits = contexts.read(going_on) if going_on else {}
+
+
+def draw(logits_V: Tensor, row: Row, cfg: GenerateConfig, eod_id: int | None) -> Drawn:
+    past = Past(row.prompt_tokens, row.tokens, None if cfg.ignore_eod else eod_id)
+    if cfg.strategy == "greedy":
+        token = int(require_a_choice(adjusted(logits_V, past, cfg)).argmax())
+    else:
+        token = int(torch.multinomial(distribution(logits_V, past, cfg), 1, generator=row.generator))
+    return Drawn(token, float(logits_V.log_softmax(-1)[token]))
