@@ -1,5 +1,6 @@
 """Documents that are scored one by one: each is one or more rows, and one record when all of them are done."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,11 +42,10 @@ def score_documents(
 
 
 def _as_record(scores: list[Score]) -> dict[str, object]:
-    return {
-        "log_probability": sum(each.log_probability for each in scores),
-        "greedy": all(each.greedy for each in scores),
-        "tokens": sum(each.tokens for each in scores),
-    }
+    total, tokens = sum(each.log_probability for each in scores), sum(each.tokens for each in scores)
+    perplexity = math.exp(min(-total / tokens, 700.0)) if tokens else None
+    greedy = all(each.greedy for each in scores)
+    return {"log_probability": total, "greedy": greedy, "tokens": tokens, "perplexity": perplexity}
 
 
 @dataclass(frozen=True)

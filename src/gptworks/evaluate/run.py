@@ -172,10 +172,9 @@ def _wikitext(subject: Subject, request: Request, watcher: Watcher) -> dict[str,
 def _lambada(subject: Subject, request: Request, watcher: Watcher) -> dict[str, Any]:
     protocol = lambada.find_protocol(request.protocol or "strict")
     head = _file_head(request, f"{protocol.name}: {protocol.meaning}")
+    tokenizer = subject.tokenizer
     passages = lambada.read_passages(Path(request.data), request.limit)
-    questions = lambada.rows_of(
-        passages, subject.tokenizer, protocol, subject.model.cfg.max_positions, where=request.data
-    )
+    questions = lambada.rows_of(passages, tokenizer, protocol, subject.model.cfg.max_positions, where=request.data)
     scores = _score(subject, request, head, [[row] for row in questions.rows], watcher)
     measured = lambada.summarize(scores, questions.shortened)
     row = subject.row() | {
