@@ -2,18 +2,19 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+from gptworks.checkpoint.pretrained import Pretrained
 from gptworks.config.schema import DataConfig, InitConfig, ModelConfig
 from gptworks.data.dataset import Dataset
-from gptworks.errors import DataError
-from gptworks.evaluate import scoring
+from gptworks.errors import CheckpointError, DataError
+from gptworks.evaluate import identity, scoring
 from gptworks.evaluate.documents import StoreDocuments, score_documents
-from gptworks.evaluate.progress import PaddleLines, Watcher
+from gptworks.evaluate.progress import Bar, PaddleLines, Watcher
 from gptworks.evaluate.records import Records
 from gptworks.evaluate.scoring import Row, Score, score_all
 from gptworks.model import GPT
@@ -31,7 +32,7 @@ def model() -> GPT:
 
 
 def rows_of(model: GPT, count: int = 23) -> list[Row]:
-    """Of different lengths; every other one ends with what the model finds likeliest."""
+    """Of different lengths; every other one ends with what the model finds likeliest, some but for one token."""
     generator = np.random.default_rng(0)
     rows = []
     for number in range(count):
@@ -41,6 +42,8 @@ def rows_of(model: GPT, count: int = 23) -> list[Row]:
         if number % 2:
             for place in range(first, length):
                 tokens[place] = int(model(torch.tensor(tokens[None, :place]))[0, -1].argmax())
+        if number % 4 == 3 and length - first > 1:
+            tokens[-1] = (tokens[-1] + 1) % 520
         rows.append(Row(tokens, first))
     return rows
 
@@ -190,3 +193,42 @@ def test_paddle_lines(capsys: pytest.CaptureFixture[str]) -> None:
     )
     found = [re.fullmatch(shape + r"speed: \d+\.\d\d step/s", line) for line in capsys.readouterr().out.splitlines()]
     assert [(match[1], match[2]) for match in found if match] == [("0", "1"), ("2", "3"), ("4", "5")]
+
+
+def test_a_bar_counts_documents(model: GPT, capsys: pytest.CaptureFixture[str]) -> None:
+    bar, rows = Bar(), rows_of(model, 9)
+    for _ in range(2):  # one after the other, as with several models
+        run(model, rows, None, bar)
+        assert not bar.bar.tasks and not bar.bar.live.is_started
+    with pytest.raises(DataError):
+        run(model, [Row(np.array([1, 999]), 1)], None, bar)
+    assert not bar.bar.live.is_started
+    assert capsys.readouterr().out == ""
+
+
+# Hashes
+
+
+def test_hashes_of_weights(tmp_path: Path) -> None:
+    import hashlib
+
+    def of(folder: Path) -> str:
+        return identity.of_weights(Pretrained(folder, ModelConfig(), cast(Any, None), None))
+
+    for name, files in {
+        "one": {"model.safetensors": b"a"},
+        "bin too": {"model.safetensors": b"a", "pytorch_model.bin": b"b", "config.json": b"c"},
+        "bin": {"pytorch_model.bin": b"b"},
+        "shards": {"model-1.safetensors": b"a", "model-2.safetensors": b"b"},
+        "swapped": {"model-1.safetensors": b"b", "model-2.safetensors": b"a"},
+        "state": {"state/0.distcp": b"a", "state/.metadata": b"b"},
+        "none": {"config.json": b"c"},
+    }.items():
+        for file, content in files.items():
+            (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / file).write_bytes(content)
+    assert of(tmp_path / "one") == of(tmp_path / "bin too") == hashlib.sha256(b"a").hexdigest()
+    assert of(tmp_path / "bin") == hashlib.sha256(b"b").hexdigest()
+    assert len({of(tmp_path / name) for name in ("one", "bin", "shards", "swapped", "state")}) == 5
+    with pytest.raises(CheckpointError, match="no file of weights"):
+        of(tmp_path / "none")

@@ -14,7 +14,7 @@ from gptworks.data.windows import OrderedSamples, Sample, Source
 from gptworks.errors import DataError, TokenizerError, UsageError
 from gptworks.evaluate import identity, lambada, wikitext
 from gptworks.evaluate.documents import Document, StoreDocuments, score_documents
-from gptworks.evaluate.heldout import HeldOut, held_out_loss
+from gptworks.evaluate.heldout import held_out_loss
 from gptworks.evaluate.progress import Watcher
 from gptworks.evaluate.records import Records
 from gptworks.evaluate.report import published_beside
@@ -192,11 +192,11 @@ def _lambada(subject: Subject, request: Request, watcher: Watcher) -> dict[str, 
 # Held-out text of a dataset
 
 
-class _First:
-    """The first samples of a part."""
+class _Watched:
+    """The samples of a part, or the first of them; the watcher is told of every batch."""
 
-    def __init__(self, samples: OrderedSamples, limit: int) -> None:
-        self.samples, self.limit = samples, limit
+    def __init__(self, samples: OrderedSamples, limit: int, watcher: Watcher) -> None:
+        self.samples, self.limit, self.watcher = samples, limit, watcher
 
     @property
     def sources(self) -> Sequence[Source]:
@@ -204,9 +204,10 @@ class _First:
 
     @property
     def per_epoch(self) -> int:
-        return min(self.limit, self.samples.per_epoch)
+        return min(self.limit or self.samples.per_epoch, self.samples.per_epoch)
 
     def at(self, first: int, count: int) -> list[Sample]:
+        self.watcher.batch(first, [])
         return self.samples.at(first, count)
 
 
@@ -217,15 +218,19 @@ def _heldout(subject: Subject, request: Request, watcher: Watcher) -> dict[str, 
     if model.tokenizer and dataset.tokenizer:
         dataset.tokenizer.require(model.tokenizer.identity, what=subject.path)
     tokenizer = dataset.tokenizer or model.tokenizer
-    samples = dataset.samples(part)
-    measured: HeldOut = held_out_loss(
-        model,
-        _First(samples, request.limit) if request.limit else samples,
-        dataset.borders,
-        micro_size=request.batch_size,
-        device=model.wpe.weight.device,
-        byte_lengths=tokenizer.byte_lengths if tokenizer else None,
-    )
+    samples = _Watched(dataset.samples(part), request.limit, watcher)
+    watcher.begin(subject.path, samples.per_epoch, 0)
+    try:
+        measured = held_out_loss(
+            model,
+            samples,
+            dataset.borders,
+            micro_size=request.batch_size,
+            device=model.wpe.weight.device,
+            byte_lengths=tokenizer.byte_lengths if tokenizer else None,
+        )
+    finally:
+        watcher.end()
     shares = list(dataset.cfg.split)
     cut = ",".join(f"{share:g}" for share in shares)
     protocol = f"{request.split} text (shares {cut}), windows of {dataset.cfg.seq_len} tokens side by side"
