@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-_PAPER = "Radford et al. 2019, Language Models are Unsupervised Multitask Learners, table 3"
+_PAPER = "Radford et al. 2019 (GPT-2), table 3"
 _PADDLE = "PaddleNLP, examples/language_model/gpt, log of run_eval"
 _FLEETX = "FleetX/PaddleFleetX, README of the 345M model"
 _FLEETX_RUN = "FleetX/PaddleFleetX, single-card document, log"
@@ -25,7 +25,7 @@ class Published:
 STATUS = "published, not reproduced here"
 
 _STRICT = "strict last word"
-_STRICT_BUGGY = "strict last word; its sums repeat the first batch and drop the last ones"
+_STRICT_BUGGY = "strict last word; sums slightly off (a batch repeated, the last dropped)"
 _STRICT_CUT = "strict last word; drops the last incomplete batch"
 _WORDS_2 = "WikiText-2, reversible detokenizers"
 _WORDS_103 = "WikiText-103, reversible detokenizers"
