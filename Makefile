@@ -10,7 +10,7 @@ RUN    := runs/quickstart
 help:
 	@echo "make quickstart   train a small GPT on text your Python carries (about 3 minutes)"
 	@echo "make test         install and run the tests"
-	@echo "make test-interop the other systems read what we write, and the reverse (installs MindSpore, Megatron and Paddle)"
+	@echo "make test-interop the other systems read what we write, and the reverse (installs MindSpore, Megatron, Paddle and lm_eval)"
 	@echo "make check        formatting, lint and types"
 	@echo "make bench        the speed comparisons of benchmarks/"
 	@echo "make clean        remove the environment, runs and caches"
@@ -62,10 +62,17 @@ PIP := python -m pip install --quiet --disable-pip-version-check
 		"aistudio-sdk<0.3" scipy setuptools sentencepiece
 	@touch $@
 
-test-interop: $(VENV)/installed-dev .venv-mindspore/installed .venv-megatron/installed .venv-paddle/installed
+.venv-lmeval/installed: Makefile constraints.txt pyproject.toml
+	@test -x .venv-lmeval/bin/python || $(PYTHON) -m venv .venv-lmeval
+	.venv-lmeval/bin/$(PIP) -c constraints.txt torch
+	.venv-lmeval/bin/$(PIP) -c constraints.txt -e ".[eval]"
+	@touch $@
+
+test-interop: $(VENV)/installed-dev .venv-mindspore/installed .venv-megatron/installed .venv-paddle/installed .venv-lmeval/installed
 	GPTWORKS_MINDSPORE_PYTHON=$(CURDIR)/.venv-mindspore/bin/python \
 	GPTWORKS_MEGATRON_PYTHON=$(CURDIR)/.venv-megatron/bin/python \
 	GPTWORKS_PADDLE_PYTHON=$(CURDIR)/.venv-paddle/bin/python \
+	GPTWORKS_LMEVAL_PYTHON=$(CURDIR)/.venv-lmeval/bin/python \
 		$(BIN)/python -m pytest -m interop tests/interop
 
 check: $(VENV)/installed-dev
@@ -84,5 +91,5 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/read.py
 
 clean:
-	rm -rf $(VENV) .venv-mindspore .venv-megatron .venv-paddle runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-mindspore .venv-megatron .venv-paddle .venv-lmeval runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

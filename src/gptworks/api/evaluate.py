@@ -12,7 +12,9 @@ from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.config.load import from_dict
 from gptworks.data.dataset import Dataset
 from gptworks.errors import TokenizerError, UsageError
+from gptworks.evaluate import run
 from gptworks.evaluate.heldout import HeldOut, held_out_loss
+from gptworks.evaluate.run import refuse_trained_share
 
 _PARTS = {"train": "train", "held-out": "held_out", "test": "test", "all": "train"}
 # These say what was trained on, not how it was cut into samples.
@@ -26,7 +28,8 @@ def evaluate(
 
     Tasks: `heldout`, whose result has loss, perplexity, bits_per_byte, tokens. Its settings: `split` (train, held-out,
     test or all; by default held-out of a dataset and all of a list), `shares` of the split and `seq_len` (by default
-    those of training), `batch_size`, `device`.
+    those of training), `batch_size`, `device`. `wikitext` and `lambada` take a folder or name and a file, and give
+    what `gptworks eval --json` prints; settings: `protocol`, `overlap`, `limit`, `batch_size`.
 
     >>> result = gptworks.evaluate("runs/quickstart", "data/corpus", split="test")   # doctest: +SKIP
     >>> print(result.loss, result.perplexity)   # doctest: +SKIP
@@ -52,6 +55,7 @@ def held_out(
     loaded = model if isinstance(model, PretrainedGPT) else PretrainedGPT.from_pretrained(model, device=device)
     # A run of ours cut its data in a certain way: held-out means the same here as in training.
     trained = folders.config_of(loaded.folder) if loaded.folder else {}
+    refuse_trained_share(trained.get("data", {}), str(data), split)
     cut: dict[str, Any] = {"seq_len": loaded.cfg.max_positions, **trained.get("data", {})}
     cut = {key: value for key, value in cut.items() if key not in _NOT_THE_CUT}
     if split == "all":
@@ -89,4 +93,16 @@ def measure(model: PretrainedGPT, data: dict[str, Any], *, part: str, batch_size
     )
 
 
-TASKS: dict[str, Callable[..., Any]] = {"heldout": held_out}
+def _on_a_file(task: str) -> Callable[..., dict[str, Any]]:
+    def measure_file(model: str | Path, data: str | Path, **settings: Any) -> dict[str, Any]:
+        """As `gptworks eval --task wikitext` and `lambada`: what it prints with --json."""
+        return run.evaluate([str(model)], run.Request(task=task, data=str(data), **settings))
+
+    return measure_file
+
+
+TASKS: dict[str, Callable[..., Any]] = {
+    "heldout": held_out,
+    "wikitext": _on_a_file("wikitext"),
+    "lambada": _on_a_file("lambada"),
+}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gptworks.config.schema import DataConfig
-from gptworks.data import foreign_order
+from gptworks.data import foreign_order, split
 from gptworks.data.loader import Borders
 from gptworks.data.store import Store, locate_stores
 from gptworks.data.windows import OrderedSamples, build_samples
@@ -66,6 +66,23 @@ class Dataset:
         if self.has_foreign_order:
             return foreign_order.build_samples(stores, part, cfg, self.seed, asked)
         return build_samples(stores, part, cfg, self.seed)
+
+    def documents(self, part: str) -> list[tuple[Store, range]]:
+        """The documents of a part, store by store."""
+        if self.has_foreign_order:
+            raise DataError(
+                f"data.order: {self.cfg.order} cuts samples across documents, so there is no loss of single ones. "
+                "Use the store with data.order: shuffled."
+            )
+        stores, cfg = self._cut(part)
+        which = split.PARTS.index(part)
+        found = []
+        for store in stores:
+            if not store.contents.has_documents:
+                raise DataError(f"{store.file}: a bare stream of tokens; where its documents end is not known.")
+            borders = split.boundaries(cfg.split, store.num_documents)
+            found.append((store, range(borders[which], borders[which + 1])))
+        return found
 
     def samples_per_epoch(self, part: str) -> int:
         """Known before the order is."""

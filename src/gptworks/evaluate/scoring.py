@@ -1,0 +1,122 @@
+"""How likely a model finds given tokens: the one computation under every task.   Shapes: R scored tokens, V vocabulary.
+
+Rows are sorted by length, padded on the right and computed in batches. Attention looks to the left only, so neither the
+padding nor the neighbours change a row but by rounding. Only scored tokens meet the head: the logits of whole rows of
+a large vocabulary would need gigabytes.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gptworks.errors import DataError
+from gptworks.model import GPT, IGNORED
+from gptworks.model.loss import CHUNK_ELEMENTS
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens of which those from `first` on are scored, each given all before it."""
+
+    tokens: np.ndarray
+    first: int
+
+    @property
+    def num_scored(self) -> int:
+        return len(self.tokens) - self.first
+
+
+@dataclass(frozen=True)
+class Score:
+    log_probability: float  # natural logarithm, summed over the scored tokens
+    greedy: bool  # every scored token is the likeliest one at its place
+    tokens: int
+
+
+def score(model: GPT, rows: Sequence[Row], *, batch_size: int = 8) -> Iterator[dict[int, Score]]:
+    """One dictionary {number of the row: score} per batch; the longest rows first, so that too little memory shows."""
+    for number, row in enumerate(rows):
+        _check(model, number, row)
+    order = sorted(range(len(rows)), key=lambda number: (-len(rows[number].tokens), number))
+    for begin in range(0, len(order), batch_size):
+        numbers = order[begin : begin + batch_size]
+        yield dict(zip(numbers, _score_batch(model, [rows[number] for number in numbers]), strict=True))
+
+
+def score_all(model: GPT, rows: Sequence[Row], *, batch_size: int = 8) -> list[Score]:
+    found: dict[int, Score] = {}
+    for batch in score(model, rows, batch_size=batch_size):
+        found |= batch
+    return [found[number] for number in range(len(rows))]
+
+
+def _check(model: GPT, number: int, row: Row) -> None:
+    if not 1 <= row.first < len(row.tokens):
+        raise DataError(
+            f"row {number}: {len(row.tokens)} tokens, scored from number {row.first} on. Needed: at least one token "
+            "before the first scored one, and at least one scored."
+        )
+    if len(row.tokens) - 1 > model.cfg.max_positions:
+        raise DataError(
+            f"row {number}: {len(row.tokens)} tokens, but the model's context is {model.cfg.max_positions}, which "
+            f"scores {model.cfg.max_positions + 1} at most. Give it fewer."
+        )
+    outside = row.tokens[(row.tokens < 0) | (row.tokens >= model.cfg.vocab_size)]
+    if len(outside):
+        raise DataError(
+            f"row {number}: token id {outside[0]} is outside the model's vocabulary of {model.cfg.vocab_size}. "
+            "The text was encoded with another tokenizer than the model's."
+        )
+
+
+@torch.no_grad()
+def _score_batch(model: GPT, rows: list[Row]) -> list[Score]:
+    longest = max(len(row.tokens) for row in rows)
+    tokens = torch.zeros(len(rows), longest, dtype=torch.long)
+    labels = torch.full((len(rows), longest - 1), IGNORED)
+    for number, row in enumerate(rows):
+        tokens[number, : len(row.tokens)] = torch.from_numpy(row.tokens.astype(np.int64))
+        labels[number, row.first - 1 : len(row.tokens) - 1] = tokens[number, row.first : len(row.tokens)]
+    device = model.wpe.weight.device
+    was_training = model.training
+    model.eval()
+    with _score_per_token(model):
+        scored_R2 = model(tokens[:, :-1].to(device), labels=labels.to(device)).cpu()
+    model.train(was_training)
+    scores = []
+    for part in scored_R2.split([row.num_scored for row in rows]):
+        total = math.fsum(part[:, 0].tolist())
+        scores.append(Score(total, bool(part[:, 1].all()), len(part)))
+    return scores
+
+
+@contextmanager
+def _score_per_token(model: GPT) -> Iterator[None]:
+    """In here the model's loss is not one sum but a row (log-probability, 1 if the likeliest) for each scored token."""
+    loss = model.loss_sum
+    model.loss_sum = _TokenScores()  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        model.loss_sum = loss
+
+
+class _TokenScores(nn.Module):
+    def forward(self, x: Tensor, weight_VD: Tensor, labels: Tensor) -> Tensor:
+        is_scored = labels.reshape(-1) != IGNORED
+        x_RD, labels_R = x.reshape(-1, x.shape[-1])[is_scored], labels.reshape(-1)[is_scored]
+        weight = weight_VD.to(x.dtype)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        chunk = max(1, CHUNK_ELEMENTS // weight_VD.shape[0])
+        found = []
+        for x_CD, labels_C in zip(x_RD.split(chunk), labels_R.split(chunk), strict=True):
+            logits_CV = (x_CD @ weight.T).to(wide)
+            log_probability_C = logits_CV.gather(1, labels_C[:, None])[:, 0] - logits_CV.logsumexp(-1)
+            is_likeliest_C = (logits_CV.argmax(-1) == labels_C).to(wide)
+            found.append(torch.stack([log_probability_C, is_likeliest_C], dim=1))
+        return torch.cat(found)
