@@ -29,7 +29,8 @@ def print_result(result: dict[str, Any]) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     rows = result["rows"]
     shown = [name for name in _METRICS if any(row.get(name) is not None for row in rows)]
-    table = Table("model")
+    table = Table()
+    table.add_column("model", overflow="fold")
     for name in shown:
         table.add_column(_METRICS[name][0], justify="right")
     for row in rows:
@@ -37,11 +38,13 @@ def print_result(result: dict[str, Any]) -> None:
         table.add_row(row["model"], *cells)
     console.print(table)
     if result.get("published"):
-        table = Table("model", "metric", "value", "how", "source", title=STATUS)
-        for each in result["published"]:
-            heading, form = _METRICS[each["metric"]]
-            table.add_row(each["model"], heading, form.format(each["value"]), each["rule"], each["source"])
-        console.print(table)
+        console.print(f"\n{STATUS}:", highlight=False)
+    for each in result.get("published", []):
+        heading, form = _METRICS[each["metric"]]
+        how = f"{each['rule']}; {each['source']}"
+        console.print(
+            f"  {each['model']:26} {form.format(each['value']):>8} {heading} ({how})", highlight=False, soft_wrap=True
+        )
 
 
 def head_lines(result: dict[str, Any]) -> list[str]:
