@@ -14,7 +14,7 @@ from torch import Tensor
 import gptworks
 from gptworks.checkpoint.formats import huggingface
 from gptworks.config.schema import GenerateConfig, ModelConfig
-from gptworks.generate.engine import stream
+from gptworks.generate.engine import continue_tokens
 from gptworks.model import GPT
 from gptworks.parallel.apply import build
 from gptworks.parallel.launch import World
@@ -126,9 +126,6 @@ def test_nano_sort_sorts(nano_sort: tuple[GPT, dict[str, Tensor]]) -> None:
     model, _ = nano_sort
     digits = torch.randint(0, 3, (50, 6), generator=torch.Generator().manual_seed(0)).tolist()
     cfg = GenerateConfig(strategy="greedy", max_new_tokens=5)
-    rows: list[list[int]] = [[] for _ in digits]
-    for step in stream(model, digits, cfg, eod_id=None, vocab_size=3):
-        for row, token in step.items():
-            rows[row].append(token)
+    rows = [new.tokens for (new,) in continue_tokens(model, digits, cfg, vocab_size=3)]
     right = [row == sorted(given)[:5] for row, given in zip(rows, digits, strict=True)]
     assert sum(right) >= 48
