@@ -61,6 +61,28 @@ def test_nothing_there(verb: str, call, tmp_path: Path) -> None:
     assert "notes.txt: not a dataset of a known format" in call(verb, tmp_path / "notes.txt", expect=2).err
 
 
+def test_what_a_name_without_a_dataset_may_mean(call, small_store: Path, tmp_path: Path) -> None:
+    call("convert", small_store, tmp_path / "x", "--to", "llmc")
+    assert (
+        f"is in shards. Give the folder they are in, or the pattern '{tmp_path / 'x'}_*.bin'"
+        in call("inspect", tmp_path / "x", expect=2).err
+    )
+    (tmp_path / "y.part").mkdir()
+    assert "was stopped before it was whole" in call("train", f"data.path={tmp_path / 'y'}", expect=2).err
+
+
+def test_a_dataset_that_is_replaced_is_told(call, corpus_file: Path, small_store: Path, tmp_path: Path) -> None:
+    for verb in (
+        ["prepare", corpus_file, "--out", tmp_path / "x"],
+        ["convert", small_store, tmp_path / "y", "--to", "tnt"],
+    ):
+        first, second = call(*verb), call(*verb)
+        assert "replaced" not in first.out + first.err
+        assert f"note: replaced the dataset that was at {verb[-1] if verb[0] == 'prepare' else tmp_path / 'y'}" in (
+            second.out + second.err
+        )
+
+
 def test_inspect_shows_lengths_and_text(call, small_store: Path) -> None:
     out = call("inspect", small_store).out
     assert "megatron (Megatron .bin/.idx, memory-mapped)" in out

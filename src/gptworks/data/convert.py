@@ -70,7 +70,7 @@ def convert(
         if verify:
             _compare(contents, [to.read(main) for main in mains(to, written)], to, prefix)
         _refuse_own_source(written, prefix, stores)
-        files = publish(written, {}, contents, prefix, to, sidecar, tokenizer)
+        files = publish(written, {}, contents, prefix, to, sidecar, tokenizer, notes)
     return Converted([store.located for store in stores], files, contents.num_documents, contents.num_tokens, notes)
 
 

@@ -134,9 +134,11 @@ def _take_record(parsed: Parsed, number: int, record: Any, keys: tuple[str, ...]
     if not isinstance(record, dict):
         problem = f"needs an object with key '{keys[0]}', got {type(record).__name__}"
     elif missing := [key for key in keys if not isinstance(record.get(key), str)]:
-        found = (
-            f"got {type(record[missing[0]]).__name__}" if missing[0] in record else f"keys here: {', '.join(record)}"
-        )
+        value = record.get(missing[0])
+        if missing[0] not in record:
+            found = f"keys here: {', '.join(record)}"
+        else:
+            found = "got list: join its texts into one" if isinstance(value, list) else f"got {type(value).__name__}"
         problem = f"key '{missing[0]}' is not a text; {found}"
     elif broken := [key for key in keys if not _is_text(record[key])]:
         problem = f"key '{broken[0]}' is not a text: half of a surrogate pair, from a broken \\u escape"

@@ -141,7 +141,7 @@ def _run(request: _Request, *, may_be_quick: bool) -> Summary:
         kind = "examples" if request.is_examples else "text"
         sidecar = describe(tokenizer, kind=kind, eod_appended=request.append_eod)
         work.finish(request.format, tokenizer, sidecar, len(rules.keys), request.row_length)
-    state, notes = work.state, []
+    state, notes = work.state, work.notes
     left = state.tokens % request.row_length if request.row_length else 0
     if left:
         notes.append(f"the last {left:,} tokens do not fill a row of {request.row_length} and are left out")

@@ -58,6 +58,7 @@ def publish(
     format_: Format,
     sidecar: Sidecar | None,
     tokenizer: Tokenizer | None,
+    notes: list[str],
 ) -> list[Path]:
     """Move the files of a dataset from their staging folder to PREFIX, with sidecar and tokenizer. Returns them all.
 
@@ -89,9 +90,12 @@ def publish(
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
     files = [*written, *beside]
-    for stale in registry.replaced_by(format_, [prefix.with_name(file.name) for file in files], prefix):
+    final = [prefix.with_name(file.name) for file in files]
+    if any(file.exists() for file in final[: len(written)]):
+        notes.append(f"replaced the dataset that was at {prefix}")
+    for stale in registry.replaced_by(format_, final, prefix):
         stale.unlink()
     # The index before the tokens: tokens alone would be taken for a dataset without an index. The sidecar last.
     for file in [*reversed(written), *beside]:
         file.replace(prefix.with_name(file.name))
-    return [prefix.with_name(file.name) for file in files]
+    return final

@@ -71,6 +71,7 @@ class WorkFolder:
         self.state = State()
         self.hash = hashlib.sha256()
         self.published: list[Path] = []
+        self.notes: list[str] = []
         self.lengths: list[int] = []  # of the lines of the journal
         self.opened: list[IO[bytes]] = []  # the lock first
         self.itemsize = np.dtype(fingerprint["dtype"]).itemsize
@@ -232,7 +233,7 @@ class WorkFolder:
         else:
             (self.folder / "out").mkdir(exist_ok=True)
             written = format_.write(self.folder / "out" / self.prefix.name, contents, tokenizer.vocab_size)
-        self.published = publish(written, hashes, contents, self.prefix, format_, sidecar, tokenizer)
+        self.published = publish(written, hashes, contents, self.prefix, format_, sidecar, tokenizer, self.notes)
 
 
 def _open_for_update(path: Path) -> IO[bytes]:

@@ -117,6 +117,10 @@ def _nothing_at(path: Path) -> str:
             f"{index}: no such file. Needed: the pair {tokens.name} and {index.name}. If {tokens.name} is a bare "
             f"stream of tokens, name it in full: {tokens}."
         )
+    if megatron.beside(path, ".part").is_dir():
+        return f"{path}: `gptworks prepare` was stopped before it was whole. The same command goes on."
+    if any(path.parent.glob(f"{glob.escape(path.name)}_[0-9]*.bin")):
+        return f"{path}: is in shards. Give the folder they are in, or the pattern '{path}_*.bin'."
     if path.is_file():
         return f"{path}: not a dataset of a known format. Known: {kinds}. `gptworks prepare` makes one from text."
     return (
