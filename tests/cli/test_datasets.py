@@ -253,6 +253,15 @@ def test_what_is_being_written_is_no_dataset_yet(call, small_store: Path, tmp_pa
     assert json.loads(call("inspect", tmp_path, "--json").out)["documents"] == 160
 
 
+def test_training_says_when_the_tokenizer_is_not_known(call, recipe, small_store: Path, tmp_path: Path) -> None:
+    np.array(Store(small_store).tokens).tofile(tmp_path / "bare.bin")
+    command = ["train", "-c", recipe, "train.steps=1", "--out"]
+    done = call(*command, tmp_path / "r", f"data.path={tmp_path / 'bare.bin'}")
+    assert "its tokenizer is not known; data.tokenizer names it" in done.out + done.err
+    done = call(*command, tmp_path / "s")
+    assert "tokenizer is not known" not in done.out + done.err
+
+
 def test_a_pattern_that_matches_nothing(call, recipe, tmp_path: Path) -> None:
     err = call("train", "-c", recipe, "--out", tmp_path / "r", f"data.path={tmp_path}/shard_*.bin", expect=2).err
     assert f"{tmp_path}/shard_*.bin: no file matches this pattern" in err

@@ -14,11 +14,7 @@ from gptworks.data.dataset import Dataset
 from gptworks.errors import TokenizerError, UsageError
 from gptworks.evaluate import run
 from gptworks.evaluate.heldout import HeldOut, held_out_loss
-from gptworks.evaluate.run import refuse_trained_share
-
-_PARTS = {"train": "train", "held-out": "held_out", "test": "test", "all": "train"}
-# These say what was trained on, not how it was cut into samples.
-_NOT_THE_CUT = ("path", "held_out_path", "weights", "tokenizer")
+from gptworks.evaluate.run import PARTS, data_section
 
 
 def evaluate(
@@ -50,28 +46,21 @@ def held_out(
     """As `gptworks eval --task heldout`."""
     texts = as_texts(data, "evaluate: data")
     split = split or ("held-out" if texts is None else "all")
-    if split not in _PARTS:
-        raise UsageError(f"evaluate: split: got {split!r}; needs one of {', '.join(_PARTS)}.")
+    if split not in PARTS:
+        raise UsageError(f"evaluate: split: got {split!r}; needs one of {', '.join(PARTS)}.")
     loaded = model if isinstance(model, PretrainedGPT) else PretrainedGPT.from_pretrained(model, device=device)
-    # A run of ours cut its data in a certain way: held-out means the same here as in training.
     trained = folders.config_of(loaded.folder) if loaded.folder else {}
-    refuse_trained_share(trained.get("data", {}), str(data), split)
-    cut: dict[str, Any] = {"seq_len": loaded.cfg.max_positions, **trained.get("data", {})}
-    cut = {key: value for key, value in cut.items() if key not in _NOT_THE_CUT}
-    if split == "all":
-        cut["split"] = "1,0,0"
-    elif shares:
-        cut["split"] = shares
+    cut = data_section(trained, loaded.cfg.max_positions, str(data) if texts is None else "", split, shares)
     if seq_len is not None:
         cut["seq_len"] = seq_len
     seed = trained.get("train", {}).get("seed", 0)
     if texts is None:
-        return measure(loaded, cut | {"path": str(data)}, part=_PARTS[split], batch_size=batch_size, seed=seed)
+        return measure(loaded, cut, part=PARTS[split], batch_size=batch_size, seed=seed)
     if loaded.tokenizer is None:
         raise TokenizerError("evaluate: the model has no tokenizer to read texts with. Put one beside its weights.")
     with tempfile.TemporaryDirectory() as folder:
         path = write_store(texts, Path(folder) / "texts", loaded.tokenizer)
-        return measure(loaded, cut | {"path": path}, part=_PARTS[split], batch_size=batch_size, seed=seed)
+        return measure(loaded, cut | {"path": path}, part=PARTS[split], batch_size=batch_size, seed=seed)
 
 
 def measure(model: PretrainedGPT, data: dict[str, Any], *, part: str, batch_size: int, seed: int) -> HeldOut:

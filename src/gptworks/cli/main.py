@@ -1,7 +1,6 @@
 """gptworks VERB ... : finds the verb, runs it, turns our errors into exit code 2."""
 
 import argparse
-import difflib
 import errno
 import os
 import sys
@@ -90,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _unknown(parser: argparse.ArgumentParser, verb: str, left: list[str]) -> None:
     """Ends the program, with the nearest option that there is."""
+    import difflib
+
     known = completion.options_of(parser, verb)
     near = difflib.get_close_matches(left[0].partition("=")[0].replace("_", "-"), known, 1)
     hint = f"; did you mean {near[0]}?" if near else f". `gptworks {verb} --help` lists what there is."

@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gptworks.data.inspect import checksum_problems, inspect
+    from gptworks.data.inspect import damage_in
     from gptworks.data.store import Store, locate_stores
     from gptworks.errors import DataError
 
@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
         except DataError as error:
             damage.append(str(error))
             continue
-        wrong = checksum_problems(store) or [f"{store.file}: {each}" for each in inspect(store, everything=True).damage]
+        wrong = damage_in(store)
         damage += wrong
         if wrong:
             continue

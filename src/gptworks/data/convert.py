@@ -11,7 +11,7 @@ import numpy as np
 
 from gptworks.data.formats.contents import Contents, Tokens, as_rows, blocks, document_starts
 from gptworks.data.formats.registry import FORMATS, Format, Located, locate, mains
-from gptworks.data.inspect import checksum_problems, inspect
+from gptworks.data.inspect import damage_in
 from gptworks.data.publish import check_row_length, describe, output_prefix, publish
 from gptworks.data.store import Sidecar, Store, locate_stores
 from gptworks.errors import DataError
@@ -46,12 +46,14 @@ def convert(
     check_row_length(to, row_length, "--to")
     notes: list[str] = []
     sidecar, tokenizer = _common_sidecar(stores, tokenizer)
-    if sidecar and sidecar.kind == "examples" and (row_length is not None or not to.KEEPS_SEQUENCES):
+    if sidecar and sidecar.kind == "examples" and not to.KEEPS_SEQUENCES:
         able = ", ".join(name for name, format_ in FORMATS.items() if format_.KEEPS_SEQUENCES)
-        what = f"{to.NAME} cannot keep apart" if row_length is None else "rows of one length would cut"
-        raise DataError(f"{stores[0].file}: holds prompts and completions, which {what}. Use one of {able}.")
-    for store in stores:
-        _refuse_damage(store, tokenizer, verify)
+        raise DataError(
+            f"{stores[0].file}: holds prompts and completions, which {to.NAME} cannot keep apart. Use one of {able}."
+        )
+    # A new sidecar would vouch for what is wrong already.
+    if problems := [each for store in stores for each in damage_in(store, tokenizer, checksums=verify)]:
+        raise DataError("\n".join([*problems, "It is damaged, or --tokenizer is not the one it was made with."]))
     contents = _joined([_with_documents(store.contents, tokenizer, store, notes) for store in stores])
     if row_length is not None:
         left = contents.num_tokens % row_length
@@ -72,14 +74,6 @@ def convert(
         _refuse_own_source(written, prefix, stores)
         files = publish(written, {}, contents, prefix, to, sidecar, tokenizer, notes)
     return Converted([store.located for store in stores], files, contents.num_documents, contents.num_tokens, notes)
-
-
-def _refuse_damage(store: Store, tokenizer: Tokenizer | None, verify: bool) -> None:
-    """A new sidecar would vouch for what is wrong already."""
-    problems = checksum_problems(store) if verify else []
-    problems += [f"{store.file}: {each}" for each in inspect(store, tokenizer, everything=True).damage]
-    if problems:
-        raise DataError("\n".join([*problems, "It is damaged, or --tokenizer is not the one it was made with."]))
 
 
 def _located(source: str, from_format: Format | None) -> list[Located]:

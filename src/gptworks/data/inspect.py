@@ -113,6 +113,12 @@ def _remarks(report: Report) -> Iterator[str]:
         yield f"no sidecar: {known} are not known"
 
 
+def damage_in(store: Store, tokenizer: Tokenizer | None = None, *, checksums: bool = True) -> list[str]:
+    """All that is wrong with a store that could be opened: hashes first, and every id where those agree."""
+    wrong = checksum_problems(store) if checksums else []
+    return wrong or [f"{store.file}: {each}" for each in inspect(store, tokenizer, everything=True).damage]
+
+
 def checksum_problems(store: Store) -> list[str]:
     """Files that are not what the sidecar says. Empty also where there is no sidecar."""
     if store.sidecar is None:

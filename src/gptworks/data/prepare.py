@@ -26,7 +26,6 @@ from gptworks.data.work_folder import WORK_VERSION, State, WorkFolder, WorkIsKep
 from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer
 
-_WORK_VERSION = 2  # of the work folder: another number starts anew
 _SMALL_BYTES = 4 * text_blocks.BLOCK_BYTES  # below this, starting processes costs more than they save
 _AHEAD = 3  # blocks per worker that are under way
 

@@ -23,7 +23,7 @@ from gptworks.data.text_blocks import Block
 from gptworks.errors import DataError, GPTWorksError
 from gptworks.tokenizer import Tokenizer
 
-WORK_VERSION = 1  # another number starts anew
+WORK_VERSION = 2  # another number starts anew
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from gptworks.evaluate.scoring import Score
 from gptworks.tokenizer import Tokenizer
 
 TASKS = ("heldout", "wikitext", "lambada")
+PARTS = {"train": "train", "held-out": "held_out", "test": "test", "all": "train"}  # split as users say it -> part
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ class _Watched:
 
 def _heldout(subject: Subject, request: Request, watcher: Watcher) -> dict[str, Any]:
     model = subject.model
-    part = {"train": "train", "held-out": "held_out", "test": "test", "all": "train"}[request.split]
+    part = PARTS[request.split]
     dataset = _dataset_of(subject, request)
     if model.tokenizer and dataset.tokenizer:
         dataset.tokenizer.require(model.tokenizer.identity, what=subject.path)
@@ -261,29 +262,31 @@ def _heldout(subject: Subject, request: Request, watcher: Watcher) -> dict[str, 
 
 
 def _dataset_of(subject: Subject, request: Request) -> Dataset:
-    """A run of ours cut its data in a certain way: held-out means the same here as in training."""
     model = subject.model
     trained = folder.config_of(Path(subject.path))
-    refuse_trained_share(trained.get("data", {}), request.data, request.split)
-    not_here = {"path", "held_out_path", "weights", "tokenizer"}
-    data: dict[str, Any] = {"seq_len": model.cfg.max_positions}
-    data |= {key: value for key, value in trained.get("data", {}).items() if key not in not_here}
-    if request.split == "all":
-        data["split"] = "1,0,0"
-    elif request.shares:
-        data["split"] = request.shares
-    config = from_dict({"model": model.cfg.model_dump(), "data": data | {"path": request.data}}, "eval").data
+    data = data_section(trained, model.cfg.max_positions, request.data, request.split, request.shares)
+    config = from_dict({"model": model.cfg.model_dump(), "data": data}, "eval").data
     # With an order of another system the seed decides where the samples begin.
     return Dataset(config, vocab_size=model.cfg.vocab_size, seed=trained.get("train", {}).get("seed", 0))
 
 
-def refuse_trained_share(cut: dict[str, Any], data: str, split: str) -> None:
-    """`cut`: the data section of the run. With held-out text of its own it trained on the second share too."""
+def data_section(trained: dict[str, Any], context: int, data: str, split: str, shares: str | None) -> dict[str, Any]:
+    """How `data` is cut into samples. A run (`trained`: its configuration) cut its own in a certain way: held-out means
+    the same here as in training."""
+    cut = trained.get("data", {})
     if split == "held-out" and cut.get("held_out_path") and data in cut.get("path", ()):
         raise UsageError(
             f"--split held-out: the run held out text of its own and trained on this share of {data} too. "
             f"Evaluate what it held out: --data {cut['held_out_path'][0]} --split all."
         )
+    # These say what was trained on, not how it was cut into samples.
+    not_the_cut = {"path", "held_out_path", "weights", "tokenizer"}
+    section = {"seq_len": context, **{key: value for key, value in cut.items() if key not in not_the_cut}, "path": data}
+    if split == "all":
+        section["split"] = "1,0,0"
+    elif shares:
+        section["split"] = shares
+    return section
 
 
 def _per_document(
