@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gptworks.config.derive import Layout
 from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig, ScalerConfig
 from gptworks.data.loader import IGNORED, Batch
 from gptworks.errors import DataError
@@ -136,7 +137,7 @@ def test_dropout_depends_on_seed_step_micro_batch_and_data_rank_alone() -> None:
     assert loss() == usual
     assert loss(step=2) != usual
     assert loss(seed=2) != usual
-    assert loss(world=World(CPU.device, data_rank=1, data_parallel=2)) != usual
+    assert loss(world=World(CPU.device, Layout(dp=2), rank=1)) != usual
     twice = loss(batches=[batch_of(4), batch_of(4)])
     assert twice != usual, "the second micro-batch repeats the dropout of the first"
 

@@ -8,6 +8,29 @@ from gptworks.errors import ConfigError
 
 
 @dataclass(frozen=True)
+class Layout:
+    """How many processes there are in each direction, outermost first: neighbours in `tp` talk most."""
+
+    pp: int = 1
+    dp: int = 1
+    fsdp: int = 1
+    tp: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return self.pp * self.dp * self.fsdp * self.tp
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that read different samples."""
+        return self.dp * self.fsdp
+
+    def __str__(self) -> str:
+        """Such as pp2.tp2; "1" where there is one process."""
+        return ".".join(f"{name}{size}" for name, size in vars(self).items() if size > 1) or "1"
+
+
+@dataclass(frozen=True)
 class BatchPlan:
     """global_size = micro_size x accumulation x data_parallel, all known."""
 
