@@ -5,10 +5,15 @@ BIN    := $(VENV)/bin
 DATA   := runs/quickstart-data
 RUN    := runs/quickstart
 
-.PHONY: quickstart test test-interop check format clean bench help
+# Where WikiText-2, openwebtext-1000 and LAMBADA lie, each in a folder of its own.
+CORPORA ?= ../shared/data/corpora
+MODEL_DATA := runs/model-data
+
+.PHONY: quickstart model test test-interop check format clean bench help
 
 help:
 	@echo "make quickstart   train a small GPT on text your Python carries (about 3 minutes)"
+	@echo "make model        train 6 x 384 on WikiText-2 and web pages in \$$CORPORA, to measure with (about 40 minutes)"
 	@echo "make test         install and run the tests"
 	@echo "make test-interop the other systems read what we write, and the reverse (installs MindSpore, Megatron, Paddle and lm_eval)"
 	@echo "make check        formatting, lint and types"
@@ -38,6 +43,21 @@ quickstart: $(VENV)/installed
 	$(BIN)/gptworks generate --model $(RUN) --prompt "    def read(self" --max-new-tokens 80 --top-k 40 --temperature 0.7
 	@echo "== 5. the loss curve"
 	$(BIN)/gptworks plot $(RUN)
+
+# Kept in runs/, where git does not look; interrupted, it goes on from its last checkpoint.
+model: $(VENV)/installed $(MODEL_DATA)/ready
+	$(BIN)/gptworks train -c recipes/wikitext.yaml --out runs/model --resume auto
+	$(BIN)/gptworks train -c recipes/lambada-copy.yaml --out runs/lambada-copy --resume auto
+
+$(MODEL_DATA)/ready: $(VENV)/installed
+	@test -d $(CORPORA)/wikitext-2 || { echo "make model: no corpora in $(CORPORA); name their folder with CORPORA=..." >&2; exit 2; }
+	@mkdir -p $(MODEL_DATA)
+	$(BIN)/gptworks prepare $(CORPORA)/wikitext-2/wiki.train.tokens --append-eod --out $(MODEL_DATA)/wikitext
+	$(BIN)/gptworks prepare $(CORPORA)/wikitext-2/wiki.valid.tokens --append-eod --out $(MODEL_DATA)/valid
+	$(BIN)/gptworks prepare $(CORPORA)/openwebtext-1000/openwebtext-1000.jsonl --append-eod --out $(MODEL_DATA)/web
+	head -n 200 $(CORPORA)/lambada/lambada_test.jsonl > $(MODEL_DATA)/passages.jsonl
+	$(BIN)/gptworks prepare $(MODEL_DATA)/passages.jsonl --append-eod --out $(MODEL_DATA)/passages
+	@touch $@
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest

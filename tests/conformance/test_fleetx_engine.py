@@ -197,3 +197,23 @@ def test_s0_15_the_default_line_is_ours(train: Callable[..., str]) -> None:
     printed = train("run", "train.steps=5", "train.log_every=1")
     assert "global step" not in printed
     assert re.search(r"^step 5/5  loss \d\.\d{4}  lr \S+  grad \S+  [\d,]+ tok/s  MFU \d+%  ETA 0:00$", printed, re.M)
+
+
+# S2-06: the log of PaddleNLP's document, which begins at step 1471
+
+PADDLENLP = (
+    "[2022-11-25 23:31:05,459] [    INFO] - global step 1471, epoch: 0, batch: 1470, loss: 8.085629463, "
+    "avg_reader_cost: 0.00024 sec, avg_batch_cost: 0.35901 sec, speed: 2.79 step/s, ips_total: 11409 tokens/s, "
+    "ips: 11409 tokens/s, learning rate: 4.60000e-05"
+)
+
+
+def test_s2_06_the_learning_rates_of_the_log(train: Callable[..., str]) -> None:
+    shape = ["model.num_layers=1", "model.hidden_size=8", "model.num_heads=1", "batch.global_size=1"]
+    clock = ["optim.lr=1e-4", "optim.min_lr=1e-5", "optim.warmup_steps=3200", "optim.decay_steps=320000"]
+    settings = ["train.steps=1475", "train.log_every=1", "train.log_style=fleetx", "batch.micro_size=1"]
+    printed = train("run", *shape, *clock, *settings)
+    found = {int(m["step"]): m["lr"] for m in map(shape_of(PADDLENLP).fullmatch, printed.splitlines()) if m}
+    assert len(found) == 1475
+    logged = ["4.60000e-05", "4.60313e-05", "4.60625e-05", "4.60938e-05", "4.61250e-05"]
+    assert [found[step] for step in range(1471, 1476)] == logged
