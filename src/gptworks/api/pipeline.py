@@ -57,11 +57,13 @@ def pipeline(
     *,
     tokenizer: str | Path | Tokenizer | None = None,
     device: str = "auto",
+    weights: str = "fp32",
     download: bool | None = None,
     **settings: Any,
 ) -> Pipeline:
     """A function from texts to texts. The model is a folder, a name or a `GPT`; the settings are those of `generate`.
 
+    weights: fp32, bf16 or int8, see `GPT.from_pretrained`.
     `max_length` counts the prompt too, `max_new_tokens` does not. The result has one dictionary per text, with the
     prompt and what follows it, in the form MindFormers gives.
 
@@ -73,7 +75,7 @@ def pipeline(
     combined({}, settings)
     loaded = model
     if not isinstance(loaded, PretrainedGPT):
-        loaded = PretrainedGPT.from_pretrained(loaded, device=device, download=download)
+        loaded = PretrainedGPT.from_pretrained(loaded, device=device, weights=weights, download=download)
     chosen = loaded.tokenizer
     if tokenizer is not None:
         chosen = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.from_pretrained(tokenizer)

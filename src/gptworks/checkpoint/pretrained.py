@@ -15,6 +15,7 @@ from gptworks.config.load import from_dict
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import TokenizerError
 from gptworks.model import GPT
+from gptworks.model.inference import require_kind, store_weights
 from gptworks.parallel.apply import WeightSource, build
 from gptworks.parallel.launch import World, pick_device
 from gptworks.tokenizer import Tokenizer
@@ -110,6 +111,7 @@ class PretrainedGPT(GPT):
         *,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        weights: str = "fp32",
         download: bool | None = None,
     ) -> Self:
         """From a run folder, one of its steps, a Hugging Face GPT-2 folder, or a name; in evaluation mode.
@@ -117,12 +119,17 @@ class PretrainedGPT(GPT):
         A name such as gpt2, gpt2-medium-en or openai-community/gpt2-xl is looked for in $GPTWORKS_HOME/models and in
         the Hugging Face cache. It is downloaded only with `download=True` or GPTWORKS_DOWNLOAD=1.
 
+        dtype: what activations are computed in. weights: bf16 or int8 keep the matrices in half or a quarter of the
+        memory, which is what generation on a CPU waits for; such a model predicts, and cannot be trained or saved.
+
         >>> model = gptworks.GPT.from_pretrained("gpt2", device="auto", dtype=torch.bfloat16)   # doctest: +SKIP
         """
+        require_kind(weights)
         opened = Pretrained.open(name_or_path, download=download)
         model = build(opened.model, World(pick_device(device)), dtype, opened.weights, model_type=cls)
         if isinstance(opened.weights, huggingface.Weights):
             opened.weights.require_all_used()
         assert isinstance(model, cls)
         model.tokenizer, model.folder = opened.tokenizer, opened.folder
+        store_weights(model, weights)
         return model.eval()

@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-style", choices=["gptworks", "fleetx"], default="gptworks", help="fleetx: the log lines of PaddleNLP"
     )
+    options.add_weights_option(parser)
     options.add_device_option(parser)
     options.add_json_option(parser)
 
@@ -78,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
         limit=args.limit,
         batch_size=args.batch_size,
         device=args.device,
+        weights=args.weights,
         per_document=Path(args.per_document) if args.per_document else None,
         split=args.split,
         shares=args.shares,

@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stream", action="store_true", help="show tokens as they appear (a terminal gets one text so anyway)"
     )
+    options.add_weights_option(parser)
     options.add_device_option(parser)
     options.add_json_option(parser)
 
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = [] if args.interactive else _prompts(args)
     wants_stream = _wants_stream(args, len(prompts), can_stream(cfg))
     Pretrained.open(args.model).require_tokenizer()
-    model = PretrainedGPT.from_pretrained(args.model, device=args.device)
+    model = PretrainedGPT.from_pretrained(args.model, device=args.device, weights=args.weights)
     if args.interactive:
         from gptworks.cli.interactive import converse
 

@@ -41,6 +41,15 @@ def add_device_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto", help="where to compute")
 
 
+def add_weights_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--weights",
+        choices=["fp32", "bf16", "int8"],
+        default="fp32",
+        help="how matrices are kept; int8 writes text fastest on a CPU",
+    )
+
+
 # Written here as well as in the registry of formats, whose import would need numpy; a test compares the two.
 DATASET_FORMATS = "megatron, tnt, paddle, paddle-npz, mindrecord, nanogpt or llmc"
 

@@ -28,8 +28,8 @@ class HarnessAnswers:
     tokenizer: Tokenizer
     rows_per_batch: int
 
-    def load(self, pretrained: str, device: str, batch_size: int) -> None:
-        self.model = PretrainedGPT.from_pretrained(pretrained, device=device)
+    def load(self, pretrained: str, device: str, batch_size: int, weights: str = "fp32") -> None:
+        self.model = PretrainedGPT.from_pretrained(pretrained, device=device, weights=weights)
         if self.model.tokenizer is None:
             raise TokenizerError(f"{pretrained}: has no tokenizer. Put tokenizer.json beside the weights.")
         self.tokenizer, self.rows_per_batch = self.model.tokenizer, batch_size
@@ -103,11 +103,16 @@ def harness_class() -> type:
 
     class GPTWorksLM(HarnessAnswers, LM):  # type: ignore[misc]
         def __init__(
-            self, pretrained: str, device: str | None = "auto", batch_size: int | str | None = 8, **_: Any
+            self,
+            pretrained: str,
+            device: str | None = "auto",
+            batch_size: int | str | None = 8,
+            weights: str = "fp32",
+            **_: Any,
         ) -> None:
             LM.__init__(self)
             size = 8 if batch_size is None or not str(batch_size).isdigit() else int(batch_size)
-            self.load(pretrained, device or "auto", max(1, size))
+            self.load(pretrained, device or "auto", max(1, size), weights)
 
     register_model("gptworks")(GPTWorksLM)
     return GPTWorksLM

@@ -35,7 +35,8 @@ def print_result(result: dict[str, Any]) -> None:
         table.add_column(_METRICS[name][0], justify="right")
     for row in rows:
         cells = [_METRICS[name][1].format(row[name]) if row.get(name) is not None else "" for name in shown]
-        table.add_row(row["model"], *cells)
+        kept_in = row.get("weights_kept_in", "fp32")
+        table.add_row(row["model"] if kept_in == "fp32" else f"{row['model']} ({kept_in})", *cells)
     console.print(table)
     if result.get("published"):
         console.print(f"\n{STATUS}:", highlight=False)

@@ -34,6 +34,7 @@ class Request:
     limit: int = 0  # samples, windows or passages; 0 = all
     batch_size: int = 8
     device: str = "auto"
+    weights: str = "fp32"  # how matrices are kept: fp32, bf16 or int8
     per_document: Path | None = None
     split: str = "held-out"
     shares: str | None = None
@@ -47,11 +48,13 @@ class Subject:
     path: str
     model: PretrainedGPT
     weights_sha256: str
+    kept_in: str
 
     @classmethod
-    def load(cls, path: str, device: str) -> "Subject":
+    def load(cls, path: str, device: str, kept_in: str) -> "Subject":
         opened = Pretrained.open(path)
-        return cls(path, PretrainedGPT.from_pretrained(path, device=device), identity.of_weights(opened))
+        model = PretrainedGPT.from_pretrained(path, device=device, weights=kept_in)
+        return cls(path, model, identity.of_weights(opened), kept_in)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -65,7 +68,12 @@ class Subject:
     def row(self) -> dict[str, Any]:
         tokenizer = self.model.tokenizer
         named = {"name": tokenizer.name, "identity": tokenizer.identity} if tokenizer else None
-        return {"model": self.path, "weights_sha256": self.weights_sha256, "tokenizer": named}
+        return {
+            "model": self.path,
+            "weights_sha256": self.weights_sha256,
+            "weights_kept_in": self.kept_in,
+            "tokenizer": named,
+        }
 
 
 def evaluate(models: Sequence[str], request: Request, watcher: Watcher | None = None) -> dict[str, Any]:
@@ -74,7 +82,9 @@ def evaluate(models: Sequence[str], request: Request, watcher: Watcher | None = 
     tasks = {"heldout": _heldout, "wikitext": _wikitext, "lambada": _lambada}
     result: dict[str, Any] = {}
     for path in models:  # one after the other: two need not fit into memory together
-        measured = tasks[request.task](Subject.load(path, request.device), request, watcher or Watcher())
+        measured = tasks[request.task](
+            Subject.load(path, request.device, request.weights), request, watcher or Watcher()
+        )
         if not result:
             result = measured
         else:
@@ -107,6 +117,7 @@ def _records(subject: Subject, request: Request, head: dict[str, Any], total: in
         **head,
         "weights_sha256": subject.weights_sha256,
         "tokenizer": tokenizer.identity if tokenizer else None,
+        **({"weights_kept_in": subject.kept_in} if subject.kept_in != "fp32" else {}),
     }
     return Records(request.per_document, header, total)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gptworks.model import GPT
+from gptworks.model.inference import predictor
 
 
 class Contexts:
@@ -15,7 +16,7 @@ class Contexts:
     """
 
     def __init__(self, model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int, vocab_size: int) -> None:
-        self.model = model
+        self.model = predictor(model)
         # Rows of the embedding beyond the tokenizer exist for alignment only and are never drawn.
         self.vocab_size = vocab_size
         self.limit = model.cfg.max_positions

@@ -244,7 +244,8 @@ class GPT(nn.Module):
 
     def new_cache(self, rows: int, length: int, dtype: torch.dtype | None = None) -> KVCache:
         """An empty cache for the layers and heads that are here."""
-        qkv_rows = next(iter(self.blocks.values())).get_parameter("attn.qkv.weight").shape[0]
+        attention: Attention = next(iter(self.blocks.values())).attn  # type: ignore[assignment]
+        qkv_rows = attention.qkv.weight.shape[0]
         num_heads = qkv_rows // (3 * self.cfg.head_size)
         kind = {"dtype": dtype or self.compute_dtype, "device": self.wpe.weight.device}
         return KVCache(len(self.blocks), rows, num_heads, length, self.cfg.head_size, **kind)

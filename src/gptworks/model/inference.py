@@ -1,0 +1,114 @@
+"""A model that only predicts: its matrices kept in fewer bits, its products of few rows in the fast function.
+
+Activations, embedding of positions, LayerNorms and biases stay in fp32.
+"""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gptworks.errors import UsageError
+from gptworks.model import fast_linear
+from gptworks.model.gpt import GPT, Linear
+
+WEIGHTS = ("fp32", "bf16", "int8")
+
+
+class StoredMatrix(nn.Module):
+    """[outputs, inputs] in fp32, bf16, or int8 with one scale for each output."""
+
+    values: Tensor
+    scale: Tensor | None
+
+    def __init__(self, weight: Tensor, kind: str) -> None:
+        super().__init__()
+        scale, values = None, weight.detach()
+        if kind == "bf16":
+            values = values.bfloat16()
+        elif kind == "int8":
+            scale = values.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / 127
+            values = (values / scale[:, None]).round_().to(torch.int8)
+        self.register_buffer("values", values)
+        self.register_buffer("scale", scale)
+
+    def rows(self, at: Tensor | slice) -> Tensor:
+        """Some of the rows in fp32."""
+        wide = self.values[at].float()
+        return wide if self.scale is None else wide * self.scale[at].unsqueeze(-1)
+
+
+class StoredLinear(nn.Module):
+    bias: Tensor | None
+
+    def __init__(self, matrix: StoredMatrix, bias: Tensor | None) -> None:
+        super().__init__()
+        self.matrix = matrix
+        self.register_buffer("bias", None if bias is None else bias.detach())
+
+    @property
+    def weight(self) -> Tensor:
+        """The whole matrix in fp32; for many rows at a time, as a loss has them."""
+        return self.matrix.rows(slice(None))
+
+    def forward(self, x: Tensor) -> Tensor:
+        matrix = self.matrix
+        if fast_linear.suits(x, matrix.values):
+            return fast_linear.linear(x, matrix.values, matrix.scale, self.bias)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.weight.to(x.dtype), bias)
+
+
+class StoredEmbedding(nn.Module):
+    def __init__(self, matrix: StoredMatrix) -> None:
+        super().__init__()
+        self.matrix = matrix
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.matrix.rows(ids)
+
+
+def require_kind(kind: str) -> None:
+    if kind not in WEIGHTS:
+        raise UsageError(f"weights: got {kind!r}; needs one of {', '.join(WEIGHTS)}.")
+
+
+def store_weights(model: GPT, kind: str) -> None:
+    """Keep the matrices in bf16 or int8 from now on. The model can then predict, but not be trained or saved."""
+    require_kind(kind)
+    if kind == "fp32":
+        return
+    embedding = StoredMatrix(model.wte.weight, kind)
+    head = embedding if model.cfg.tied else StoredMatrix(model.head.weight, kind)
+    for name, linear in _linears(model):
+        matrix = head if linear is model.head else StoredMatrix(linear.weight, kind)
+        _replace(model, name, StoredLinear(matrix, linear.bias))
+    model.wte = StoredEmbedding(embedding)  # type: ignore[assignment]
+    model.requires_grad_(False)
+    model.eval()
+
+
+def predictor(model: GPT) -> GPT:
+    """The same weights in a model of its own, whose products of few rows are computed by the fast function."""
+    if fast_linear.why_not() is not None:
+        return model
+    shared = [*model.parameters(), *model.buffers(), getattr(model, "tokenizer", None)]
+    twin = copy.deepcopy(model, {id(kept): kept for kept in shared})
+    for name, linear in _linears(twin):
+        _replace(twin, name, StoredLinear(StoredMatrix(linear.weight, "fp32"), linear.bias))
+    return twin
+
+
+def _linears(model: GPT) -> list[tuple[str, Linear]]:
+    """Those that hold a whole matrix of their own in fp32 on the CPU."""
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module) is Linear and type(module.weight.data) is Tensor and module.weight.device.type == "cpu"
+    ]
+
+
+def _replace(model: GPT, name: str, module: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
