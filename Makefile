@@ -9,15 +9,16 @@ RUN    := runs/quickstart
 CORPORA ?= ../shared/data/corpora
 MODEL_DATA := runs/model-data
 
-.PHONY: quickstart model test test-interop check format clean bench help
+.PHONY: quickstart model test test-interop check format clean bench bench-generate help
 
 help:
 	@echo "make quickstart   train a small GPT on text your Python carries (about 3 minutes)"
 	@echo "make model        train 6 x 384 on WikiText-2 and web pages in \$$CORPORA, to measure with (about 40 minutes)"
 	@echo "make test         install and run the tests"
-	@echo "make test-interop the other systems read what we write, and the reverse (installs MindSpore, Megatron, Paddle and lm_eval)"
+	@echo "make test-interop the other systems read what we write, and the reverse (installs MindSpore, Megatron, Paddle, lm_eval and llama.cpp)"
 	@echo "make check        formatting, lint and types"
 	@echo "make bench        the speed comparisons of benchmarks/"
+	@echo "make bench-generate  writing text beside llama.cpp, CTranslate2 and transformers (installs them)"
 	@echo "make clean        remove the environment, runs and caches"
 
 # The stamp is renewed when what it depends on changes. Plain pip and the constraints: they find the CPU build of torch.
@@ -88,11 +89,22 @@ PIP := python -m pip install --quiet --disable-pip-version-check
 	.venv-lmeval/bin/$(PIP) -c constraints.txt -e ".[eval]"
 	@touch $@
 
-test-interop: $(VENV)/installed-dev .venv-mindspore/installed .venv-megatron/installed .venv-paddle/installed .venv-lmeval/installed
+# Those that generation is compared with. llama.cpp is built from source: some minutes.
+.venv-peers/installed: Makefile constraints.txt pyproject.toml
+	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/$(PIP) -c constraints.txt torch
+	.venv-peers/bin/$(PIP) -c constraints.txt -e . transformers ctranslate2==4.8.4 gguf==0.19.0 llama-cpp-python==0.3.36
+	@touch $@
+
+bench-generate: .venv-peers/installed
+	.venv-peers/bin/python benchmarks/generate.py
+
+test-interop: $(VENV)/installed-dev .venv-mindspore/installed .venv-megatron/installed .venv-paddle/installed .venv-lmeval/installed .venv-peers/installed
 	GPTWORKS_MINDSPORE_PYTHON=$(CURDIR)/.venv-mindspore/bin/python \
 	GPTWORKS_MEGATRON_PYTHON=$(CURDIR)/.venv-megatron/bin/python \
 	GPTWORKS_PADDLE_PYTHON=$(CURDIR)/.venv-paddle/bin/python \
 	GPTWORKS_LMEVAL_PYTHON=$(CURDIR)/.venv-lmeval/bin/python \
+	GPTWORKS_PEERS_PYTHON=$(CURDIR)/.venv-peers/bin/python \
 		$(BIN)/python -m pytest -m interop tests/interop
 
 check: $(VENV)/installed-dev
@@ -111,5 +123,5 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/read.py
 
 clean:
-	rm -rf $(VENV) .venv-mindspore .venv-megatron .venv-paddle .venv-lmeval runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-mindspore .venv-megatron .venv-paddle .venv-lmeval .venv-peers runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

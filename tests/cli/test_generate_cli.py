@@ -1,5 +1,6 @@
 """gptworks generate as a user calls it: where prompts come from, streaming, JSON, the interactive mode, mistakes."""
 
+import importlib.util
 import io
 import json
 import shutil
@@ -193,3 +194,21 @@ def test_through_a_real_pipe(model_folder: Path, run_cli: Any) -> None:
     """One process: standard output in UTF-8 and nothing but the text in it."""
     done = run_cli("generate", "--model", model_folder, "--prompt", "你好", *SHORT, "--stream", "--strategy", "greedy")
     assert done.stdout.startswith("你好") and done.stderr == ""
+
+
+def test_weights_in_fewer_bits(model_folder: Path, model: Any, call: Call) -> None:
+    greedy = ["generate", "--model", model_folder, "--prompt", "Anna", *SHORT, "--strategy", "greedy", "--json"]
+    found = {kind: json.loads(call(*greedy, "--weights", kind).out) for kind in ("fp32", "bf16", "int8")}
+    exact = generations(model, "Anna", strategy="greedy", max_new_tokens=6)[0]
+    assert found["fp32"]["logprobs"] == pytest.approx(exact.logprobs, abs=1e-5)
+    for kind, closeness in (("bf16", 0.02), ("int8", 0.1)):
+        assert found[kind]["logprobs"] != found["fp32"]["logprobs"]
+        assert found[kind]["logprobs"][0] == pytest.approx(exact.logprobs[0], abs=closeness)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is not None, reason="llama.cpp is installed here")
+@pytest.mark.parametrize("more", [[], ["--engine", "llama.cpp"]])
+def test_a_gguf_file_needs_llama_cpp(more: list[str], tmp_path: Path, call: Call) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    done = call("generate", "--model", tmp_path / "model.gguf", "--prompt", "a", *more, expect=2)
+    assert 'llama.cpp is not installed: pip install "gptworks[llama]"' in done.err

@@ -43,7 +43,7 @@ _SETTINGS: dict[str, tuple[Any, str, str]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", required=True, metavar="DIR", help="run folder, checkpoint, or Hugging Face GPT-2 folder"
+        "--model", required=True, metavar="DIR", help="run folder, checkpoint, Hugging Face GPT-2 folder, or .gguf file"
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", action="append", help="repeatable; - = all of standard input")
@@ -55,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         _add_setting(parser, "--" + name.replace("_", "-"), kind, metavar, about)
     parser.add_argument(
         "--stream", action="store_true", help="show tokens as they appear (a terminal gets one text so anyway)"
+    )
+    parser.add_argument(
+        "--engine",
+        choices=["gptworks", "llama.cpp"],
+        help="who computes (default: llama.cpp for a .gguf file, else gptworks)",
     )
     options.add_weights_option(parser)
     options.add_device_option(parser)
@@ -74,23 +79,22 @@ def _add_setting(parser: argparse.ArgumentParser, option: str, kind: Any, metava
 
 def run(args: argparse.Namespace) -> int:
     from gptworks.checkpoint import folder
-    from gptworks.checkpoint.pretrained import Pretrained, PretrainedGPT
-    from gptworks.generate.engine import can_stream, generations, settings_of
+    from gptworks.generate.engine import can_stream, settings_of
 
-    given = folder.config_of(Path(args.model)).get("generate", {}) | _given(args)
+    of_the_run = {} if _is_gguf(args) else folder.config_of(Path(args.model)).get("generate", {})
+    given = of_the_run | _given(args)
     cfg = settings_of(given)
     prompts = [] if args.interactive else _prompts(args)
     wants_stream = _wants_stream(args, len(prompts), can_stream(cfg))
-    Pretrained.open(args.model).require_tokenizer()
-    model = PretrainedGPT.from_pretrained(args.model, device=args.device, weights=args.weights)
+    engine = _engine(args)
     if args.interactive:
         from gptworks.cli.interactive import converse
 
-        return converse(model, given)
+        return converse(engine, given)
     if wants_stream:
-        show_stream(model, prompts[0], given)
+        show_stream(engine, prompts[0], given)
         return 0
-    found = generations(model, prompts, **given)
+    found = engine.generations(prompts, **given)
     for number, generation in enumerate(found):
         if args.json:
             print(json.dumps(dataclasses.asdict(generation), ensure_ascii=False))
@@ -99,6 +103,27 @@ def run(args: argparse.Namespace) -> int:
             print("---")
         print(generation.prompt + generation.text)
     return 0
+
+
+def _engine(args: argparse.Namespace) -> Any:
+    if _is_gguf(args):
+        from gptworks.errors import UsageError
+        from gptworks.generate.llama_cpp import LlamaCpp
+
+        if args.weights != "fp32":
+            raise UsageError(f"--weights {args.weights}: a GGUF file says itself how its matrices are kept.")
+        return LlamaCpp(Path(args.model))
+    from gptworks.checkpoint.pretrained import Pretrained, PretrainedGPT
+    from gptworks.generate.engine import Native
+
+    Pretrained.open(args.model).require_tokenizer()
+    return Native(PretrainedGPT.from_pretrained(args.model, device=args.device, weights=args.weights))
+
+
+def _is_gguf(args: argparse.Namespace) -> bool:
+    if args.engine is None:
+        return bool(args.model.lower().endswith(".gguf"))
+    return bool(args.engine == "llama.cpp")
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
@@ -120,11 +145,9 @@ def _wants_stream(args: argparse.Namespace, num_prompts: int, can_stream: bool) 
     return is_possible and (args.stream or sys.stdout.isatty())
 
 
-def show_stream(model: Any, prompt: str, settings: dict[str, Any]) -> None:
+def show_stream(engine: Any, prompt: str, settings: dict[str, Any]) -> None:
     """The prompt, and what follows it piece by piece."""
-    from gptworks.generate.engine import stream_text
-
-    pieces = stream_text(model, prompt, **settings)
+    pieces = engine.stream(prompt, **settings)
     print(prompt + next(pieces, ""), end="", flush=True)  # after the first piece: an error comes before any text
     try:
         for piece in pieces:

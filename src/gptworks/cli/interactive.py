@@ -18,7 +18,7 @@ A line is a prompt; the model continues it. Lines that begin with / are commands
 A prompt that begins with a slash is written with two of them."""
 
 
-def converse(model: Any, settings: dict[str, Any]) -> int:
+def converse(engine: Any, settings: dict[str, Any]) -> int:
     """Until /quit or the end of the input. A mistake is told and changes nothing."""
     start, now = dict(settings), dict(settings)
     if sys.stdin.isatty():
@@ -33,7 +33,7 @@ def converse(model: Any, settings: dict[str, Any]) -> int:
             if command.startswith("/") and not command.startswith("//"):
                 now = _obey(command, rest.strip(), now, start)
             else:
-                _answer(model, line.removeprefix("/") if line.startswith("//") else line, now)
+                _answer(engine, line.removeprefix("/") if line.startswith("//") else line, now)
         except GPTWorksError as error:
             sys.stdout.flush()
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -90,12 +90,12 @@ def _shown(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _answer(model: Any, prompt: str, settings: dict[str, Any]) -> None:
+def _answer(engine: Any, prompt: str, settings: dict[str, Any]) -> None:
     from gptworks.cli.generate import show_stream
-    from gptworks.generate.engine import can_stream, generations, settings_of
+    from gptworks.generate.engine import can_stream, settings_of
 
     if can_stream(settings_of(settings)):
-        show_stream(model, prompt, settings)
+        show_stream(engine, prompt, settings)
         return
-    for generation in generations(model, prompt, **settings):
+    for generation in engine.generations(prompt, **settings):
         print(prompt + generation.text, flush=True)

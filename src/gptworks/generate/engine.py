@@ -17,6 +17,19 @@ from gptworks.model import GPT
 from gptworks.tokenizer import Tokenizer
 
 
+class Native:
+    """Our own model where an engine is asked for, be it this one or another."""
+
+    def __init__(self, model: PretrainedGPT) -> None:
+        self.model = model
+
+    def generations(self, prompts: str | Sequence[str], **settings: object) -> list[Generation]:
+        return generations(self.model, prompts, **settings)
+
+    def stream(self, prompt: str, **settings: object) -> Iterator[str]:
+        return stream_text(self.model, prompt, **settings)
+
+
 def generate(model: PretrainedGPT, prompts: str | Sequence[str], **settings: object) -> list[str]:
     """The continuation of each prompt, without the prompt. Settings: see GenerateConfig.
 

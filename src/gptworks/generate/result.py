@@ -32,6 +32,6 @@ class Generation:
     prompt: str
     text: str
     tokens: list[int]
-    logprobs: list[float]
+    logprobs: list[float]  # empty where another engine wrote the text
     finish: Finish
-    score: float
+    score: float | None
