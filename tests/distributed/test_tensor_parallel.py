@@ -57,6 +57,7 @@ def build(
         for module in part.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)  # gloo has no other scaled sum
     part.to_empty(device="cpu")
     tie(part)
     fill(part, cfg)
@@ -163,6 +164,51 @@ def test_training_equals_one_process(run_layout, tp: int, sequence: bool, tied: 
     assert_equal(
         run_layout(
             Layout(tp=tp),
+            lambda world: worst(train(build(config(tied=tied), world, sequence=sequence), world), wanted),
+        )
+    )
+
+
+def test_training_without_document_borders_equals_one_process(run_layout) -> None:
+    """No mask and no positions: the kernels of plain causal attention."""
+    wanted = one_process(resets=False)
+    assert_equal(
+        run_layout(Layout(tp=2), lambda world: worst(train(build(config(), world), world, resets=False), wanted))
+    )
+
+
+@pytest.mark.parametrize("mode", ["full", "full_attn", "core_attn"])
+def test_recomputing_equals_one_process(run_layout, mode: str) -> None:
+    wanted = one_process()
+    assert_equal(run_layout(Layout(tp=2), lambda world: worst(train(build(config(), world, mode=mode), world), wanted)))
+
+
+@pytest.mark.parametrize(
+    ("mode", "sequence"), [("none", True), ("none", False), ("full", True), ("full_attn", True), ("core_attn", True)]
+)
+def test_compiling_blocks_equals_one_process(run_layout, mode: str, sequence: bool) -> None:
+    cfg = config(num_layers=1)
+    wanted = train(build(cfg), steps=2)
+
+    def run(world: World) -> Any:
+        found = worst(train(build(cfg, world, sequence=sequence, mode=mode, compiled=True), world, steps=2), wanted)
+        counters = torch._dynamo.utils.counters
+        assert counters["frames"]["ok"] >= 1, "nothing was compiled"
+        if mode in {"none", "full"}:  # the others leave the graph for what they recompute
+            assert not counters["graph_break"], dict(counters["graph_break"])
+        return found
+
+    assert_equal(run_layout(Layout(tp=2), run))
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("sequence", [True, False], ids=["sequence", "whole"])
+def test_sharding_on_top_equals_one_process(run_layout, sequence: bool, tied: bool) -> None:
+    """Each rank of fsdp reads other rows, and shards what tp has left to it, of 509 words too."""
+    wanted = one_process(tied)
+    assert_equal(
+        run_layout(
+            Layout(fsdp=2, tp=2),
             lambda world: worst(train(build(config(tied=tied), world, sequence=sequence), world), wanted),
         )
     )
