@@ -110,16 +110,17 @@ class _CutCrossEntropy(torch.autograd.Function):
         if grad_x_RD is not None:
             add_up = collectives.reduce_scatter_tokens if split else collectives.all_reduce
             grad_x = add_up(grad_x_RD.view(whole.shape), group)
-        ctx.gradients, ctx.weight_dtype = (grad_x, grad_weight), weight_WD.dtype
+        ctx.save_for_backward(grad_x, grad_weight)
+        ctx.is_scaled, ctx.weight_dtype = False, weight_WD.dtype
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
-        grad_x, grad_weight = ctx.gradients
-        ctx.gradients = None
-        scale = grad_outputs[0]
-        if grad_x is not None:
-            grad_x = grad_x.mul_(scale)
-        if grad_weight is not None:
-            grad_weight = grad_weight.mul_(scale).to(ctx.weight_dtype)
-        return grad_x, grad_weight, None, None, None, None
+        grad_x, grad_weight = ctx.saved_tensors
+        # A schedule may ask twice, first for the gradient of x and later for that of the weight. They are scaled once,
+        # in place, which autograd must not see: it would take the second asking for a mistake.
+        for gradient in (grad_x, grad_weight):
+            if gradient is not None and not ctx.is_scaled:
+                gradient.data.mul_(grad_outputs[0])
+        ctx.is_scaled = True
+        return grad_x, None if grad_weight is None else grad_weight.to(ctx.weight_dtype), None, None, None, None
