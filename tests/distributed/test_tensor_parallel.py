@@ -206,8 +206,7 @@ def test_compiling_blocks_equals_one_process(run_layout, compiler: None, mode: s
     assert_equal(run_layout(Layout(tp=2), run))
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("sequence", [True, False], ids=["sequence", "whole"])
+@pytest.mark.parametrize(("sequence", "tied"), [(True, True), (False, False)], ids=["sequence-tied", "whole-untied"])
 def test_sharding_on_top_equals_one_process(run_layout, sequence: bool, tied: bool) -> None:
     """Each rank of fsdp reads other rows, and shards what tp has left to it, of 509 words too."""
     wanted = one_process(tied)
@@ -449,8 +448,7 @@ def test_ranks_drop_differently_what_is_cut_and_alike_what_is_whole(run_layout, 
         assert abs(both - 0.81) < 0.02
 
 
-@pytest.mark.parametrize("attention", ["auto", "math"])
-@pytest.mark.parametrize("sequence", [True, False], ids=["sequence", "whole"])
+@pytest.mark.parametrize(("sequence", "attention"), [(True, "auto"), (False, "math")])
 def test_dropout_repeats_itself_also_where_it_is_recomputed(run_layout, sequence: bool, attention: str) -> None:
     def run(world: World) -> list[float]:
         def curve(mode: str = "none", seed: int = 1) -> Curve:

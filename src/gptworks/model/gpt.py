@@ -29,7 +29,7 @@ class LayerNorm(nn.LayerNorm):
 
 def normalize(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
-    return F.layer_norm(x.to(wide), weight.shape, weight, bias, eps).to(x.dtype)
+    return F.layer_norm(x.to(wide), weight.shape, weight.to(wide), bias.to(wide), eps).to(x.dtype)
 
 
 class KVCache:
