@@ -24,8 +24,12 @@ class Linear(nn.Linear):
 
 class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return F.layer_norm(x.to(wide), self.normalized_shape, self.weight, self.bias, self.eps).to(x.dtype)
+        return normalize(x, self.weight, self.bias, self.eps)
+
+
+def normalize(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return F.layer_norm(x.to(wide), weight.shape, weight.to(wide), bias.to(wide), eps).to(x.dtype)
 
 
 class KVCache:
@@ -113,15 +117,16 @@ class Attention(nn.Module):
         super().__init__()
         self.head_size = cfg.head_size
         # Rows ordered (head, q|k|v, head size): a cut between heads is a plain cut, and the number of heads that
-        # arrived is read off the shape.
+        # arrived is read off the shape, as is that of tokens.
         self.qkv = Linear(cfg.hidden_size, 3 * cfg.hidden_size)
         self.core = CoreAttention(cfg)
         self.out = Linear(cfg.hidden_size, cfg.hidden_size)
         self.dropout = nn.Dropout(cfg.dropout_hidden)
 
     def forward(self, x_BTD: Tensor, mask: Tensor | None, cache: LayerCache | None) -> Tensor:
-        B, T, _ = x_BTD.shape
-        q_BTNH, k_BTNH, v_BTNH = self.qkv(x_BTD).view(B, T, -1, 3, self.head_size).unbind(3)
+        qkv_BTF = self.qkv(x_BTD)
+        B, T, _ = qkv_BTF.shape
+        q_BTNH, k_BTNH, v_BTNH = qkv_BTF.view(B, T, -1, 3, self.head_size).unbind(3)
         q, k, v = q_BTNH.transpose(1, 2), k_BTNH.transpose(1, 2), v_BTNH.transpose(1, 2)
         if cache is not None:
             k, v = cache.extend(k, v)
@@ -244,10 +249,9 @@ class GPT(nn.Module):
 
     def new_cache(self, rows: int, length: int, dtype: torch.dtype | None = None) -> KVCache:
         """An empty cache for the layers and heads that are here."""
-        attention: Attention = next(iter(self.blocks.values())).attn  # type: ignore[assignment]
-        qkv_rows = attention.qkv.weight.shape[0]
-        num_heads = qkv_rows // (3 * self.cfg.head_size)
-        kind = {"dtype": dtype or self.compute_dtype, "device": self.wpe.weight.device}
+        qkv: Linear = next(iter(self.blocks.values())).get_submodule("attn.qkv")  # type: ignore[assignment]
+        num_heads = qkv.out_features // (3 * self.cfg.head_size)
+        kind = {"dtype": dtype or self.compute_dtype, "device": qkv.weight.device}
         return KVCache(len(self.blocks), rows, num_heads, length, self.cfg.head_size, **kind)
 
 

@@ -45,6 +45,7 @@ class StoredLinear(nn.Module):
     def __init__(self, matrix: StoredMatrix, bias: Tensor | None) -> None:
         super().__init__()
         self.matrix = matrix
+        self.out_features = len(matrix.values)
         self.register_buffer("bias", None if bias is None else bias.detach())
 
     @property

@@ -60,7 +60,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if grad_x is not None:
                 torch.mm(grad_CV, weight, out=grad_x[part])
             if grad_weight is not None:
-                _add_product(grad_weight, grad_CV.T, x_CD)
+                add_product(grad_weight, grad_CV.T, x_CD)
         ctx.gradients, ctx.weight_dtype = (grad_x, grad_weight), weight_VD.dtype
         return loss
 
@@ -76,7 +76,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return grad_x, grad_weight, None
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """total += a @ b, summed in the type of `total`: over many tokens a sum in fp16 would overflow."""
     if a.dtype == total.dtype:
         total.addmm_(a, b)

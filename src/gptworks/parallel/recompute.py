@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -14,8 +15,14 @@ from gptworks.model import GPT
 def apply_inside(part: GPT, mode: str) -> None:
     """full_attn: the attention sublayer; core_attn: only softmax(QK)V. Before blocks are compiled."""
     if mode in {"full_attn", "core_attn"}:
+        # torch cannot compile recomputation and DTensors in one graph (2.13): under tensor parallelism a graph ends
+        # before what is recomputed. That is matrix products and attention, where compiling gains nothing.
+        is_cut = any(hasattr(parameter, "device_mesh") for parameter in part.parameters())
         for block in part.blocks.values():
-            _recompute(block.attn if mode == "full_attn" else block.attn.core)  # type: ignore[union-attr, arg-type]
+            module: nn.Module = block.get_submodule("attn" if mode == "full_attn" else "attn.core")
+            _recompute(module)
+            if is_cut:
+                module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
 
 
 def apply_around(part: GPT, mode: str) -> None:
