@@ -1,0 +1,338 @@
+"""Layers cut into stages, one rank or more apart: micro-batches run through them in the order of a schedule.
+
+Tokens, labels, positions and segments are small integers that every pipeline rank reads itself; only hidden states, and
+their gradients on the way back, travel from stage to stage.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import schedules
+from torch.distributed.tensor import DTensor
+
+from gptworks.data.loader import Batch
+from gptworks.errors import UsageError
+from gptworks.model import GPT, KVCache
+from gptworks.parallel.launch import World
+from gptworks.parallel.stage_memory import LeanStage
+from gptworks.parallel.stages import (
+    assign_layers,
+    canonical_name,
+    check_micro_batches,
+    keep_stage,
+    named_parameters,
+    named_parameters_once,
+    stages_of,
+)
+
+__all__ = [
+    "Pipeline",
+    "StageCaches",
+    "assign_layers",
+    "canonical_name",
+    "keep_stage",
+    "named_parameters",
+    "named_parameters_once",
+    "stages_of",
+]
+
+_SCHEDULES: dict[str, Any] = {
+    "gpipe": schedules.ScheduleGPipe,
+    "1f1b": schedules.Schedule1F1B,
+    "interleaved": schedules.ScheduleInterleaved1F1B,
+    "looped_bfs": schedules.ScheduleLoopedBFS,
+    "zero_bubble": schedules.ScheduleInterleavedZeroBubble,
+    "zbv": schedules.ScheduleZBVZeroBubble,
+}
+_IN_FLIGHT = 2  # hidden states a stage may be ahead of the next one when only reading forward
+
+SeedDropout = Callable[[int, int], None]  # of (micro-batch, stage), before that stage reads that micro-batch
+
+
+class StageCaches:
+    """The KV caches of the stages of this rank, handled as one."""
+
+    def __init__(self, caches: list[KVCache]) -> None:
+        self.caches = caches
+
+    @property
+    def used(self) -> int:
+        return self.caches[0].used
+
+    @used.setter
+    def used(self, value: int) -> None:
+        for cache in self.caches:
+            cache.used = value
+
+    @property
+    def counts_B(self) -> Tensor | None:
+        return self.caches[0].counts_B
+
+    @counts_B.setter
+    def counts_B(self, value: Tensor | None) -> None:
+        for cache in self.caches:
+            cache.counts_B = value
+
+    def positions(self, num_tokens: int) -> Tensor:
+        return self.caches[0].positions(num_tokens)
+
+    def select(self, rows: list[int]) -> None:
+        for cache in self.caches:
+            cache.select(rows)
+
+
+class Pipeline:
+    """The stages of this rank among those of all. Called like a GPT it reads forward and answers on every rank.
+
+    parts: in the order of `stages_of`. Every rank of the pipeline makes each call, with the same integers.
+    """
+
+    def __init__(self, parts: Sequence[GPT], world: World, *, schedule: str = "1f1b") -> None:
+        axis = world.axis("pp")
+        if axis is None:
+            raise UsageError(f"a pipeline needs 2 ranks or more in pp, but the layout is {world.layout}.")
+        self.parts = list(parts)
+        self.cfg = self.parts[0].cfg
+        self.device = world.device
+        self.schedule = schedule
+        self.pp = world.layout.pp
+        self.group = axis.get_group()
+        self.pp_rank = axis.get_local_rank()
+        self.stages = stages_of(self.pp_rank, self.pp, len(self.parts), schedule)
+        self.num_stages = self.pp * len(self.parts)
+        self._rank_of = {
+            stage: rank for rank in range(self.pp) for stage in stages_of(rank, self.pp, len(self.parts), schedule)
+        }
+        self._prepared: tuple[tuple[int, ...], Any, list[LeanStage]] | None = None
+        self._scale = 1.0
+
+    @property
+    def has_first(self) -> bool:
+        return 0 in self.stages
+
+    @property
+    def has_last(self) -> bool:
+        return self.num_stages - 1 in self.stages
+
+    @property
+    def training(self) -> bool:
+        return self.parts[0].training
+
+    def train(self, mode: bool = True) -> "Pipeline":
+        for part in self.parts:
+            part.train(mode)
+        return self
+
+    def eval(self) -> "Pipeline":
+        return self.train(False)
+
+    def step(
+        self, micro_batches: Sequence[Batch], scale: float, *, seed_dropout: SeedDropout | None = None
+    ) -> list[Tensor]:
+        """Forward and backward of all micro-batches: adds the gradient of scale x (sum of the token losses).
+
+        Returns the sum of the token losses of each micro-batch where the last stage is, nothing elsewhere
+        (`share_losses`). The copies of a tied embedding have their own share of the gradient (`sum_tied_gradients`).
+        """
+        check_micro_batches(self.schedule, len(micro_batches), self.pp)
+        schedule, stages = self._prepare(micro_batches)
+        self._scale = scale
+        for stage in stages:
+            stage.begin(seed_dropout)
+        inputs = _joined([batch.tokens for batch in micro_batches], self.device)
+        keywords = {
+            name: _joined([batch.keywords()[name] for batch in micro_batches], self.device)
+            for name in ("labels", "positions", "segments")
+        }
+        # The schedule cuts what it is given into as many pieces as there are micro-batches: they all have one shape.
+        schedule.step(
+            *([inputs] if self.has_first else []),
+            target=keywords["labels"] if self.has_last else None,
+            return_outputs=False,
+            **keywords,
+        )
+        return [loss_sum for stage in stages for loss_sum in stage.loss_sums]
+
+    def share_losses(self, loss_sums: Sequence[Tensor], num_micro_batches: int) -> Tensor:
+        """What `step` returned where the last stage is, [micro-batches], on every rank of the pipeline."""
+        wide = torch.promote_types(self.parts[0].compute_dtype, torch.float32)
+        shared = torch.stack(list(loss_sums)) if loss_sums else torch.zeros(num_micro_batches, dtype=wide)
+        shared = shared.to(self.device)
+        distributed.broadcast(shared, group=self.group, group_src=self._rank_of[self.num_stages - 1])
+        return shared
+
+    def sum_tied_gradients(self) -> None:
+        """Add up what the first and the last stage found for a tied embedding, so that both copies stay equal.
+
+        After `step`, before the norm. It works on the local shards, which are cut alike on both.
+        """
+        if not self.cfg.tied or not (self.has_first or self.has_last):
+            return
+        mine: list[Tensor] = []
+        if self.has_first:
+            mine.append(_local_gradient(self.parts[self.stages.index(0)].wte.weight))
+        if self.has_last:
+            mine.append(_local_gradient(self.parts[self.stages.index(self.num_stages - 1)].head.weight))
+        if len(mine) == 2:
+            total = mine[0] + mine[1]
+            mine[0].copy_(total)
+            mine[1].copy_(total)
+            return
+        if mine[0].numel() == 0:  # more shards than rows: the other end has none either
+            return
+        other = self._rank_of[self.num_stages - 1 if self.has_first else 0]
+        theirs = torch.empty_like(mine[0])
+        swap = [
+            distributed.P2POp(distributed.isend, mine[0].contiguous(), group=self.group, group_peer=other),
+            distributed.P2POp(distributed.irecv, theirs, group=self.group, group_peer=other),
+        ]
+        for work in distributed.batch_isend_irecv(swap):
+            work.wait()
+        mine[0].add_(theirs)
+
+    def loss_sum(self, batch: Batch) -> Tensor:
+        """The sum of the token losses of one batch of any shape, forward only, on every rank of the pipeline."""
+        return self.loss_sums([batch])[0]
+
+    @torch.no_grad()
+    def loss_sums(self, batches: Sequence[Batch]) -> Tensor:
+        """The same for several batches, while one stage reads a batch the stage before it reads the next."""
+        sending: deque[_Sent] = deque()
+        found = []
+        for batch in batches:
+            on_device = batch.to(self.device)
+            loss_sum = self._forward(on_device.tokens, [on_device.keywords()] * len(self.parts), sending)
+            found += [] if loss_sum is None else [loss_sum]
+        self._finish(sending)
+        return self.share_losses(found, len(batches))
+
+    def logits(self, tokens: Tensor, *, cache: StageCaches | None = None, last_only: bool = True) -> Tensor:
+        """What GPT.forward gives without labels, on every rank of the pipeline."""
+        return self(tokens, cache=cache, last_only=last_only)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        cache: StageCaches | None = None,
+        labels: Tensor | None = None,
+        last_only: bool = False,
+    ) -> Tensor:
+        """As GPT.forward, without gradients; the answer is the same on every rank of the pipeline."""
+        if cache is not None and positions is None:
+            positions = cache.positions(tokens.shape[1])
+        keywords = {"positions": positions, "segments": segments, "labels": labels, "last_only": last_only}
+        caches = [None] * len(self.parts) if cache is None else cache.caches
+        sending: deque[_Sent] = deque()
+        answer = self._forward(tokens, [{**keywords, "cache": one} for one in caches], sending)
+        self._finish(sending)
+        return self._spread(answer)
+
+    def new_cache(self, rows: int, length: int, dtype: torch.dtype | None = None) -> StageCaches:
+        return StageCaches([part.new_cache(rows, length, dtype) for part in self.parts])
+
+    def _prepare(self, micro_batches: Sequence[Batch]) -> tuple[Any, list[LeanStage]]:
+        """The schedule and its stages. Buffers and order are for one number and shape of micro-batches."""
+        shapes = {tuple(batch.tokens.shape) for batch in micro_batches}
+        if len(shapes) > 1:
+            raise UsageError(f"micro-batches of shapes {sorted(shapes)} in one step; a pipeline needs one shape.")
+        kind = (len(micro_batches), *shapes.pop())
+        if self._prepared is None or self._prepared[0] != kind:
+            stages = [
+                LeanStage(part, stage, self.num_stages, self.device, group=self.group)
+                for stage, part in zip(self.stages, self.parts, strict=True)
+            ]
+            # One object for a schedule of one stage per rank, a list for the others.
+            given = stages[0] if self.schedule in {"gpipe", "1f1b"} else stages
+            schedule = _SCHEDULES[self.schedule](given, len(micro_batches), loss_fn=self._scaled, scale_grads=False)
+            self._prepared = (kind, schedule, stages)
+        return self._prepared[1], self._prepared[2]
+
+    def _scaled(self, loss_sum: Tensor, _labels: Tensor) -> Tensor:
+        return loss_sum * self._scale
+
+    def _forward(
+        self, tokens: Tensor, keywords: list[dict[str, Any]], sending: "deque[_Sent]"
+    ) -> Tensor | None:
+        """One batch through the stages of this rank. The output where the last stage is, None elsewhere."""
+        x = tokens
+        for stage, part, given in zip(self.stages, self.parts, keywords, strict=True):
+            if stage > 0 and self._rank_of[stage - 1] != self.pp_rank:
+                x = self._receive(self._rank_of[stage - 1], part.compute_dtype)
+            x = part(x, **given)
+            if stage + 1 < self.num_stages and self._rank_of[stage + 1] != self.pp_rank:
+                sending += self._send(x, self._rank_of[stage + 1])
+                while len(sending) > 2 * _IN_FLIGHT:
+                    sending.popleft().work.wait()
+        return x if self.has_last else None
+
+    def _finish(self, sending: "deque[_Sent]") -> None:
+        while sending:
+            sending.popleft().work.wait()
+        # A stage that stays gathered would show its whole parameters to whoever asks next.
+        for part in self.parts:
+            for module in part.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    def _send(self, x: Tensor, to: int) -> "list[_Sent]":
+        return [_Sent(tensor, to, self.group) for tensor in (_header(x.shape, self.device), x.contiguous())]
+
+    def _receive(self, source: int, dtype: torch.dtype) -> Tensor:
+        header = _header((), self.device)
+        distributed.recv(header, group=self.group, group_src=source)
+        x = torch.empty(_shape(header), dtype=dtype, device=self.device)
+        distributed.recv(x, group=self.group, group_src=source)
+        return x
+
+    def _spread(self, answer: Tensor | None) -> Tensor:
+        """From the last stage to all."""
+        source = self._rank_of[self.num_stages - 1]
+        header = _header(() if answer is None else answer.shape, self.device)
+        distributed.broadcast(header, group=self.group, group_src=source)
+        if answer is None:
+            answer = torch.empty(_shape(header), dtype=self._answer_dtype(header), device=self.device)
+        answer = answer.contiguous()
+        distributed.broadcast(answer, group=self.group, group_src=source)
+        return answer
+
+    def _answer_dtype(self, header: Tensor) -> torch.dtype:
+        compute = self.parts[0].compute_dtype
+        return compute if _shape(header) else torch.promote_types(compute, torch.float32)  # a loss is one wide number
+
+
+class _Sent:
+    """A tensor on its way; it has to stay until it has left."""
+
+    def __init__(self, tensor: Tensor, to: int, group: distributed.ProcessGroup) -> None:
+        self.tensor = tensor
+        self.work: Any = distributed.isend(tensor, group=group, group_dst=to)
+
+
+def _header(shape: Sequence[int], device: torch.device) -> Tensor:
+    """Number of dims, then up to three sizes: how much is left of the sequence is the sender's affair."""
+    return torch.tensor([len(shape), *shape, *[0] * (3 - len(shape))], device=device)
+
+
+def _shape(header: Tensor) -> list[int]:
+    num_dims, *sizes = header.tolist()
+    return sizes[:num_dims]
+
+
+def _joined(tensors: list[Tensor | None], device: torch.device) -> Tensor | None:
+    given = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat(given).to(device) if given else None
+
+
+def _local_gradient(parameter: Tensor) -> Tensor:
+    gradient = parameter.grad
+    if gradient is None:
+        raise UsageError("the embedding has no gradient; sum_tied_gradients comes after step.")
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
