@@ -248,11 +248,15 @@ class GPT(nn.Module):
             return x_BTD[:, -1]
         return x_BTD[torch.arange(x_BTD.shape[0], device=x_BTD.device), counts_B - 1]
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
     def new_cache(self, rows: int, length: int, dtype: torch.dtype | None = None) -> KVCache:
         """An empty cache for the layers and heads that are here."""
         qkv = next(iter(self.blocks.values())).get_parameter("attn.qkv.weight")
         num_heads = qkv.shape[0] // (3 * self.cfg.head_size)
-        kind = {"dtype": dtype or self.compute_dtype, "device": qkv.device}
+        kind = {"dtype": dtype or self.compute_dtype, "device": self.device}
         return KVCache(len(self.blocks), rows, num_heads, length, self.cfg.head_size, **kind)
 
 

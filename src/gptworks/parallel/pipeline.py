@@ -15,7 +15,7 @@ from torch.distributed.pipelining import schedules
 from torch.distributed.tensor import DTensor
 
 from gptworks.data.loader import Batch
-from gptworks.errors import UsageError
+from gptworks.errors import ConfigError, UsageError
 from gptworks.model import GPT, KVCache
 from gptworks.parallel.launch import World
 from gptworks.parallel.stage_memory import LeanStage
@@ -48,6 +48,7 @@ _SCHEDULES: dict[str, Any] = {
     "zero_bubble": schedules.ScheduleInterleavedZeroBubble,
     "zbv": schedules.ScheduleZBVZeroBubble,
 }
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _IN_FLIGHT = 2  # hidden states a stage may be ahead of the next one when only reading forward
 
 SeedDropout = Callable[[int, int], None]  # of (micro-batch, stage), before that stage reads that micro-batch
@@ -104,6 +105,15 @@ class Pipeline:
         self.pp_rank = axis.get_local_rank()
         self.stages = stages_of(self.pp_rank, self.pp, len(self.parts), schedule)
         self.num_stages = self.pp * len(self.parts)
+        if schedule in {"zero_bubble", "zbv"} and any(_is_compiled(part) for part in self.parts):
+            raise ConfigError(
+                "train",
+                [
+                    f"train.compile: with parallel.schedule: {schedule}, which computes the gradients of inputs and of "
+                    "weights at different times; compiled blocks give both at once. Set train.compile: false, or use "
+                    "parallel.schedule: interleaved or 1f1b."
+                ],
+            )
         self._rank_of = {
             stage: rank for rank in range(self.pp) for stage in stages_of(rank, self.pp, len(self.parts), schedule)
         }
@@ -143,14 +153,11 @@ class Pipeline:
         self._scale = scale
         for stage in stages:
             stage.begin(seed_dropout)
-        inputs = _joined([batch.tokens for batch in micro_batches], self.device)
-        keywords = {
-            name: _joined([batch.keywords()[name] for batch in micro_batches], self.device)
-            for name in ("labels", "positions", "segments")
-        }
+        tokens = _joined(micro_batches, "tokens", self.device)
+        keywords = {name: _joined(micro_batches, name, self.device) for name in micro_batches[0].keywords()}
         # The schedule cuts what it is given into as many pieces as there are micro-batches: they all have one shape.
         schedule.step(
-            *([inputs] if self.has_first else []),
+            *([tokens] if self.has_first else []),
             target=keywords["labels"] if self.has_last else None,
             return_outputs=False,
             **keywords,
@@ -240,6 +247,7 @@ class Pipeline:
 
     def _prepare(self, micro_batches: Sequence[Batch]) -> tuple[Any, list[LeanStage]]:
         """The schedule and its stages. Buffers and order are for one number and shape of micro-batches."""
+        self._check_length(micro_batches[0].tokens)
         shapes = {tuple(batch.tokens.shape) for batch in micro_batches}
         if len(shapes) > 1:
             raise UsageError(f"micro-batches of shapes {sorted(shapes)} in one step; a pipeline needs one shape.")
@@ -255,17 +263,24 @@ class Pipeline:
             self._prepared = (kind, schedule, stages)
         return self._prepared[1], self._prepared[2]
 
+    def _check_length(self, tokens: Tensor) -> None:
+        """On every rank: if the first stage alone refused, the others would wait for it."""
+        if tokens.shape[1] > self.cfg.max_positions:
+            raise UsageError(
+                f"{tokens.shape[1]} tokens in a row, but the model has {self.cfg.max_positions} positions. "
+                "Give it fewer."
+            )
+
     def _scaled(self, loss_sum: Tensor, _labels: Tensor) -> Tensor:
         return loss_sum * self._scale
 
-    def _forward(
-        self, tokens: Tensor, keywords: list[dict[str, Any]], sending: "deque[_Sent]"
-    ) -> Tensor | None:
+    def _forward(self, tokens: Tensor, keywords: list[dict[str, Any]], sending: "deque[_Sent]") -> Tensor | None:
         """One batch through the stages of this rank. The output where the last stage is, None elsewhere."""
+        self._check_length(tokens)
         x = tokens
         for stage, part, given in zip(self.stages, self.parts, keywords, strict=True):
             if stage > 0 and self._rank_of[stage - 1] != self.pp_rank:
-                x = self._receive(self._rank_of[stage - 1], part.compute_dtype)
+                x = self._receive(self._rank_of[stage - 1])
             x = part(x, **given)
             if stage + 1 < self.num_stages and self._rank_of[stage + 1] != self.pp_rank:
                 sending += self._send(x, self._rank_of[stage + 1])
@@ -283,29 +298,23 @@ class Pipeline:
                     module.reshard()
 
     def _send(self, x: Tensor, to: int) -> "list[_Sent]":
-        return [_Sent(tensor, to, self.group) for tensor in (_header(x.shape, self.device), x.contiguous())]
+        return [_Sent(tensor, to, self.group) for tensor in (_header(x), x.contiguous())]
 
-    def _receive(self, source: int, dtype: torch.dtype) -> Tensor:
-        header = _header((), self.device)
+    def _receive(self, source: int) -> Tensor:
+        header = _no_header(self.device)
         distributed.recv(header, group=self.group, group_src=source)
-        x = torch.empty(_shape(header), dtype=dtype, device=self.device)
+        x = _announced(header)
         distributed.recv(x, group=self.group, group_src=source)
         return x
 
     def _spread(self, answer: Tensor | None) -> Tensor:
         """From the last stage to all."""
         source = self._rank_of[self.num_stages - 1]
-        header = _header(() if answer is None else answer.shape, self.device)
+        header = _no_header(self.device) if answer is None else _header(answer)
         distributed.broadcast(header, group=self.group, group_src=source)
-        if answer is None:
-            answer = torch.empty(_shape(header), dtype=self._answer_dtype(header), device=self.device)
-        answer = answer.contiguous()
+        answer = _announced(header) if answer is None else answer.contiguous()
         distributed.broadcast(answer, group=self.group, group_src=source)
         return answer
-
-    def _answer_dtype(self, header: Tensor) -> torch.dtype:
-        compute = self.parts[0].compute_dtype
-        return compute if _shape(header) else torch.promote_types(compute, torch.float32)  # a loss is one wide number
 
 
 class _Sent:
@@ -316,19 +325,37 @@ class _Sent:
         self.work: Any = distributed.isend(tensor, group=group, group_dst=to)
 
 
-def _header(shape: Sequence[int], device: torch.device) -> Tensor:
-    """Number of dims, then up to three sizes: how much is left of the sequence is the sender's affair."""
-    return torch.tensor([len(shape), *shape, *[0] * (3 - len(shape))], device=device)
+def _header(x: Tensor) -> Tensor:
+    """Number type, number of dims, up to three sizes: what of the sequence arrives is the sender's affair."""
+    return torch.tensor([_DTYPES.index(x.dtype), x.ndim, *x.shape, *[0] * (3 - x.ndim)], device=x.device)
 
 
-def _shape(header: Tensor) -> list[int]:
-    num_dims, *sizes = header.tolist()
-    return sizes[:num_dims]
+def _no_header(device: torch.device) -> Tensor:
+    return torch.zeros(5, dtype=torch.long, device=device)
 
 
-def _joined(tensors: list[Tensor | None], device: torch.device) -> Tensor | None:
+def _announced(header: Tensor) -> Tensor:
+    """Room for what the header is of."""
+    dtype, num_dims, *sizes = header.tolist()
+    return torch.empty(sizes[:num_dims], dtype=_DTYPES[dtype], device=header.device)
+
+
+def _joined(micro_batches: Sequence[Batch], name: str, device: torch.device) -> Tensor | None:
+    tensors = [getattr(batch, name) for batch in micro_batches]
     given = [tensor for tensor in tensors if tensor is not None]
+    if given and len(given) < len(tensors):
+        raise UsageError(
+            f"{len(given)} of {len(tensors)} micro-batches of a step have {name}; a pipeline needs all or none to."
+        )
     return torch.cat(given).to(device) if given else None
+
+
+def _is_compiled(part: GPT) -> bool:
+    """By either way: the method replaced, or the module's own mark."""
+    return any(
+        hasattr(block.forward, "_torchdynamo_orig_callable") or block._compiled_call_impl is not None
+        for block in part.blocks.values()
+    )
 
 
 def _local_gradient(parameter: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import P2POp
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._utils import _make_tensor_from_meta
@@ -40,10 +40,31 @@ class LeanStage(PipelineStage):
         _let_go(self.args_recv_info[fwd_chunk_id])
         return output
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
-        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Tensor:
+        hidden: Tensor = super().forward_maybe_with_nosync(*args, **kwargs)
+        return hidden.contiguous()  # a cut of the sequence need not be, and only such tensors can be sent
+
+    def _compute_outputs(self, *args: Tensor, module: nn.Module, **kwargs: Any) -> Tensor:
+        hidden: Tensor = module(*args, **kwargs)
+        return hidden.contiguous()
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Tensor | None = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        # A zero-bubble schedule runs a node that leads to a weight twice, for its input and later for the weight. The
+        # loss gives its gradients away at the first time, as they are its largest memory: the last stage takes all.
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward or self.is_last, last_backward)
+        self.bwd_cache[bwd_chunk_id] = tuple(
+            None if gradient is None else gradient.contiguous() for gradient in self.bwd_cache[bwd_chunk_id]
+        )
         if not self.is_last:
             _let_go(self.grad_recv_info[bwd_chunk_id])
+        if loss is not None:
+            loss.detach_()  # the schedule keeps it until the end of the step, and with it the graph down to the input
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        if not self.is_last:
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[P2POp]:
         _make_room(self.args_recv_info[fwd_chunk_id], self.device)
@@ -73,7 +94,7 @@ class LeanStage(PipelineStage):
 def _make_room(infos: tuple[_RecvInfo, ...], device: torch.device) -> None:
     for info in infos:
         if not info.is_root_arg and info.tensor_meta is not None:
-            info.buffer = _make_tensor_from_meta(info.tensor_meta, device)
+            info.buffer = _make_tensor_from_meta(info.tensor_meta, device).contiguous()
 
 
 def _let_go(infos: tuple[_RecvInfo, ...]) -> None:

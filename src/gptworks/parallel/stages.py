@@ -8,8 +8,8 @@ from torch import nn
 from gptworks.errors import ConfigError
 from gptworks.model import GPT
 
-# Stages per rank that a schedule has an order for: at least, at most. zbv: the first and the last stage are on one rank,
-# the two ends of a V.
+# Stages per rank that a schedule has an order for: at least, at most. zbv: the first and the last stage are on one
+# rank, the two ends of a V.
 STAGES_PER_RANK = {
     "gpipe": (1, 1),
     "1f1b": (1, 1),
@@ -60,8 +60,8 @@ def check_schedule(schedule: str, virtual_stages: int) -> None:
         raise ConfigError(
             "parallel",
             [
-                f"parallel.virtual_stages: {virtual_stages}, but schedule {schedule} needs {needed}. Set it to {least}, "
-                f"or use parallel.schedule: {' or '.join(fitting)}."
+                f"parallel.virtual_stages: {virtual_stages}, but schedule {schedule} needs {needed}. "
+                f"Set it to {least}, or use parallel.schedule: {' or '.join(fitting)}."
             ],
         )
 
