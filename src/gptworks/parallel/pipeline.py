@@ -6,7 +6,7 @@ their gradients on the way back, travel from stage to stage.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, distributed
@@ -14,7 +14,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import schedules
 from torch.distributed.tensor import DTensor
 
-from gptworks.data.loader import Batch
 from gptworks.errors import ConfigError, UsageError
 from gptworks.model import GPT, KVCache
 from gptworks.parallel.launch import World
@@ -52,6 +51,14 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _IN_FLIGHT = 2  # hidden states a stage may be ahead of the next one when only reading forward
 
 SeedDropout = Callable[[int, int], None]  # of (micro-batch, stage), before that stage reads that micro-batch
+
+
+class MicroBatch(Protocol):
+    @property
+    def tokens(self) -> Tensor: ...
+
+    def keywords(self) -> dict[str, Tensor | None]:
+        """What GPT.forward takes besides the tokens."""
 
 
 class StageCaches:
@@ -141,7 +148,7 @@ class Pipeline:
         return self.train(False)
 
     def step(
-        self, micro_batches: Sequence[Batch], scale: float, *, seed_dropout: SeedDropout | None = None
+        self, micro_batches: Sequence[MicroBatch], scale: float, *, seed_dropout: SeedDropout | None = None
     ) -> list[Tensor]:
         """Forward and backward of all micro-batches: adds the gradient of scale x (sum of the token losses).
 
@@ -153,8 +160,7 @@ class Pipeline:
         self._scale = scale
         for stage in stages:
             stage.begin(seed_dropout)
-        tokens = _joined(micro_batches, "tokens", self.device)
-        keywords = {name: _joined(micro_batches, name, self.device) for name in micro_batches[0].keywords()}
+        tokens, keywords = self._joined(micro_batches)
         # The schedule cuts what it is given into as many pieces as there are micro-batches: they all have one shape.
         schedule.step(
             *([tokens] if self.has_first else []),
@@ -192,27 +198,28 @@ class Pipeline:
         if mine[0].numel() == 0:  # more shards than rows: the other end has none either
             return
         other = self._rank_of[self.num_stages - 1 if self.has_first else 0]
-        theirs = torch.empty_like(mine[0])
+        sent = mine[0].to(self.device).contiguous()  # an offloaded gradient is elsewhere
+        theirs = torch.empty_like(sent)
         swap = [
-            distributed.P2POp(distributed.isend, mine[0].contiguous(), group=self.group, group_peer=other),
+            distributed.P2POp(distributed.isend, sent, group=self.group, group_peer=other),
             distributed.P2POp(distributed.irecv, theirs, group=self.group, group_peer=other),
         ]
         for work in distributed.batch_isend_irecv(swap):
             work.wait()
-        mine[0].add_(theirs)
+        mine[0].add_(theirs.to(mine[0].device))
 
-    def loss_sum(self, batch: Batch) -> Tensor:
+    def loss_sum(self, batch: MicroBatch) -> Tensor:
         """The sum of the token losses of one batch of any shape, forward only, on every rank of the pipeline."""
         return self.loss_sums([batch])[0]
 
     @torch.no_grad()
-    def loss_sums(self, batches: Sequence[Batch]) -> Tensor:
-        """The same for several batches, while one stage reads a batch the stage before it reads the next."""
+    def loss_sums(self, batches: Sequence[MicroBatch]) -> Tensor:
+        """The same for several batches. With one stage per rank they overlap: the first ranks read on."""
         sending: deque[_Sent] = deque()
         found = []
         for batch in batches:
-            on_device = batch.to(self.device)
-            loss_sum = self._forward(on_device.tokens, [on_device.keywords()] * len(self.parts), sending)
+            tokens, keywords = self._joined([batch])
+            loss_sum = self._forward(tokens, [keywords] * len(self.parts), sending)
             found += [] if loss_sum is None else [loss_sum]
         self._finish(sending)
         return self.share_losses(found, len(batches))
@@ -245,7 +252,7 @@ class Pipeline:
     def new_cache(self, rows: int, length: int, dtype: torch.dtype | None = None) -> StageCaches:
         return StageCaches([part.new_cache(rows, length, dtype) for part in self.parts])
 
-    def _prepare(self, micro_batches: Sequence[Batch]) -> tuple[Any, list[LeanStage]]:
+    def _prepare(self, micro_batches: Sequence[MicroBatch]) -> tuple[Any, list[LeanStage]]:
         """The schedule and its stages. Buffers and order are for one number and shape of micro-batches."""
         self._check_length(micro_batches[0].tokens)
         shapes = {tuple(batch.tokens.shape) for batch in micro_batches}
@@ -270,6 +277,20 @@ class Pipeline:
                 f"{tokens.shape[1]} tokens in a row, but the model has {self.cfg.max_positions} positions. "
                 "Give it fewer."
             )
+
+    def _joined(self, micro_batches: Sequence[MicroBatch]) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """Tokens and keywords of all micro-batches, one after the other, on the device."""
+        keywords: dict[str, Tensor | None] = {}
+        every = [batch.keywords() for batch in micro_batches]
+        for name in every[0]:
+            given = [tensor for one in every if (tensor := one[name]) is not None]
+            if given and len(given) < len(every):
+                raise UsageError(
+                    f"{len(given)} of {len(every)} micro-batches of a step have {name}; "
+                    "a pipeline needs all or none to."
+                )
+            keywords[name] = torch.cat(given).to(self.device) if given else None
+        return torch.cat([batch.tokens for batch in micro_batches]).to(self.device), keywords
 
     def _scaled(self, loss_sum: Tensor, _labels: Tensor) -> Tensor:
         return loss_sum * self._scale
@@ -338,16 +359,6 @@ def _announced(header: Tensor) -> Tensor:
     """Room for what the header is of."""
     dtype, num_dims, *sizes = header.tolist()
     return torch.empty(sizes[:num_dims], dtype=_DTYPES[dtype], device=header.device)
-
-
-def _joined(micro_batches: Sequence[Batch], name: str, device: torch.device) -> Tensor | None:
-    tensors = [getattr(batch, name) for batch in micro_batches]
-    given = [tensor for tensor in tensors if tensor is not None]
-    if given and len(given) < len(tensors):
-        raise UsageError(
-            f"{len(given)} of {len(tensors)} micro-batches of a step have {name}; a pipeline needs all or none to."
-        )
-    return torch.cat(given).to(device) if given else None
 
 
 def _is_compiled(part: GPT) -> bool:
