@@ -254,9 +254,9 @@ class GPT(nn.Module):
 
     def new_cache(self, rows: int, length: int, dtype: torch.dtype | None = None) -> KVCache:
         """An empty cache for the layers and heads that are here."""
-        qkv = next(iter(self.blocks.values())).get_parameter("attn.qkv.weight")
-        num_heads = qkv.shape[0] // (3 * self.cfg.head_size)
-        kind = {"dtype": dtype or self.compute_dtype, "device": self.device}
+        qkv: Linear = next(iter(self.blocks.values())).get_submodule("attn.qkv")  # type: ignore[assignment]
+        num_heads = qkv.out_features // (3 * self.cfg.head_size)
+        kind = {"dtype": dtype or self.compute_dtype, "device": qkv.weight.device}
         return KVCache(len(self.blocks), rows, num_heads, length, self.cfg.head_size, **kind)
 
 
