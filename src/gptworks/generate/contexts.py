@@ -20,7 +20,7 @@ class Contexts:
         # Rows of the embedding beyond the tokenizer exist for alignment only and are never drawn.
         self.vocab_size = vocab_size
         self.limit = model.cfg.max_positions
-        self.device = model.wpe.weight.device
+        self.device = model.device
         self.tokens = [list(prompt) for prompt in prompts]
         self._cached = [row for row, tokens in enumerate(self.tokens) if len(tokens) <= self.limit]
         self._lengths = [len(tokens) for tokens in self.tokens if len(tokens) <= self.limit]

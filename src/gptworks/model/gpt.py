@@ -189,8 +189,10 @@ class GPT(nn.Module):
         """Logits [B, T, V] (with last_only [B, V]); with labels the fp32 sum of the losses where label != -100.
 
         segments: tokens attend only within their own number. cache: read and extended in place.
+        A part without the embeddings takes hidden states [B, T, D] in place of tokens; one without the head gives them.
         """
-        T = tokens_BT.shape[1]
+        # Hidden states may be a cut of the sequence; the positions are those of all tokens.
+        T = tokens_BT.shape[1] if positions is None else positions.shape[-1]
         if self.cfg.max_positions < T:
             raise UsageError(
                 f"{T} tokens in a row, but the model has {self.cfg.max_positions} positions. Give it fewer."
@@ -203,19 +205,23 @@ class GPT(nn.Module):
             # The first chunk of an empty cache is plain causal attention, which has the fastest kernel.
             mask = None if cache.used == 0 else cache.mask(T)
         elif segments is not None:
-            mask = (causal_mask(T, tokens_BT.device) & (segments[:, :, None] == segments[:, None, :]))[:, None]
-        if positions is None:
-            positions = torch.arange(T, device=tokens_BT.device)
+            causal = causal_mask(segments.shape[1], tokens_BT.device)
+            mask = (causal & (segments[:, :, None] == segments[:, None, :]))[:, None]
 
-        x_BTD = self.dropout((self.wte(tokens_BT) + self.wpe(positions)).to(self.compute_dtype))
+        x_BTD = tokens_BT
+        if self.wte is not None:
+            if positions is None:
+                positions = torch.arange(T, device=tokens_BT.device)
+            x_BTD = self.dropout((self.wte(tokens_BT) + self.wpe(positions)).to(self.compute_dtype))
         for layer, block in enumerate(self.blocks.values()):
             x_BTD = block(x_BTD, mask, None if cache is None else cache.layer(layer))
+        counts_B = None
         if cache is not None:
-            x_BTD = self._last(x_BTD, cache.counts_B) if last_only else x_BTD
+            counts_B = cache.counts_B
             cache.advance(T)
-        elif last_only:
-            x_BTD = self._last(x_BTD, None)
-        x_BTD = self.ln_f(x_BTD)
+        if self.head is None:
+            return x_BTD
+        x_BTD = self.ln_f(self._last(x_BTD, counts_B) if last_only else x_BTD)
         if labels is None:
             return self.head(x_BTD)
         return self.loss_sum(x_BTD, self.head.weight, labels)
@@ -247,6 +253,10 @@ class GPT(nn.Module):
             return x_BTD[:, -1]
         return x_BTD[torch.arange(x_BTD.shape[0], device=x_BTD.device), counts_B - 1]
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
     def new_cache(self, rows: int, length: int, dtype: torch.dtype | None = None) -> KVCache:
         """An empty cache for the layers and heads that are here."""
         qkv: Linear = next(iter(self.blocks.values())).get_submodule("attn.qkv")  # type: ignore[assignment]
@@ -257,7 +267,7 @@ class GPT(nn.Module):
 
 def tie(model: GPT) -> None:
     """Let head and word embedding be one parameter. Needed again after anything that replaces parameters."""
-    if model.cfg.tied:
+    if model.cfg.tied and model.wte is not None and model.head is not None:
         model.head.weight = model.wte.weight
 
 

@@ -1,0 +1,376 @@
+"""Layers cut into stages, one rank or more apart: micro-batches run through them in the order of a schedule.
+
+Tokens, labels, positions and segments are small integers that every pipeline rank reads itself; only hidden states, and
+their gradients on the way back, travel from stage to stage.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import schedules
+from torch.distributed.tensor import DTensor
+
+from gptworks.errors import ConfigError, UsageError
+from gptworks.model import GPT, KVCache
+from gptworks.parallel.launch import World
+from gptworks.parallel.stage_memory import LeanStage
+from gptworks.parallel.stages import (
+    assign_layers,
+    canonical_name,
+    check_micro_batches,
+    keep_stage,
+    named_parameters,
+    named_parameters_once,
+    stages_of,
+)
+
+__all__ = [
+    "Pipeline",
+    "StageCaches",
+    "assign_layers",
+    "canonical_name",
+    "keep_stage",
+    "named_parameters",
+    "named_parameters_once",
+    "stages_of",
+]
+
+_SCHEDULES: dict[str, Any] = {
+    "gpipe": schedules.ScheduleGPipe,
+    "1f1b": schedules.Schedule1F1B,
+    "interleaved": schedules.ScheduleInterleaved1F1B,
+    "looped_bfs": schedules.ScheduleLoopedBFS,
+    "zero_bubble": schedules.ScheduleInterleavedZeroBubble,
+    "zbv": schedules.ScheduleZBVZeroBubble,
+}
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_IN_FLIGHT = 2  # hidden states a stage may be ahead of the next one when only reading forward
+
+SeedDropout = Callable[[int, int], None]  # of (micro-batch, stage), before that stage reads that micro-batch
+
+
+class MicroBatch(Protocol):
+    @property
+    def tokens(self) -> Tensor: ...
+
+    def keywords(self) -> dict[str, Tensor | None]:
+        """What GPT.forward takes besides the tokens."""
+
+
+class StageCaches:
+    """The KV caches of the stages of this rank, handled as one."""
+
+    def __init__(self, caches: list[KVCache]) -> None:
+        self.caches = caches
+
+    @property
+    def used(self) -> int:
+        return self.caches[0].used
+
+    @used.setter
+    def used(self, value: int) -> None:
+        for cache in self.caches:
+            cache.used = value
+
+    @property
+    def counts_B(self) -> Tensor | None:
+        return self.caches[0].counts_B
+
+    @counts_B.setter
+    def counts_B(self, value: Tensor | None) -> None:
+        for cache in self.caches:
+            cache.counts_B = value
+
+    def positions(self, num_tokens: int) -> Tensor:
+        return self.caches[0].positions(num_tokens)
+
+    def select(self, rows: list[int]) -> None:
+        for cache in self.caches:
+            cache.select(rows)
+
+
+class Pipeline:
+    """The stages of this rank among those of all. Called like a GPT it reads forward and answers on every rank.
+
+    parts: in the order of `stages_of`. Every rank of the pipeline makes each call, with the same integers.
+    """
+
+    def __init__(self, parts: Sequence[GPT], world: World, *, schedule: str = "1f1b") -> None:
+        axis = world.axis("pp")
+        if axis is None:
+            raise UsageError(f"a pipeline needs 2 ranks or more in pp, but the layout is {world.layout}.")
+        self.parts = list(parts)
+        self.cfg = self.parts[0].cfg
+        self.device = world.device
+        self.schedule = schedule
+        self.pp = world.layout.pp
+        self.group = axis.get_group()
+        self.pp_rank = axis.get_local_rank()
+        self.stages = stages_of(self.pp_rank, self.pp, len(self.parts), schedule)
+        self.num_stages = self.pp * len(self.parts)
+        if schedule in {"zero_bubble", "zbv"} and any(_is_compiled(part) for part in self.parts):
+            raise ConfigError(
+                "train",
+                [
+                    f"train.compile: with parallel.schedule: {schedule}, which computes the gradients of inputs and of "
+                    "weights at different times; compiled blocks give both at once. Set train.compile: false, or use "
+                    "parallel.schedule: interleaved or 1f1b."
+                ],
+            )
+        self._rank_of = {
+            stage: rank for rank in range(self.pp) for stage in stages_of(rank, self.pp, len(self.parts), schedule)
+        }
+        self._prepared: tuple[tuple[int, ...], Any, list[LeanStage]] | None = None
+        self._scale = 1.0
+
+    @property
+    def has_first(self) -> bool:
+        return 0 in self.stages
+
+    @property
+    def has_last(self) -> bool:
+        return self.num_stages - 1 in self.stages
+
+    @property
+    def training(self) -> bool:
+        return self.parts[0].training
+
+    def train(self, mode: bool = True) -> "Pipeline":
+        for part in self.parts:
+            part.train(mode)
+        return self
+
+    def eval(self) -> "Pipeline":
+        return self.train(False)
+
+    def step(
+        self, micro_batches: Sequence[MicroBatch], scale: float, *, seed_dropout: SeedDropout | None = None
+    ) -> list[Tensor]:
+        """Forward and backward of all micro-batches: adds the gradient of scale x (sum of the token losses).
+
+        Returns the sum of the token losses of each micro-batch where the last stage is, nothing elsewhere
+        (`share_losses`). The copies of a tied embedding have their own share of the gradient (`sum_tied_gradients`).
+        """
+        check_micro_batches(self.schedule, len(micro_batches), self.pp)
+        schedule, stages = self._prepare(micro_batches)
+        self._scale = scale
+        for stage in stages:
+            stage.begin(seed_dropout)
+        tokens, keywords = self._joined(micro_batches)
+        # The schedule cuts what it is given into as many pieces as there are micro-batches: they all have one shape.
+        schedule.step(
+            *([tokens] if self.has_first else []),
+            target=keywords["labels"] if self.has_last else None,
+            return_outputs=False,
+            **keywords,
+        )
+        return [loss_sum for stage in stages for loss_sum in stage.loss_sums]
+
+    def share_losses(self, loss_sums: Sequence[Tensor], num_micro_batches: int) -> Tensor:
+        """What `step` returned where the last stage is, [micro-batches], on every rank of the pipeline."""
+        wide = torch.promote_types(self.parts[0].compute_dtype, torch.float32)
+        shared = torch.stack(list(loss_sums)) if loss_sums else torch.zeros(num_micro_batches, dtype=wide)
+        shared = shared.to(self.device)
+        distributed.broadcast(shared, group=self.group, group_src=self._rank_of[self.num_stages - 1])
+        return shared
+
+    def sum_tied_gradients(self) -> None:
+        """Add up what the first and the last stage found for a tied embedding, so that both copies stay equal.
+
+        After `step`, before the norm. It works on the local shards, which are cut alike on both.
+        """
+        if not self.cfg.tied or not (self.has_first or self.has_last):
+            return
+        mine: list[Tensor] = []
+        if self.has_first:
+            mine.append(_local_gradient(self.parts[self.stages.index(0)].wte.weight))
+        if self.has_last:
+            mine.append(_local_gradient(self.parts[self.stages.index(self.num_stages - 1)].head.weight))
+        if len(mine) == 2:
+            total = mine[0] + mine[1]
+            mine[0].copy_(total)
+            mine[1].copy_(total)
+            return
+        if mine[0].numel() == 0:  # more shards than rows: the other end has none either
+            return
+        other = self._rank_of[self.num_stages - 1 if self.has_first else 0]
+        sent = mine[0].to(self.device).contiguous()  # an offloaded gradient is elsewhere
+        theirs = torch.empty_like(sent)
+        swap = [
+            distributed.P2POp(distributed.isend, sent, group=self.group, group_peer=other),
+            distributed.P2POp(distributed.irecv, theirs, group=self.group, group_peer=other),
+        ]
+        for work in distributed.batch_isend_irecv(swap):
+            work.wait()
+        mine[0].add_(theirs.to(mine[0].device))
+
+    def loss_sum(self, batch: MicroBatch) -> Tensor:
+        """The sum of the token losses of one batch of any shape, forward only, on every rank of the pipeline."""
+        return self.loss_sums([batch])[0]
+
+    @torch.no_grad()
+    def loss_sums(self, batches: Sequence[MicroBatch]) -> Tensor:
+        """The same for several batches. With one stage per rank they overlap: the first ranks read on."""
+        sending: deque[_Sent] = deque()
+        found = []
+        for batch in batches:
+            tokens, keywords = self._joined([batch])
+            loss_sum = self._forward(tokens, [keywords] * len(self.parts), sending)
+            found += [] if loss_sum is None else [loss_sum]
+        self._finish(sending)
+        return self.share_losses(found, len(batches))
+
+    def logits(self, tokens: Tensor, *, cache: StageCaches | None = None, last_only: bool = True) -> Tensor:
+        """What GPT.forward gives without labels, on every rank of the pipeline."""
+        return self(tokens, cache=cache, last_only=last_only)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        cache: StageCaches | None = None,
+        labels: Tensor | None = None,
+        last_only: bool = False,
+    ) -> Tensor:
+        """As GPT.forward, without gradients; the answer is the same on every rank of the pipeline."""
+        if cache is not None and positions is None:
+            positions = cache.positions(tokens.shape[1])
+        keywords = {"positions": positions, "segments": segments, "labels": labels, "last_only": last_only}
+        caches = [None] * len(self.parts) if cache is None else cache.caches
+        sending: deque[_Sent] = deque()
+        answer = self._forward(tokens, [{**keywords, "cache": one} for one in caches], sending)
+        self._finish(sending)
+        return self._spread(answer)
+
+    def new_cache(self, rows: int, length: int, dtype: torch.dtype | None = None) -> StageCaches:
+        return StageCaches([part.new_cache(rows, length, dtype) for part in self.parts])
+
+    def _prepare(self, micro_batches: Sequence[MicroBatch]) -> tuple[Any, list[LeanStage]]:
+        """The schedule and its stages. Buffers and order are for one number and shape of micro-batches."""
+        self._check_length(micro_batches[0].tokens)
+        shapes = {tuple(batch.tokens.shape) for batch in micro_batches}
+        if len(shapes) > 1:
+            raise UsageError(f"micro-batches of shapes {sorted(shapes)} in one step; a pipeline needs one shape.")
+        kind = (len(micro_batches), *shapes.pop())
+        if self._prepared is None or self._prepared[0] != kind:
+            stages = [
+                LeanStage(part, stage, self.num_stages, self.device, group=self.group)
+                for stage, part in zip(self.stages, self.parts, strict=True)
+            ]
+            # One object for a schedule of one stage per rank, a list for the others.
+            given = stages[0] if self.schedule in {"gpipe", "1f1b"} else stages
+            schedule = _SCHEDULES[self.schedule](given, len(micro_batches), loss_fn=self._scaled, scale_grads=False)
+            self._prepared = (kind, schedule, stages)
+        return self._prepared[1], self._prepared[2]
+
+    def _check_length(self, tokens: Tensor) -> None:
+        """On every rank: if the first stage alone refused, the others would wait for it."""
+        if tokens.shape[1] > self.cfg.max_positions:
+            raise UsageError(
+                f"{tokens.shape[1]} tokens in a row, but the model has {self.cfg.max_positions} positions. "
+                "Give it fewer."
+            )
+
+    def _joined(self, micro_batches: Sequence[MicroBatch]) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """Tokens and keywords of all micro-batches, one after the other, on the device."""
+        keywords: dict[str, Tensor | None] = {}
+        every = [batch.keywords() for batch in micro_batches]
+        for name in every[0]:
+            given = [tensor for one in every if (tensor := one[name]) is not None]
+            if given and len(given) < len(every):
+                raise UsageError(
+                    f"{len(given)} of {len(every)} micro-batches of a step have {name}; "
+                    "a pipeline needs all or none to."
+                )
+            keywords[name] = torch.cat(given).to(self.device) if given else None
+        return torch.cat([batch.tokens for batch in micro_batches]).to(self.device), keywords
+
+    def _scaled(self, loss_sum: Tensor, _labels: Tensor) -> Tensor:
+        return loss_sum * self._scale
+
+    def _forward(self, tokens: Tensor, keywords: list[dict[str, Any]], sending: "deque[_Sent]") -> Tensor | None:
+        """One batch through the stages of this rank. The output where the last stage is, None elsewhere."""
+        self._check_length(tokens)
+        x = tokens
+        for stage, part, given in zip(self.stages, self.parts, keywords, strict=True):
+            if stage > 0 and self._rank_of[stage - 1] != self.pp_rank:
+                x = self._receive(self._rank_of[stage - 1])
+            x = part(x, **given)
+            if stage + 1 < self.num_stages and self._rank_of[stage + 1] != self.pp_rank:
+                sending += self._send(x, self._rank_of[stage + 1])
+                while len(sending) > 2 * _IN_FLIGHT:
+                    sending.popleft().work.wait()
+        return x if self.has_last else None
+
+    def _finish(self, sending: "deque[_Sent]") -> None:
+        while sending:
+            sending.popleft().work.wait()
+        # A stage that stays gathered would show its whole parameters to whoever asks next.
+        for part in self.parts:
+            for module in part.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    def _send(self, x: Tensor, to: int) -> "list[_Sent]":
+        return [_Sent(tensor, to, self.group) for tensor in (_header(x), x.contiguous())]
+
+    def _receive(self, source: int) -> Tensor:
+        header = _no_header(self.device)
+        distributed.recv(header, group=self.group, group_src=source)
+        x = _announced(header)
+        distributed.recv(x, group=self.group, group_src=source)
+        return x
+
+    def _spread(self, answer: Tensor | None) -> Tensor:
+        """From the last stage to all."""
+        source = self._rank_of[self.num_stages - 1]
+        header = _no_header(self.device) if answer is None else _header(answer)
+        distributed.broadcast(header, group=self.group, group_src=source)
+        answer = _announced(header) if answer is None else answer.contiguous()
+        distributed.broadcast(answer, group=self.group, group_src=source)
+        return answer
+
+
+class _Sent:
+    """A tensor on its way; it has to stay until it has left."""
+
+    def __init__(self, tensor: Tensor, to: int, group: distributed.ProcessGroup) -> None:
+        self.tensor = tensor
+        self.work: Any = distributed.isend(tensor, group=group, group_dst=to)
+
+
+def _header(x: Tensor) -> Tensor:
+    """Number type, number of dims, up to three sizes: what of the sequence arrives is the sender's affair."""
+    return torch.tensor([_DTYPES.index(x.dtype), x.ndim, *x.shape, *[0] * (3 - x.ndim)], device=x.device)
+
+
+def _no_header(device: torch.device) -> Tensor:
+    return torch.zeros(5, dtype=torch.long, device=device)
+
+
+def _announced(header: Tensor) -> Tensor:
+    """Room for what the header is of."""
+    dtype, num_dims, *sizes = header.tolist()
+    return torch.empty(sizes[:num_dims], dtype=_DTYPES[dtype], device=header.device)
+
+
+def _is_compiled(part: GPT) -> bool:
+    """By either way: the method replaced, or the module's own mark."""
+    return any(
+        hasattr(block.forward, "_torchdynamo_orig_callable") or block._compiled_call_impl is not None
+        for block in part.blocks.values()
+    )
+
+
+def _local_gradient(parameter: Tensor) -> Tensor:
+    gradient = parameter.grad
+    if gradient is None:
+        raise UsageError("the embedding has no gradient; sum_tied_gradients comes after step.")
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
