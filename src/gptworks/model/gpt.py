@@ -25,7 +25,8 @@ class Linear(nn.Linear):
 class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
-        return F.layer_norm(x.to(wide), self.normalized_shape, self.weight, self.bias, self.eps).to(x.dtype)
+        weight, bias = self.weight.to(wide), self.bias.to(wide)
+        return F.layer_norm(x.to(wide), self.normalized_shape, weight, bias, self.eps).to(x.dtype)
 
 
 class KVCache:
