@@ -109,12 +109,10 @@ def stages_are_busy(batch: BatchConfig, parallel: ParallelConfig) -> Complaints:
     if layout.pp == 1 or "auto" in (parallel.dp, parallel.fsdp) or batch_equation(batch, parallel):
         return []
     plan = solve_batch(batch, layout.data_parallel)
-    given = batch.accumulation or (batch.global_size and batch.micro_size)
-    how = f"Set batch.accumulation={layout.pp} or more" + (", with a smaller batch.micro_size." if given else ".")
     if plan.accumulation < layout.pp:
         return [
-            f"batch.accumulation: {plan.accumulation} micro-batches for parallel.pp={layout.pp} stages: some would "
-            f"never work. {how}"
+            f"batch.accumulation: {plan.accumulation} for parallel.pp={layout.pp} stages: with fewer micro-batches "
+            f"than stages some never work. Set batch.accumulation={layout.pp} or more."
         ]
     if parallel.schedule in {"interleaved", "zero_bubble"} and plan.accumulation % layout.pp:
         below = plan.accumulation // layout.pp * layout.pp
