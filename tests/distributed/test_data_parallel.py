@@ -86,7 +86,7 @@ def test_half_precision_is_close_to_the_same_on_one_process(run_layout, layout: 
     losses, norms = differences(ranks, wanted)
     # Replicas compute what one process computes; shards round the gains of the norms inside blocks besides.
     assert losses < (2e-4 if layout.dp > 1 else 1e-3) and norms < (5e-4 if layout.dp > 1 else 5e-3)
-    assert TOLERANCE < differences([wanted], in_fp32)[0], "it was computed in fp32 after all"
+    assert differences([wanted], in_fp32)[0] > TOLERANCE, "it was computed in fp32 after all"
     assert all(report.updated for reports in ranks for report in reports)
 
 
@@ -134,8 +134,7 @@ def test_gradients_that_never_meet_are_noticed(run_layout, layout: Layout) -> No
         )
         return run_steps(world, Case())
 
-    losses, norms = differences(run_layout(layout, alone), wanted)
-    assert norms > 1e-2
+    assert differences(run_layout(layout, alone), wanted)[1] > 1e-2
 
 
 # Not finite on one rank
