@@ -24,9 +24,12 @@ class Linear(nn.Linear):
 
 class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        weight, bias = self.weight.to(wide), self.bias.to(wide)
-        return F.layer_norm(x.to(wide), self.normalized_shape, weight, bias, self.eps).to(x.dtype)
+        return normalize(x, self.weight, self.bias, self.eps)
+
+
+def normalize(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return F.layer_norm(x.to(wide), weight.shape, weight.to(wide), bias.to(wide), eps).to(x.dtype)
 
 
 class KVCache:
