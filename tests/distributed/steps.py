@@ -45,11 +45,11 @@ def build_part(world: World, case: Case) -> GPT:
 
 
 def global_batch(step: int) -> Batch:
-    """Rows score 1 to LENGTH tokens, and the first ones few: so the counts of ranks and micro-batches differ."""
+    """Rows score 0 to LENGTH - 1 tokens, the first one none: the counts of ranks and micro-batches differ."""
     tokens = torch.randint(0, VOCAB, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(step))
     labels = tokens[:, 1:].clone()
     for row in range(ROWS):
-        labels[row, : LENGTH - 1 - row] = IGNORED
+        labels[row, : LENGTH - row] = IGNORED
     return Batch(tokens[:, :-1].clone(), labels, None, None, torch.arange(step * ROWS, (step + 1) * ROWS))
 
 

@@ -63,11 +63,11 @@ def global_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(shard.local_gradients(parameters))))
 
 
-def share_of_squares(parameters: list[nn.Parameter], world: World) -> float:
+def share_of_squares(parameters: list[nn.Parameter], world: World) -> Tensor:
     """Summed over all ranks, the square of the norm of the whole gradient, however parameters are split or copied."""
     norms = torch.stack(torch._foreach_norm(shard.local_gradients(parameters))).double()
     copies = [shard.num_copies(p, world) for p in parameters if p.grad is not None]
-    return (norms.square() / torch.tensor(copies, device=norms.device)).sum().item()
+    return (norms.square() / torch.tensor(copies, device=norms.device)).sum()
 
 
 @torch.no_grad()

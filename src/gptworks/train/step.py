@@ -86,13 +86,16 @@ def train_step(
     return report
 
 
-def _measure(part: Part, loss_sums: list[Tensor], parameters: list[nn.Parameter], world: World) -> tuple[float, float]:
+def _measure(
+    part: Part, loss_sums: list[Tensor], parameters: list[nn.Parameter], world: World
+) -> tuple[float, float]:
     """The sum of the losses, and the norm of all gradients as if they lay in one place. Equal on every rank, so that
     all of them update or none does."""
-    loss_sum = sum(torch.stack(loss_sums).tolist()) if loss_sums else 0.0
     if world.mesh is None:
-        return loss_sum, optim.global_norm(parameters).item()
+        return sum(torch.stack(loss_sums).tolist()), optim.global_norm(parameters).item()
     # What several ranks hold is counted by each of them as a part of one: a single sum over all ranks is the total.
-    squares = optim.share_of_squares(counted_parameters(part), world)
-    loss_sum, squares = sum_over(world, [loss_sum / world.layout.tp, squares], "pp", "dp", "fsdp", "tp")
+    losses = torch.stack(loss_sums).double().sum() / world.layout.tp if loss_sums else torch.zeros(())
+    shares = [losses, optim.share_of_squares(counted_parameters(part), world)]
+    numbers = torch.stack([share.to(world.device, torch.float64) for share in shares])
+    loss_sum, squares = sum_over(world, numbers, "pp", "dp", "fsdp", "tp")
     return loss_sum, math.sqrt(squares)
