@@ -14,7 +14,9 @@ pytest.importorskip("gptworks.parallel.pipeline")
 BLOCKS, ROOT, MICRO = 2, 1, 4  # of each of two stages
 
 
-@pytest.mark.parametrize("schedule", [{}, {"schedule": "interleaved", "virtual_stages": 2}], ids=["1f1b", "interleaved"])
+@pytest.mark.parametrize(
+    "schedule", [{}, {"schedule": "interleaved", "virtual_stages": 2}], ids=["1f1b", "interleaved"]
+)
 def test_s3_03_stage_3_with_a_pipeline_really_reshards(run_layout, schedule: dict[str, Any]) -> None:
     model = {"num_layers": 2 * BLOCKS}
     wanted = run_steps(ONE, Case(MICRO, model=model))

@@ -60,6 +60,8 @@ def apply(
 
     mesh = world.mesh["dp", "fsdp"] if world.layout.dp > 1 else world.mesh["fsdp"]
     offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if parallel.offload else OffloadPolicy()
+    # The cast that modules make of their weights happens before they are sent. (The gains of the norms in a block are
+    # rounded with them: a group has one type.)
     in_compute = MixedPrecisionPolicy(compute_dtype, reduce_dtype, cast_forward_inputs=False)
     # Embeddings are added and their gradients summed in fp32, as in one process: nothing is rounded on the way.
     in_fp32 = MixedPrecisionPolicy(None, reduce_dtype, cast_forward_inputs=False)

@@ -86,9 +86,7 @@ def train_step(
     return report
 
 
-def _measure(
-    part: Part, loss_sums: list[Tensor], parameters: list[nn.Parameter], world: World
-) -> tuple[float, float]:
+def _measure(part: Part, loss_sums: list[Tensor], parameters: list[nn.Parameter], world: World) -> tuple[float, float]:
     """The sum of the losses, and the norm of all gradients as if they lay in one place. Equal on every rank, so that
     all of them update or none does."""
     if world.mesh is None:
