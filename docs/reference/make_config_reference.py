@@ -4,8 +4,8 @@ A test fails when the file is stale, so a key is described in one place: `src/gp
 """
 
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -79,6 +79,8 @@ def _kind(annotation: Any, limits: list[Any]) -> str:
         return ", ".join(f"`{str(c).lower() if isinstance(c, bool) else c}`" for c in get_args(annotation))
     if get_origin(annotation) is tuple:
         return f"list of {_kind(get_args(annotation)[0], [])}"
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(_kind(choice, []) for choice in get_args(annotation))
     assert annotation not in (None, NoneType, Any), annotation
     word = {int: "whole number", float: "number", bool: "true or false", str: "text"}[annotation]
     shown = [text for limit in limits if (text := _limit(limit))]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gptworks.config import load, solve_batch
+from gptworks.config import Layout, load, solve_batch
 from gptworks.plan import sizes
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -32,7 +32,7 @@ def test_every_recipe_says_what_to_read_and_when_to_end(name: str) -> None:
     config = load(RECIPES / name)
     assert config.data.path
     assert any(config.train.ends().values())
-    assert config.parallel.world_size == 1
+    assert Layout.known(config.parallel).world_size == 1
     assert solve_batch(config.batch, 1).global_size == config.batch.global_size
 
 

@@ -44,6 +44,7 @@ def test_every_key_has_a_row_with_a_meaning(maker: ModuleType) -> None:
         (Annotated[float, Field(ge=0.0, lt=1.0)], "number >= 0 and < 1"),
         (bool, "true or false"),
         (Literal["a", "b"], "`a`, `b`"),
+        (Annotated[int, Field(ge=1)] | Literal["auto"], "whole number >= 1 or `auto`"),
         (tuple[Annotated[float, Field(gt=0.0)], ...], "list of number > 0"),
     ],
 )

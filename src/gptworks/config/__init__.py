@@ -1,6 +1,6 @@
 """Configuration: frozen sections, YAML with overrides, presets. Never imports torch."""
 
-from gptworks.config.derive import BatchPlan, num_steps, solve_batch
+from gptworks.config.derive import BatchPlan, Layout, num_steps, solve_batch, solve_layout
 from gptworks.config.load import from_dict, load, load_with_origins
 from gptworks.config.schema import (
     BatchConfig,
@@ -27,6 +27,7 @@ __all__ = [
     "EvaluateConfig",
     "GenerateConfig",
     "InitConfig",
+    "Layout",
     "ModelConfig",
     "OptimConfig",
     "ParallelConfig",
@@ -40,4 +41,5 @@ __all__ = [
     "load_with_origins",
     "num_steps",
     "solve_batch",
+    "solve_layout",
 ]

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from gptworks.config.derive import cooldown_steps, solve_batch
+from gptworks.config.derive import Layout, cooldown_steps, solve_batch
 from gptworks.config.schema import (
     BatchConfig,
     CheckpointConfig,
@@ -60,11 +60,105 @@ def warmup_fits(optim: OptimConfig, last: int, name: str) -> Complaints:
 
 
 def batch_equation(batch: BatchConfig, parallel: ParallelConfig) -> Complaints:
+    if "auto" in (parallel.dp, parallel.fsdp):
+        return []  # how many ranks read data is known when the world is: checked again then
     try:
-        solve_batch(batch, parallel.data_parallel)
+        solve_batch(batch, Layout.known(parallel).data_parallel)
     except ConfigError as error:
         return error.problems
     return []
+
+
+def matrices_divide(model: ModelConfig, parallel: ParallelConfig) -> Complaints:
+    """Attention is cut between heads, so a hidden size that heads divide needs no check of its own."""
+    if parallel.tp == "auto":
+        return []
+    complaints = []
+    for name in ("num_heads", "ffn_size"):
+        size = getattr(model, name)
+        if size % parallel.tp:
+            fits = ", ".join(str(n) for n in range(1, parallel.tp) if model.num_heads % n == model.ffn_size % n == 0)
+            complaints.append(
+                f"parallel.tp: {parallel.tp} does not divide model.{name} ({size}). tp that would fit: {fits}."
+            )
+    return complaints
+
+
+def sequence_divides(data: DataConfig, parallel: ParallelConfig) -> Complaints:
+    if not parallel.sequence or parallel.tp == "auto" or data.seq_len % parallel.tp == 0:
+        return []
+    below = data.seq_len // parallel.tp * parallel.tp
+    return [
+        f"data.seq_len: {data.seq_len} is not a multiple of parallel.tp ({parallel.tp}), along which the sequence is "
+        f"split. Set data.seq_len={below or parallel.tp}, or parallel.sequence: false."
+    ]
+
+
+def stages_have_layers(model: ModelConfig, parallel: ParallelConfig) -> Complaints:
+    stages = Layout.known(parallel).pp * parallel.virtual_stages
+    if model.num_layers >= stages:
+        return []
+    return [
+        f"parallel.pp: {parallel.pp} x parallel.virtual_stages ({parallel.virtual_stages}) = {stages} stages, but "
+        f"model.num_layers is {model.num_layers}: each needs a layer. Use fewer stages."
+    ]
+
+
+def stages_are_busy(batch: BatchConfig, parallel: ParallelConfig) -> Complaints:
+    layout = Layout.known(parallel)
+    if layout.pp == 1 or "auto" in (parallel.dp, parallel.fsdp) or batch_equation(batch, parallel):
+        return []
+    plan = solve_batch(batch, layout.data_parallel)
+    if plan.accumulation < layout.pp:
+        return [
+            f"batch.accumulation: {plan.accumulation} for parallel.pp={layout.pp} stages: with fewer micro-batches "
+            f"than stages some never work. Set batch.accumulation={layout.pp} or more."
+        ]
+    if parallel.schedule in {"interleaved", "zero_bubble"} and plan.accumulation % layout.pp:
+        below = plan.accumulation // layout.pp * layout.pp
+        return [
+            f"batch.accumulation: {plan.accumulation} micro-batches are not a multiple of parallel.pp ({layout.pp}), "
+            f"as parallel.schedule: {parallel.schedule} needs. Nearest: {below} or {below + layout.pp}."
+        ]
+    return []
+
+
+def pipeline_settings_have_a_pipeline(parallel: ParallelConfig) -> Complaints:
+    has_many = parallel.schedule in {"interleaved", "zero_bubble"}
+    complaints = []
+    if parallel.pp == 1:
+        for name, usual in (("schedule", "1f1b"), ("virtual_stages", 1)):
+            if getattr(parallel, name) != usual:
+                complaints.append(
+                    f"parallel.{name}: {getattr(parallel, name)}, but parallel.pp is 1: there is no pipeline. "
+                    "Set parallel.pp, or leave it out."
+                )
+    elif parallel.virtual_stages > 1 and not has_many:
+        complaints.append(
+            f"parallel.virtual_stages: {parallel.virtual_stages}, but parallel.schedule: {parallel.schedule} has one "
+            "stage per process. Set parallel.schedule: interleaved, or virtual_stages: 1."
+        )
+    elif parallel.schedule == "interleaved" and parallel.virtual_stages == 1:
+        complaints.append(
+            "parallel.virtual_stages: 1, but parallel.schedule: interleaved needs 2 or more stages per process. "
+            "Set parallel.virtual_stages: 2, or schedule: 1f1b."
+        )
+    return complaints
+
+
+def sharding_has_shards(parallel: ParallelConfig) -> Complaints:
+    complaints = []
+    if parallel.zero and parallel.fsdp == 1:
+        complaints.append(
+            f"parallel.zero: {parallel.zero} shards over parallel.fsdp, which is 1. Set parallel.fsdp to the number "
+            "of shards, or zero: 0."
+        )
+    if parallel.offload and not parallel.zero:
+        complaints.append(
+            "parallel.offload: true moves shards to the CPU, but parallel.zero is 0: nothing is sharded. Set "
+            "parallel.fsdp above 1 and zero: 1, 2 or 3, or offload: false."
+        )
+    return complaints
 
 
 def evaluation_has_data(evaluate: EvaluateConfig, data: DataConfig, checkpoint: CheckpointConfig) -> Complaints:
@@ -90,6 +184,12 @@ CHECKS: list[Callable[..., Complaints]] = [
     warmup_ends,
     batch_equation,
     evaluation_has_data,
+    matrices_divide,
+    sequence_divides,
+    stages_have_layers,
+    stages_are_busy,
+    pipeline_settings_have_a_pipeline,
+    sharding_has_shards,
 ]
 
 

@@ -1,10 +1,12 @@
 """Numbers that follow from others: exact, or refused."""
 
 import math
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gptworks.config.schema import BatchConfig, OptimConfig, TrainConfig
-from gptworks.errors import ConfigError
+from gptworks.config.schema import AXES, BatchConfig, OptimConfig, ParallelConfig, TrainConfig
+from gptworks.errors import ConfigError, UsageError
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,77 @@ class Layout:
     def __str__(self) -> str:
         """Such as pp2.tp2; "1" where there is one process."""
         return ".".join(f"{name}{size}" for name, size in vars(self).items() if size > 1) or "1"
+
+    @property
+    def degrees(self) -> str:
+        """As in a configuration: pp=2 x tp=2."""
+        return " x ".join(f"{name}={size}" for name, size in vars(self).items() if size > 1) or "all of them 1"
+
+    @classmethod
+    def parse(cls, text: str) -> "Layout":
+        """The reverse of str: `tp2.pp2`, in any order."""
+        sizes: dict[str, int] = {}
+        for piece in [] if text == "1" else text.split("."):
+            found = re.fullmatch(r"(pp|dp|fsdp|tp)([1-9][0-9]*)", piece)
+            if not found:
+                raise UsageError(
+                    f"layout {text!r}: {piece!r} is not an axis and a number. Needed: such as tp2.pp2, of the axes "
+                    f"{', '.join(AXES)}."
+                )
+            if found[1] in sizes:
+                raise UsageError(f"layout {text!r}: {found[1]} is said twice. Say it once.")
+            sizes[found[1]] = int(found[2])
+        return cls(**sizes)
+
+    @classmethod
+    def known(cls, parallel: ParallelConfig) -> "Layout":
+        """What the configuration says without knowing the world: 1 where it says auto."""
+        return cls(**{axis: 1 if isinstance(size, str) else size for axis, size in _degrees(parallel).items()})
+
+
+def solve_layout(parallel: ParallelConfig, world_size: int) -> Layout:
+    """The layout of a world of so many processes: the product is the world, or it is refused."""
+    asked, known = _degrees(parallel), Layout.known(parallel)
+    auto = next((axis for axis, size in asked.items() if size == "auto"), None)
+    if auto and world_size % known.world_size == 0:
+        return Layout(**vars(known) | {auto: world_size // known.world_size})
+    if known.world_size == world_size:
+        return known
+    needed = f"a multiple of {known.world_size} ranks" if auto else f"{known.world_size} ranks"
+    ratio = {axis: size for axis, size in vars(known).items() if axis != auto}
+
+    def distance(layout: Layout) -> tuple[float, ...]:
+        """How many degrees would change, by how much, and whether the directions that cost most grow."""
+        here = vars(layout)
+        return (
+            sum(here[axis] != size for axis, size in ratio.items()),
+            sum(abs(math.log(here[axis] / size)) for axis, size in ratio.items()),
+            layout.pp * layout.tp,
+        )
+
+    nearest = sorted(_layouts(world_size), key=distance)[:3]
+    fits = ", or ".join(layout.degrees for layout in nearest)
+    raise ConfigError(
+        "parallel", [f"parallel: {known.degrees} needs {needed}, but the world has {world_size}. Fits: {fits}."]
+    )
+
+
+def with_layout(parallel: ParallelConfig, layout: Layout) -> ParallelConfig:
+    """The same with all four numbers known; what follows from them follows anew."""
+    return ParallelConfig(**parallel.model_dump(exclude_unset=True) | vars(layout))
+
+
+def _degrees(parallel: ParallelConfig) -> dict[str, int | str]:
+    return {axis: getattr(parallel, axis) for axis in AXES}
+
+
+def _layouts(world_size: int) -> Iterator[Layout]:
+    """All layouts of so many processes."""
+    divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
+    for pp in divisors:
+        for dp in (n for n in divisors if world_size % (pp * n) == 0):
+            for fsdp in (n for n in divisors if world_size % (pp * dp * n) == 0):
+                yield Layout(pp, dp, fsdp, world_size // (pp * dp * fsdp))
 
 
 @dataclass(frozen=True)

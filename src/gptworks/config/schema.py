@@ -6,12 +6,24 @@ An empty value (`key:` or null) always means "the default".
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Count = Annotated[int, Field(ge=1)]
 CountOrOff = Annotated[int, Field(ge=0, description="0 = off")]
 Rate = Annotated[float, Field(ge=0.0)]
+
+
+def _whole_or_auto(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError("needs a whole number of 1 or more, or auto")
+    return value
+
+
+Degree = Annotated[Count | Literal["auto"], BeforeValidator(_whole_or_auto)]
+AXES = ("pp", "dp", "fsdp", "tp")  # outermost first
 
 
 class Section(BaseModel):
@@ -226,21 +238,41 @@ class TrainConfig(Section):
 
 
 class ParallelConfig(Section):
-    """How many processes in each direction; the product is the number of processes."""
+    """How many processes in each direction; the product is the number of processes. One of the four may be `auto`."""
 
-    pp: Count = Field(1, description="Pipeline stages.")
-    dp: Count = Field(1, description="Replicas.")
-    fsdp: Count = Field(1, description="Shards of parameters, gradients and optimizer.")
-    tp: Count = Field(1, description="Tensor-parallel parts.")
+    pp: Degree = Field(1, description="Pipeline stages of processes, or auto: what the others leave.")
+    dp: Degree = Field(1, description="Replicas, or auto.")
+    fsdp: Degree = Field(1, description="Shards of what zero says; each reads samples of its own. Or auto.")
+    tp: Degree = Field(1, description="Tensor-parallel parts, or auto.")
+    sequence: bool = Field(
+        True, description="With tp: what lies between the matrices is split too, along the sequence."
+    )
+    zero: Literal[0, 1, 2, 3] = Field(
+        default_factory=lambda data: _usual_zero(data),
+        description="What is sharded over fsdp: 1 the optimizer, 2 gradients too, 3 parameters too; 0 nothing. "
+        "Empty = 3, with pp 1 (stage 3 gathers the parameters again for every micro-batch); without fsdp 0.",
+    )
+    offload: bool = Field(
+        False, description="Keep the shards of parameters and optimizer in the memory of the CPU, and update there."
+    )
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = Field(
+        "1f1b", description="With pp: the order of forward and backward passes."
+    )
+    virtual_stages: Count = Field(1, description="Stages per process; above 1 for interleaved and zero_bubble.")
+    timeout: Count = Field(600, description="Seconds after which a process that waits for the others gives up.")
 
-    @property
-    def world_size(self) -> int:
-        return self.pp * self.dp * self.fsdp * self.tp
+    @model_validator(mode="after")
+    def _one_auto(self) -> "ParallelConfig":
+        autos = [axis for axis in AXES if getattr(self, axis) == "auto"]
+        if len(autos) > 1:
+            raise ValueError(f"{autos[1]}: auto, but parallel.{autos[0]} is auto too. Say a number for one of them.")
+        return self
 
-    @property
-    def data_parallel(self) -> int:
-        """Ranks that read different samples."""
-        return self.dp * self.fsdp
+
+def _usual_zero(data: dict[str, Any]) -> Literal[0, 1, 3]:
+    if data.get("fsdp", 1) == 1:
+        return 0
+    return 3 if data.get("pp", 1) == 1 else 1
 
 
 class ScalerConfig(Section):
@@ -262,6 +294,9 @@ class PrecisionConfig(Section):
     """Parameters are always fp32 masters; this is what the matrices are multiplied in."""
 
     compute: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Type of activations and products.")
+    reduce: Literal["fp32", "compute"] = Field(
+        "fp32", description="Type in which gradients are summed over data-parallel ranks: fp32, or that of `compute`."
+    )
     scaler: ScalerConfig = Field(default_factory=ScalerConfig)
 
 

@@ -1,7 +1,8 @@
 """Loss on text the model was not trained on."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -9,7 +10,10 @@ import torch
 from gptworks.data.loader import Borders, check_ids, collate
 from gptworks.data.windows import OrderedSamples
 from gptworks.errors import DataError
-from gptworks.model import GPT, IGNORED
+from gptworks.model import IGNORED
+from gptworks.parallel import shard
+from gptworks.parallel.launch import World
+from gptworks.parallel.parts import Part, parts_of, sum_over
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class HeldOut:
 
 @torch.no_grad()
 def held_out_loss(
-    part: GPT,
+    part: Part,
     samples: OrderedSamples,
     borders: Borders,
     *,
@@ -44,25 +48,45 @@ def held_out_loss(
     num_batches: int = 0,
     device: torch.device,
     byte_lengths: np.ndarray | None = None,
+    world: World | None = None,
 ) -> HeldOut:
-    """Over the first `num_batches` micro-batches of the samples, or over all of them (0)."""
+    """Over the first `num_batches` micro-batches of the samples, or over all of them (0).
+
+    In a world of many ranks those that read different data share the batches; all of them know the result.
+    """
     total = samples.per_epoch if not num_batches else min(samples.per_epoch, num_batches * micro_size)
     nats, tokens, text_bytes = 0.0, 0, 0
     was_training = part.training
     part.eval()
-    for first in range(0, total, micro_size):
+    world = world or World(device)
+    for first, is_mine in _turns(range(0, total, micro_size), world):
         chosen = samples.at(first, min(micro_size, total - first))
         check_ids(chosen, first, part.cfg.vocab_size)
         batch = collate(chosen, first, borders)
+        if not is_mine:
+            batch = replace(batch, labels=torch.full_like(batch.labels, IGNORED))
         on_device = batch.to(device)
         nats += part(on_device.tokens, **on_device.keywords()).item()
         tokens += batch.num_scored
         if byte_lengths is not None:
             text_bytes += int(byte_lengths[batch.labels[batch.labels != IGNORED].numpy()].sum())
     part.train(was_training)
+    if world.mesh is not None:
+        for piece in parts_of(part):
+            shard.settle(piece)
+        nats, *counts = sum_over(world, [nats, tokens, text_bytes], "dp", "fsdp")
+        tokens, text_bytes = (int(count) for count in counts)
     if tokens == 0:
         raise DataError(
             f"no token of the {total} samples to evaluate is scored. Prompts that fill data.seq_len leave no room for "
             "their completions: enlarge it, or set data.too_long: skip."
         )
     return HeldOut(nats, tokens, text_bytes, total)
+
+
+def _turns(firsts: range, world: World) -> Iterator[tuple[int, bool]]:
+    """Which batches this rank reads. Ranks that share a model take every turn together: one that has run out of batches
+    reads the first again, and nothing of it is scored."""
+    for turn in range(0, len(firsts), world.data_parallel):
+        number = turn + world.data_rank
+        yield firsts[number if number < len(firsts) else 0], number < len(firsts)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gptworks.config.derive import Layout
+from gptworks.config.derive import Layout, solve_layout
 from gptworks.config.schema import ParallelConfig, RunFolderConfig
 from gptworks.errors import ConfigError
 
@@ -54,16 +54,11 @@ class World:
 
 
 def start(parallel: ParallelConfig, run: RunFolderConfig) -> World:
-    if parallel.world_size != 1:
-        degrees = " x ".join(f"{name}={value}" for name, value in parallel.model_dump().items())
-        raise ConfigError(
-            "parallel",
-            [f"parallel: {degrees} needs {parallel.world_size} processes, but this run has 1. Set all of them to 1."],
-        )
+    layout = solve_layout(parallel, 1)
     if run.threads:
         torch.set_num_threads(run.threads)
     keep_freed_memory()
-    return World(pick_device(run.device))
+    return World(pick_device(run.device), layout)
 
 
 def join(layout: Layout, rank: int, device: torch.device, **group: Any) -> World:

@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from gptworks.config.schema import OptimConfig
+from gptworks.parallel import shard
+from gptworks.parallel.launch import World
+from gptworks.parallel.parts import Part, canonical_name, named_parameters, parts_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -18,8 +21,8 @@ def is_decayed(name: str, cfg: OptimConfig) -> bool:
     return not is_bias_or_norm and not (cfg.decay_params == "matrices" and is_embedding)
 
 
-def build(part: nn.Module, cfg: OptimConfig) -> torch.optim.AdamW:
-    named = list(part.named_parameters())
+def build(part: Part | nn.Module, cfg: OptimConfig) -> torch.optim.AdamW:
+    named = [(canonical_name(piece, n), p) for piece in parts_of(part) for n, p in piece.named_parameters()]
     groups = [
         {"params": [p for n, p in named if is_decayed(n, cfg)], "weight_decay": cfg.weight_decay},
         {"params": [p for n, p in named if not is_decayed(n, cfg)], "weight_decay": 0.0},
@@ -35,20 +38,20 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def moments(part: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+def moments(part: Part | nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
     """`exp_avg.NAME` and `exp_avg_sq.NAME` for each parameter, zero before the first update."""
     found = {}
-    for name, parameter in part.named_parameters():
+    for name, parameter in named_parameters(part):
         state = optimizer.state.get(parameter, {})
         for moment in MOMENTS:
             found[f"{moment}.{name}"] = state[moment] if moment in state else torch.zeros_like(parameter.detach())
     return found
 
 
-def set_moments(part: nn.Module, optimizer: torch.optim.AdamW, values: dict[str, Tensor], updates: int) -> None:
+def set_moments(part: Part | nn.Module, optimizer: torch.optim.AdamW, values: dict[str, Tensor], updates: int) -> None:
     if updates == 0:
         return
-    for name, parameter in part.named_parameters():
+    for name, parameter in named_parameters(part):
         optimizer.state[parameter] = {
             "step": torch.tensor(float(updates), device=parameter.device),
             **{moment: values[f"{moment}.{name}"] for moment in MOMENTS},
@@ -56,11 +59,18 @@ def set_moments(part: nn.Module, optimizer: torch.optim.AdamW, values: dict[str,
 
 
 def global_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    """Of what is on this rank."""
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(shard.local_gradients(parameters))))
+
+
+def share_of_squares(parameters: list[nn.Parameter], world: World) -> Tensor:
+    """Summed over all ranks, the square of the norm of the whole gradient, however parameters are split or copied."""
+    norms = torch.stack(torch._foreach_norm(shard.local_gradients(parameters))).double()
+    copies = [shard.num_copies(p, world) for p in parameters if p.grad is not None]
+    return (norms.square() / torch.tensor(copies, device=norms.device)).sum()
 
 
 @torch.no_grad()
 def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
     if factor != 1.0:
-        torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
+        torch._foreach_mul_(shard.local_gradients(parameters), factor)

@@ -21,7 +21,7 @@ from gptworks.data.loader import Batch
 from gptworks.errors import CheckpointError, DataError, TrainingError
 from gptworks.evaluate.heldout import held_out_loss
 from gptworks.model import GPT
-from gptworks.parallel import apply, recompute
+from gptworks.parallel import apply, recompute, shard
 from gptworks.parallel.apply import FreshWeights, WeightSource
 from gptworks.plan import sizes
 from gptworks.train import optim, plot, resume, run_folder, schedule
@@ -119,6 +119,8 @@ class Run:
             self.setup.world,
             DTYPES[cfg.precision.compute],
             weights,
+            parallel=self.setup.parallel,
+            reduce_dtype=DTYPES["fp32" if cfg.precision.reduce == "fp32" else cfg.precision.compute],
             recompute_mode=cfg.train.recompute,
             compile_blocks=cfg.train.compile and apply.can_compile(self.setup.world.device),
         )
@@ -177,9 +179,12 @@ class Run:
             say(f"weights from {cfg.init.checkpoint}")
         if cfg.train.compile and not apply.can_compile(device):
             say("train.compile: no C++ compiler found (g++ or clang++), so nothing is compiled. Install one for speed.")
-        note = recompute.note(cfg.train.recompute, cfg.model.attention, cfg.model.dropout_attention, device.type)
-        if note:
-            say(note)
+        for note in (
+            recompute.note(cfg.train.recompute, cfg.model.attention, cfg.model.dropout_attention, device.type),
+            shard.note(self.setup.parallel),
+        ):
+            if note:
+                say(note)
         if source and manifest:
             say(f"resuming from {source} ({manifest.consumed:,} samples done)")
             for change in resume.changes(manifest.config, cfg):
@@ -244,6 +249,7 @@ class Run:
                 micro_size=self.setup.batch.micro_size,
                 num_batches=self.cfg.evaluate.batches,
                 device=self.setup.world.device,
+                world=self.setup.world,
             )
         progress = self.progress
         progress.held_out_loss = result.loss if math.isfinite(result.loss) else None

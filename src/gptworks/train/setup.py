@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from gptworks.config import contradictions
-from gptworks.config.derive import BatchPlan, num_steps, solve_batch
-from gptworks.config.schema import RunConfig
+from gptworks.config.derive import BatchPlan, num_steps, solve_batch, with_layout
+from gptworks.config.schema import ParallelConfig, RunConfig
 from gptworks.data import foreign_order
 from gptworks.data.dataset import Dataset
 from gptworks.data.loader import Batches
@@ -24,6 +24,7 @@ class Setup:
     last_step: int
     vocab_size: int
     samples_asked: int | None  # of training; None where the order does not depend on it
+    parallel: ParallelConfig  # with the number that auto stands for
 
     def batches(self, consumed: int = 0) -> Batches:
         return Batches(
@@ -39,6 +40,11 @@ class Setup:
 def prepare(cfg: RunConfig) -> Setup:
     """Open the data, solve the batch equation, count the steps."""
     world = launch.start(cfg.parallel, cfg.run)
+    parallel = with_layout(cfg.parallel, world.layout)
+    if parallel != cfg.parallel:  # auto: what depends on it could not be checked before
+        problems = contradictions.find({**dict(cfg), "parallel": parallel})
+        if problems:
+            raise ConfigError("parallel", problems)
     dataset = Dataset(cfg.data, vocab_size=cfg.model.vocab_size, seed=cfg.train.seed)
     per_epoch = dataset.samples_per_epoch("train")
     batch = solve_batch(cfg.batch, world.data_parallel)
@@ -53,7 +59,9 @@ def prepare(cfg: RunConfig) -> Setup:
     too_long = contradictions.warmup_fits(cfg.optim, cfg.optim.decay_steps or last_step, "the training")
     if too_long:
         raise ConfigError("optim", too_long)
-    return Setup(world, dataset, train_samples, held_out, batch, last_step, cfg.model.vocab_size, asked.get("train"))
+    return Setup(
+        world, dataset, train_samples, held_out, batch, last_step, cfg.model.vocab_size, asked.get("train"), parallel
+    )
 
 
 def show_first_batch(setup: Setup) -> str:

@@ -1,0 +1,87 @@
+"""What a rank holds of a model, whether it is one GPT or the stages of a pipeline, by the names of the whole model."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from gptworks.config.schema import ModelConfig
+from gptworks.model import GPT
+from gptworks.parallel.launch import World
+
+
+class Pipelined(Protocol):
+    """The stages of this rank; micro-batches run through those of all ranks."""
+
+    cfg: ModelConfig
+    parts: list[GPT]
+
+    @property
+    def training(self) -> bool: ...
+
+    def train(self, mode: bool = True) -> Any: ...
+
+    def eval(self) -> Any: ...
+
+    def __call__(self, tokens: Tensor, **keywords: Any) -> Tensor: ...
+
+    def step(
+        self, micro_batches: Sequence[Any], scale: float, *, seed_dropout: Callable[[int, int], None] | None = None
+    ) -> list[Tensor]: ...
+
+    def sum_tied_gradients(self) -> None: ...
+
+
+Part = GPT | Pipelined
+
+
+def parts_of(part: Part | nn.Module) -> list[Any]:
+    return [part] if isinstance(part, nn.Module) else part.parts
+
+
+def canonical_name(part: nn.Module, name: str) -> str:
+    """On the last stage of a pipeline the head is a copy of the embedding that it is tied to."""
+    is_copy = name == "head.weight" and isinstance(part, GPT) and part.cfg.tied
+    return "wte.weight" if is_copy else name
+
+
+def named_parameters(part: Part | nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """All that is updated here; the copy of a tied embedding is head.weight."""
+    for piece in parts_of(part):
+        yield from piece.named_parameters()
+
+
+def counted_parameters(part: Part | nn.Module) -> list[nn.Parameter]:
+    """Each parameter of the model on one pipeline stage only: without the copy of a tied embedding."""
+    return [
+        parameter
+        for piece in parts_of(part)
+        for name, parameter in piece.named_parameters()
+        if canonical_name(piece, name) == name
+    ]
+
+
+def sum_over(world: World, numbers: Sequence[float] | Tensor, *axes: str) -> list[float]:
+    """The sums of a few numbers over the ranks in those directions. Integers stay exact up to 2^53."""
+    from torch import distributed
+
+    total = torch.as_tensor(numbers, dtype=torch.float64, device=world.device)
+    for name in axes:
+        axis = world.axis(name)
+        if axis is not None:
+            distributed.all_reduce(total, group=axis.get_group())
+    return total.tolist()  # type: ignore[no-any-return]
+
+
+def gather_over_data(world: World, numbers: list[int]) -> list[int]:
+    """Those of all data ranks, in their order."""
+    from torch import distributed
+
+    for name in ("fsdp", "dp"):
+        axis = world.axis(name)
+        if axis is not None:
+            found: list[list[int]] = [[] for _ in range(axis.size())]
+            distributed.all_gather_object(found, numbers, group=axis.get_group())
+            numbers = [number for of_rank in found for number in of_rank]
+    return numbers

@@ -1,0 +1,189 @@
+"""Data parallel: replicas and shards. Gradients are summed over data ranks, never averaged: the loss is already divided
+by the number of tokens that all of them score.
+
+Shards are FSDP2's, one group per block and one for all around the blocks, so that tied weights are in one group:
+zero 1  parameters are gathered once per step; gradients meet after the last micro-batch
+zero 2  parameters are gathered once per step; each micro-batch leaves only this rank's shard of the gradient
+zero 3  parameters are gathered for each pass of each block and given back after it
+
+Replicas (the dp axis alone, or zero 0) stay plain tensors, and their gradients meet once, after the last backward
+pass: the forward pass is that of one process, hooks and wrappers cost nothing, and the same line serves tensor parallel
+and pipeline parts. What is given up is the overlap of that sum with the backward pass.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from gptworks.config.schema import ParallelConfig
+from gptworks.model import GPT
+from gptworks.parallel.launch import World
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.fsdp import FSDPModule
+
+# A gradient of this size is summed where it lies; smaller ones are copied together and travel as one.
+ALONE = 256 * 1024
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How the gradients of a part meet those of the other data ranks."""
+
+    zero: int
+    reduce_dtype: torch.dtype
+
+
+_ways: WeakKeyDictionary[nn.Module, _Way] = WeakKeyDictionary()
+
+
+def apply(
+    part: GPT,
+    world: World,
+    parallel: ParallelConfig,
+    compute_dtype: torch.dtype,
+    reduce_dtype: torch.dtype = torch.float32,
+) -> None:
+    """Of a part on the meta device, whose parameters may be tensor-parallel already and whose blocks may be few."""
+    if world.mesh is None:
+        return
+    zero = parallel.zero if world.layout.fsdp > 1 else 0
+    _ways[part] = _Way(zero, reduce_dtype)
+    if zero == 0:
+        return
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+    mesh = world.mesh["dp", "fsdp"] if world.layout.dp > 1 else world.mesh["fsdp"]
+    offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if parallel.offload else OffloadPolicy()
+    # The cast that modules make of their weights happens before they are sent. (The gains of the norms in a block are
+    # rounded with them: a group has one type.)
+    in_compute = MixedPrecisionPolicy(compute_dtype, reduce_dtype, cast_forward_inputs=False)
+    # Embeddings are added and their gradients summed in fp32, as in one process: nothing is rounded on the way.
+    in_fp32 = MixedPrecisionPolicy(None, reduce_dtype, cast_forward_inputs=False)
+    for block in part.blocks.values():
+        fully_shard(block, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=in_compute, offload_policy=offload)
+    # The backward pass begins with the head, so what is around the blocks is kept from the forward pass.
+    fully_shard(part, mesh=mesh, reshard_after_forward=False, mp_policy=in_fp32, offload_policy=offload)
+    for module in _sharded(part):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    if world.layout.pp > 1 and zero > 1:
+        _keep_stage_in_pipeline(part, zero)
+
+
+def before_micro_batch(part: GPT, *, is_last: bool) -> None:
+    """What the backward pass of this micro-batch does with gradients and gathered parameters."""
+    way = _ways.get(part)
+    if way is None or way.zero == 0:
+        return
+    part.set_requires_gradient_sync(is_last or way.zero > 1)  # type: ignore[operator]
+    part.set_reshard_after_backward(is_last or way.zero == 3)  # type: ignore[operator]
+    # With replicas of the shards, the sum over replicas waits for the last.
+    part.set_requires_all_reduce(is_last)  # type: ignore[operator]
+    part.set_is_last_backward(is_last)  # type: ignore[operator]
+
+
+@torch.no_grad()
+def finish_gradients(part: GPT, world: World) -> None:
+    """After the last backward pass: what FSDP has not summed over data ranks already."""
+    way = _ways.get(part)
+    if way is None or way.zero > 0:
+        return
+    groups = [mesh.get_group() for mesh in (world.axis("dp"), world.axis("fsdp")) if mesh is not None]
+    if groups:
+        _sum_in_place(local_gradients(part.parameters()), groups, way.reduce_dtype)
+
+
+def settle(part: nn.Module) -> None:
+    """Give back what a forward pass without a backward pass left gathered: parameters are shards again."""
+    for module in _sharded(part):
+        module.reshard()
+
+
+def note(parallel: ParallelConfig) -> str | None:
+    """What the user should know about the stage and the rest of the layout."""
+    if parallel.zero == 3 and parallel.pp != 1:
+        return (
+            f"parallel.zero: 3 with pp={parallel.pp}: every micro-batch gathers the parameters of its stage twice. "
+            "zero: 1 gathers them once per step."
+        )
+    return None
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of it."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [local(p.grad) for p in parameters if p.grad is not None]
+
+
+def num_copies(parameter: Tensor, world: World) -> int:
+    """On how many ranks of its pipeline stage the same numbers lie."""
+    ranks = world.layout.data_parallel * world.layout.tp
+    for _, size in _splits(parameter):
+        ranks //= size
+    return ranks
+
+
+def slice_of(whole: Tensor, parameter: Tensor) -> Tensor:
+    """The numbers of a whole tensor that this rank holds, found without asking anyone.
+
+    FSDP splits what tensor parallelism left, and the mesh names FSDP first: so the last axis cuts first.
+    """
+    if not hasattr(parameter, "device_mesh"):
+        return whole
+    place = parameter.device_mesh.get_coordinate()
+    for axis, size in _splits(parameter):
+        dim = parameter.placements[axis].dim  # type: ignore[attr-defined]
+        chunks = whole.chunk(size, dim)
+        number = place[axis]
+        whole = chunks[number] if number < len(chunks) else whole.narrow(dim, 0, 0)
+    return whole
+
+
+def _splits(parameter: Tensor) -> Iterator[tuple[int, int]]:
+    """(axis of its mesh, size) wherever it is cut, the last axis first."""
+    for axis, placement in reversed(list(enumerate(getattr(parameter, "placements", ())))):
+        if not placement.is_replicate():
+            yield axis, parameter.device_mesh.size(axis)  # type: ignore[attr-defined]
+
+
+def _sharded(part: nn.Module) -> Iterator["FSDPModule"]:
+    if part in _ways and _ways[part].zero:
+        from torch.distributed.fsdp import FSDPModule
+
+        yield from (module for module in part.modules() if isinstance(module, FSDPModule))
+
+
+def _keep_stage_in_pipeline(part: GPT, zero: int) -> None:
+    """torch's pipeline stage asks FSDP for stage 1 before each backward pass. Stages 2 and 3 do not listen."""
+    sync, reshard = part.set_requires_gradient_sync, part.set_reshard_after_backward
+    part.set_requires_gradient_sync = lambda _, **kind: sync(True, **kind)  # type: ignore
+    if zero == 3:
+        part.set_reshard_after_backward = lambda _, **kind: reshard(True, **kind)  # type: ignore
+
+
+def _sum_in_place(gradients: list[Tensor], groups: list["ProcessGroup"], dtype: torch.dtype) -> None:
+    from torch import distributed
+
+    small = [g for g in gradients if g.numel() < ALONE]
+    together = [torch.cat([g.reshape(-1) for g in small])] if small else []
+    travelling = [g if g.is_contiguous() else g.contiguous() for g in gradients if g.numel() >= ALONE] + together
+    sums = [tensor.to(dtype) for tensor in travelling]
+    for group in groups:
+        started = [distributed.all_reduce(tensor, group=group, async_op=True) for tensor in sums]
+        for work in started:
+            work.wait()
+    if small:
+        pieces = sums.pop().split([g.numel() for g in small])
+        torch._foreach_copy_(small, [piece.view_as(g) for piece, g in zip(pieces, small, strict=True)])
+    for gradient, total in zip((g for g in gradients if g.numel() >= ALONE), sums, strict=True):
+        if gradient is not total:
+            gradient.copy_(total)

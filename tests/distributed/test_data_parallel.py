@@ -1,0 +1,230 @@
+"""Replicas and shards learn what one process learns: `train_step` on every rank against `train_step` alone."""
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from steps import (
+    ONE,
+    ROWS,
+    TOLERANCE,
+    Case,
+    assert_equal_to_one_process,
+    build_part,
+    differences,
+    micro_batches,
+    new_optimizer,
+    run_steps,
+)
+
+from gptworks.config.derive import Layout
+from gptworks.config.schema import ScalerConfig
+from gptworks.model import GPT
+from gptworks.parallel import shard
+from gptworks.parallel.launch import World
+from gptworks.train import optim, step
+from gptworks.train.precision import LossScaler
+from gptworks.train.step import train_step
+
+LAYOUTS = [Layout(dp=2), Layout(dp=4), Layout(fsdp=2), Layout(fsdp=4), Layout(dp=2, fsdp=2)]
+
+
+def compare(run_layout: Any, layout: Layout, cases: list[Case]) -> None:
+    wanted = [run_steps(ONE, case) for case in cases]
+    ranks = run_layout(layout, lambda world: [run_steps(world, case) for case in cases])
+    for number, case in enumerate(cases):
+        assert_equal_to_one_process([found[number] for found in ranks], wanted[number], (layout, case))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_stage_learns_what_one_process_learns(run_layout, layout: Layout) -> None:
+    """Labels are masked, so that ranks and micro-batches score different numbers of tokens."""
+    counts = [
+        {sum(b.num_scored for b in micro_batches(World(ONE.device, layout, rank), 1, accumulation)) for rank in (0, 1)}
+        for accumulation in (1, 4)
+    ]
+    assert all(len(of_ranks) == 2 for of_ranks in counts), "equal counts would not tell a sum from a mean of means"
+    stages = (0, 1, 2, 3) if layout.fsdp > 1 else (0,)
+    compare(run_layout, layout, [Case(a, parallel={"zero": zero}) for zero in stages for a in (1, 4)])
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=2), Layout(fsdp=2)], ids=str)
+def test_all_that_a_model_can_be_told(run_layout, layout: Layout) -> None:
+    untied = {"tied": False}
+    cases = [
+        Case(model=untied),
+        Case(2, clip=0.05),  # below every norm of these steps
+        Case(2, clip=0.0),
+        Case(2, build={"recompute_mode": "full"}),
+        Case(2, build={"recompute_mode": "full_attn"}),
+        Case(2, build={"recompute_mode": "core_attn"}, model={"attention": "math"}),
+        Case(1, model={"hidden_size": 36, "num_heads": 3, "vocab_size": 101}),  # nothing divides evenly
+    ]
+    compare(run_layout, layout, cases)
+    assert all(report.grad_norm > 0.05 for report in run_steps(ONE, cases[1]))
+
+
+def test_compiled_blocks(run_layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function: compiled(function, backend="aot_eager", fullgraph=True))
+    # Dynamo asks every tensor whether it has a gradient and hides the answer's warning only from the screen.
+    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
+    case = Case(2, model={"num_layers": 1}, build={"compile_blocks": True}, steps=2)
+    wanted = run_steps(ONE, Case(2, model={"num_layers": 1}, steps=2))
+    ranks = run_layout(Layout(fsdp=2), lambda world: run_steps(world, case))
+    assert_equal_to_one_process(ranks, wanted, case)
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=2), Layout(fsdp=2)], ids=str)
+@pytest.mark.parametrize("compute", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_close_to_the_same_on_one_process(run_layout, layout: Layout, compute: torch.dtype) -> None:
+    """With micro-batches of the same rows, whose gradients are rounded alike, the sum over ranks adds no rounding."""
+    wanted, in_fp32 = run_steps(ONE, Case(8, compute=compute)), run_steps(ONE, Case(8))
+    ranks = run_layout(layout, lambda world: run_steps(world, Case(4, compute=compute)))
+    losses, norms = differences(ranks, wanted)
+    assert losses < 1.5e-3 and norms < 5e-3
+    assert differences([wanted], in_fp32)[0] > TOLERANCE, "it was computed in fp32 after all"
+    assert all(report.updated for reports in ranks for report in reports)
+
+
+def test_the_type_of_the_sum_can_be_chosen(run_layout) -> None:
+    """Sums in bf16 differ from those in fp32, on replicas and on shards."""
+
+    def found(world: World) -> list[float]:
+        differing = []
+        for zero in (0, 2):
+            how = {"parallel": {"zero": zero}, "compute": torch.bfloat16, "steps": 2}
+            exact = run_steps(world, Case(2, **how))
+            rounded = run_steps(world, Case(2, build={"reduce_dtype": torch.bfloat16}, **how))
+            differing.append(abs(rounded[0].grad_norm / exact[0].grad_norm - 1))
+        return differing
+
+    for differing in run_layout(Layout(fsdp=2), found):
+        assert all(1e-7 < difference < 1e-2 for difference in differing), differing
+
+
+# What must not go unnoticed
+
+
+def test_a_count_of_this_rank_alone_is_noticed(run_layout) -> None:
+    wanted = run_steps(ONE, Case())
+
+    def own_count(world: World) -> Any:
+        real = step.sum_over
+        step.sum_over = lambda world, numbers, *axes: real(world, numbers, *(axes if len(axes) > 2 else ()))
+        return run_steps(world, Case())
+
+    losses, norms = differences(run_layout(Layout(dp=2), own_count), wanted)
+    assert losses > 100 * TOLERANCE and norms > 1e-2
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=2), Layout(fsdp=2)], ids=str)
+def test_gradients_that_never_meet_are_noticed(run_layout, layout: Layout) -> None:
+    wanted = run_steps(ONE, Case())
+
+    def alone(world: World) -> Any:
+        shard._sum_in_place = lambda *_: None
+        real = shard.before_micro_batch
+        step.shard.before_micro_batch = lambda part, is_last: (
+            real(part, is_last=is_last),
+            world.layout.fsdp > 1 and part.set_gradient_divide_factor(2.0),
+        )
+        return run_steps(world, Case())
+
+    assert differences(run_layout(layout, alone), wanted)[1] > 1e-2
+
+
+# Not finite on one rank
+
+
+def poisoned(world: World, part: GPT, only_rank: int) -> None:
+    """A head whose forward gives inf on one rank only, once."""
+    real = part.loss_sum.forward
+    part.loss_sum.forward = lambda *given: real(*given) * (math.inf if world.rank == only_rank else 1.0)
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=2), Layout(fsdp=2), Layout(dp=2, fsdp=2)], ids=str)
+def test_an_overflow_on_one_rank_is_skipped_by_all(run_layout, layout: Layout) -> None:
+    def steps(world: World) -> Any:
+        part = build_part(world, Case(compute=torch.float16))
+        optimizer = new_optimizer(part)
+        scaler = LossScaler(ScalerConfig(init=1024.0), enabled=True)
+
+        def one(number: int) -> Any:
+            batches = micro_batches(world, number, 2)
+            return train_step(part, optimizer, batches, world, scaler, clip=1.0, seed=1, step=number)
+
+        first = one(1)
+        poison = part.loss_sum.forward
+        poisoned(world, part, only_rank=world.layout.world_size - 1)
+        before = [shard.local(p.detach()).clone() for p in part.parameters()]
+        bad = one(2)
+        same = all(torch.equal(old, shard.local(p.detach())) for old, p in zip(before, part.parameters(), strict=True))
+        part.loss_sum.forward = poison
+        return first, bad, same, scaler.scale, one(3)
+
+    for first, bad, same, scale, after in run_layout(layout, steps):
+        assert first.updated and first.loss_scale == 1024.0
+        assert not bad.updated and not math.isfinite(bad.loss) and bad.loss_scale == 1024.0
+        assert same, "the weights moved"
+        assert scale == 512.0
+        assert after.updated and after.loss_scale == 512.0
+        assert sorted(bad.sample_ids) == list(range(2 * ROWS, 3 * ROWS)), "the samples of all ranks are named"
+
+
+def test_without_scaling_a_loss_that_is_not_finite_on_one_rank_stops_all(run_layout) -> None:
+    def steps(world: World) -> Any:
+        part = build_part(world, Case())
+        poisoned(world, part, only_rank=0)
+        scaler = LossScaler(ScalerConfig(), enabled=False)
+        batches = micro_batches(world, 1, 2)
+        return train_step(part, new_optimizer(part), batches, world, scaler, clip=1.0, seed=1, step=1).updated
+
+    assert run_layout(Layout(fsdp=2), steps) == [False, False]
+
+
+# Weights and optimizer
+
+
+@pytest.mark.parametrize("layout", [Layout(fsdp=4), Layout(dp=2, fsdp=2)], ids=str)
+def test_each_rank_holds_its_slice_of_the_same_first_weights(run_layout, layout: Layout) -> None:
+    case = Case(model={"hidden_size": 36, "num_heads": 3, "vocab_size": 101})
+    wanted = {name: p.detach() for name, p in build_part(ONE, case).named_parameters()}
+
+    def gathered(world: World) -> Any:
+        part = build_part(world, case)
+        assert part.head.weight is part.wte.weight
+        held = sum(shard.local(p.detach()).numel() for p in part.parameters())
+        return held, {name: p.detach().full_tensor().numpy() for name, p in part.named_parameters()}
+
+    for held, found in run_layout(layout, gathered):
+        assert list(found) == list(wanted)
+        assert all((wanted[name].numpy() == value).all() for name, value in found.items())
+        assert held < sum(w.numel() for w in wanted.values()) / layout.fsdp * 1.1
+
+
+def test_moments_travel_by_name_and_training_goes_on_the_same(run_layout) -> None:
+    def steps(world: World) -> Any:
+        case = Case(2)
+        whole = run_steps(world, case)
+        part = build_part(world, case)
+        optimizer = new_optimizer(part)
+        scaler = LossScaler(ScalerConfig(), enabled=False)
+
+        def one(number: int) -> Any:
+            batches = micro_batches(world, number, 2)
+            return train_step(part, optimizer, batches, world, scaler, clip=1.0, seed=1, step=number)
+
+        zeros = optim.moments(part, optimizer)
+        assert all(shard.local(t).abs().max() == 0 for t in zeros.values() if shard.local(t).numel())
+        for number in (1, 2, 3):
+            one(number)
+        saved = optim.moments(part, optimizer)
+        assert all(t.placements == part.get_parameter(n.partition(".")[2]).placements for n, t in saved.items())
+        optimizer = new_optimizer(part)
+        optim.set_moments(part, optimizer, saved, updates=3)
+        return [one(4), one(5)] == whole[3:]
+
+    assert run_layout(Layout(fsdp=2), steps) == [True, True]
