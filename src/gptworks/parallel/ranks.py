@@ -103,7 +103,7 @@ class Ranks:
         where = "" if failures == [first] * self.size else f" (rank {failed[0]} of {self.size})"
         found = getattr(errors, kind, None)
         if found is None:
-            raise TrainingError(f"stopped because rank {failed[0]} of {self.size} failed: {kind}: {text}")
+            raise TrainingError(f"rank {failed[0]} of {self.size}: {kind}: {text}")
         error: GPTWorksError = found.__new__(found)
         Exception.__init__(error, text + where)
         raise error from mine
