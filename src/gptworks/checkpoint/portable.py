@@ -122,9 +122,7 @@ def _write_file(
                 _send(here[name].here, ranks, writer_rank)
         return None
     failure: Exception | None = None
-    shapes = {
-        huggingface.their_name(name): (_their_shape(name, held[name].shape), held[name].dtype) for name in names
-    }
+    shapes = {huggingface.their_name(name): (_their_shape(name, held[name].shape), held[name].dtype) for name in names}
     with ExitStack() as stack:
         file: Writer | None = None
         try:

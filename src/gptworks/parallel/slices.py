@@ -30,7 +30,7 @@ def slice_of(tensor: Tensor | Slice) -> Slice:
     if not isinstance(tensor, DTensor):
         return Slice(tensor.detach(), torch.Size([0] * tensor.ndim), tensor.shape)
     (chunk,) = tensor.__create_chunk_list__()
-    here = tensor.detach().to_local()
+    here = tensor.to_local().detach()
     assert here.shape == chunk.sizes, f"holds {list(here.shape)}, but {list(chunk.sizes)} belongs here"
     return Slice(here, chunk.offsets, tensor.shape)
 

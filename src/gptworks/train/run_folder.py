@@ -12,8 +12,10 @@ from pathlib import Path
 from types import FrameType
 
 from gptworks.errors import UsageError
+from gptworks.parallel.ranks import Ranks
 
 LOCK = ".lock"
+# All of this is for the main process; the other ranks write nothing here but their files of a checkpoint.
 
 
 @contextmanager
@@ -122,3 +124,8 @@ class Interrupts:
             os.write(2, cursor + b"\nstopped at once; the last checkpoint is the newest state.\n")
             os._exit(128 + number)
         self.received = signal.Signals(number).name
+
+    def agreed(self, ranks: Ranks) -> str:
+        """What any of the ranks received, on all of them at the same step; empty for nothing."""
+        number = ranks.largest(signal.Signals[self.received].value if self.received else 0)
+        return signal.Signals(number).name if number else ""

@@ -1,7 +1,8 @@
 """torch.distributed.checkpoint folders that hold tensors and nothing else, written by all ranks at once.
 
 A rank writes the slices it has (of replicas, one rank its copy) into a file of its own, and reads the slices it needs,
-whoever wrote them: the layout that loads need not be the one that saved. Its `.metadata` is a pickle: it is read through an unpickler that knows a dozen harmless names and refuses the rest.
+whoever wrote them: the layout that loads need not be the one that saved. Its `.metadata` is a pickle: it is read
+through an unpickler that knows a dozen harmless names and refuses the rest.
 """
 
 import io
