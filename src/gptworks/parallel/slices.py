@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,11 +45,22 @@ def copied_to_cpu(tensors: dict[str, Tensor]) -> dict[str, Slice]:
     return found
 
 
-def settle(part: nn.Module) -> None:
+def settle(part: Any) -> None:
     """Give sharded modules back their slices: a forward pass without a backward one leaves whole tensors behind."""
-    for module in part.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    for piece in _pieces(part):
+        for module in piece.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+def named_parameters(part: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    for piece in _pieces(part):
+        yield from piece.named_parameters()
+
+
+def _pieces(part: Any) -> list[nn.Module]:
+    """A part is one module, or the stages of a pipeline that are on this rank."""
+    return [part] if isinstance(part, nn.Module) else list(part.parts)
 
 
 def stored_name(name: str, *, tied: bool) -> str:

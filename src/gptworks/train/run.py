@@ -27,7 +27,7 @@ from gptworks.model import GPT
 from gptworks.parallel import apply, recompute
 from gptworks.parallel.apply import FreshWeights, WeightSource
 from gptworks.parallel.ranks import Ranks
-from gptworks.parallel.slices import Slice, copied_to_cpu, settle, to_fill, to_store
+from gptworks.parallel.slices import Slice, copied_to_cpu, named_parameters, settle, to_fill, to_store
 from gptworks.plan import sizes
 from gptworks.train import optim, plot, resume, run_folder, schedule
 from gptworks.train.console import LogLine, TrainConsole
@@ -204,7 +204,7 @@ class Run:
         )
 
     def _named_state(self, moments: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
-        weights = [(f"model.{name}", p.detach()) for name, p in self.part.named_parameters()]
+        weights = [(f"model.{name}", p.detach()) for name, p in named_parameters(self.part)]
         return weights + [(f"optim.{name}", tensor) for name, tensor in moments.items()]
 
     def _greet(self, source: Path | None, manifest: Manifest | None) -> None:
