@@ -5,6 +5,7 @@ A layout is one line in LAYOUTS. Parts are split by hand here, in the ways FSDP2
 
 import hashlib
 import os
+import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -29,9 +30,10 @@ from gptworks.config.schema import ModelConfig, OptimConfig
 from gptworks.errors import CheckpointError
 from gptworks.model import GPT
 from gptworks.model.init import seed_of
+from gptworks.parallel import launch
 from gptworks.parallel.launch import World
 from gptworks.parallel.ranks import Ranks
-from gptworks.parallel.slices import copied_to_cpu, named_parameters, slice_of, to_fill, to_store
+from gptworks.parallel.slices import copied_to_cpu, named_parameters, settle, slice_of, to_fill, to_store
 from gptworks.train import optim
 
 # 61 and 3 are divided by nothing: slices differ in size, and with fsdp4 some have nothing in them.
@@ -320,6 +322,21 @@ def test_training_goes_on_as_if_nothing_had_happened(run_layout: RunLayout, tmp_
     assert max(abs(a - b) for a, b in zip(forgetful, truth, strict=True)) > 2e-4, "without moments it is seen"
 
 
+def test_after_an_evaluation_the_shards_are_stored_not_what_was_gathered(run_layout: RunLayout) -> None:
+    def evaluate(world: World) -> tuple[int, int, bool]:
+        part, optimizer = start(world)
+        train(part, optimizer, world, range(1))
+        with torch.no_grad():
+            part(torch.zeros(1, 4, dtype=torch.long))
+        gathered = dict(named_parameters(part))["wte.weight"]
+        settle(part)
+        shard = dict(named_parameters(part))["wte.weight"]
+        knows = all(parameter in optimizer.state for _, parameter in named_parameters(part))
+        return slice_of(gathered).here.numel(), slice_of(shard).here.numel(), knows
+
+    assert run_layout(Layout(fsdp=2), evaluate) == [(61 * 16, 31 * 16, True), (61 * 16, 30 * 16, True)]
+
+
 # One rank fails
 
 
@@ -376,6 +393,41 @@ def test_no_message_is_lost_when_a_writer_of_the_portable_folder_fails_at_once(r
     assert not list((tmp_path / "checkpoints").iterdir())
 
 
+def test_a_folder_of_its_own_for_one_rank_is_noticed(run_layout: RunLayout, tmp_path: Path) -> None:
+    runs = [tmp_path / "shared", tmp_path / "private"]
+
+    def save(world: World) -> str:
+        return message_of(lambda: save_at(1, runs[world.rank], world, Ranks(world)))
+
+    for message in run_layout(Layout(fsdp=2), save, timeout=60):
+        assert "__1_0.distcp: written by another rank, but not to be seen here" in message
+    assert not list((tmp_path / "shared" / "checkpoints").iterdir())
+
+
+def test_a_rank_that_is_killed_while_saving_fails_the_others(tmp_path: Path) -> None:
+    def rank(number: int) -> None:
+        store = distributed.FileStore(str(tmp_path / "meeting"), 2)
+        world = launch.join(Layout(fsdp=2), number, torch.device("cpu"), store=store)
+        ranks = Ranks(world)
+        save_at(1, tmp_path, world, ranks)
+        if number == 1:
+            torch_dcp.FileSystemWriter.write_data = lambda *_: os._exit(9)  # type: ignore[method-assign]
+        (tmp_path / "said").write_text(message_of(lambda: save_at(2, tmp_path, world, ranks)))
+
+    processes = []
+    for number in range(2):
+        processes.append(os.fork())
+        if processes[-1] == 0:
+            try:
+                rank(number)
+            finally:
+                os._exit(0)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes]
+    assert codes == [0, 9]
+    assert "step-00000002: could not be saved" in (tmp_path / "said").read_text()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+
+
 def remove(path: Path) -> None:
     path.unlink()
 
@@ -428,6 +480,17 @@ def test_slices_that_do_not_make_up_a_tensor_are_refused(run_layout: RunLayout, 
     for message in run_layout(Layout(fsdp=2), save, timeout=60):
         assert "could not be saved" in message
     assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_metadata_that_lost_a_slice_is_refused(run_layout: RunLayout, tmp_path: Path) -> None:
+    """torch would leave that part of the tensor as it was."""
+    run_layout(Layout(fsdp=2), lambda world: save_at(1, tmp_path, world, Ranks(world), with_portable=False))
+    state = tmp_path / "checkpoints" / "step-00000001" / folders.STATE
+    metadata = pickle.loads((state / ".metadata").read_bytes())
+    metadata.state_dict_metadata["model.wte.weight"].chunks.pop()
+    (state / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match=r"the slices of 'model\.wte\.weight' do not make it up"):
+        dcp.load_into(state, {"model.wpe.weight": torch.empty(3, 16)})
 
 
 # Saving beside training

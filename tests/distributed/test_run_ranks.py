@@ -8,6 +8,7 @@ import io
 import json
 import math
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -108,17 +109,18 @@ def test_saving_beside_training_gives_the_same_run(configured, run_layout: RunLa
 
     def slowly(world: World, out: Path, *extra: str) -> Any:
         publish, done = CheckpointFolder._publish, []
-        report = runs.Run.count
+        report, overtaken = runs.Run.count, threading.Event()
 
         def slow(self: CheckpointFolder, *arguments: Any) -> None:
-            import time
-
-            time.sleep(0.3)
+            if arguments[0].step == 1 and extra:
+                assert overtaken.wait(60)
             publish(self, *arguments)
             done.append(("published", arguments[0].step))
 
         def count(self: runs.Run, step: int, *arguments: Any) -> None:
             done.append(("trained", step))
+            if step == 2:
+                overtaken.set()
             report(self, step, *arguments)
 
         CheckpointFolder._publish, runs.Run.count = slow, count  # type: ignore[method-assign]
@@ -166,6 +168,14 @@ def test_what_the_main_process_refuses_all_refuse_in_the_same_words(configured, 
     first, second = run_layout(TWO, lambda world: train(configured(), world)[0])
     assert first == second
     assert first.startswith(f"UsageError: {tmp_path / 'run'}: not empty (thesis.txt).")
+
+
+def test_a_folder_that_only_the_main_process_sees_is_refused(configured, run_layout, tmp_path: Path) -> None:
+    folders = [tmp_path / "shared", tmp_path / "private"]
+    first, second = run_layout(TWO, lambda world: train(configured(out=folders[world.rank]), world)[0])
+    for message in (first, second):
+        assert message.startswith(f"UsageError: {folders[1]}: rank 1 on ")
+        assert "run.out must be on a filesystem that all machines share." in message
 
 
 def test_other_data_on_one_machine_is_refused(configured, run_layout: RunLayout) -> None:

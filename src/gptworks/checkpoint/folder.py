@@ -116,6 +116,12 @@ class CheckpointFolder:
         return {name: merged[name] for name in sorted(merged, key=Path)}
 
     def _publish(self, manifest: Manifest, temporary: Path, final: Path) -> None:
+        for name, entry in manifest.files.items():
+            if not (temporary / name).is_file() or (temporary / name).stat().st_size != entry["bytes"]:
+                raise CheckpointError(
+                    f"{temporary / name}: written by another rank, but not to be seen here. The run folder must be "
+                    "on a filesystem that all machines share."
+                )
         manifest.write(temporary)
         for path in [temporary / manifests.NAME, *(p for p in temporary.rglob("*") if p.is_dir()), temporary]:
             _sync(path)

@@ -37,6 +37,7 @@ def train(cfg: RunConfig, *, resume_from: str = "never", command: list[str] | No
     folder = Path(cfg.run.out)
     with ExitStack() as opened:
         ranks.main_does(lambda: _take(folder, resume_from, opened))
+        run_folder.refuse_private(folder, ranks)
         interrupts = opened.enter_context(Interrupts())
         run = opened.enter_context(Run(cfg, setup, folder, resume_from, command, ranks))
         stopped_by = _loop(cfg, run, interrupts)

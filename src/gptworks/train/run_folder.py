@@ -46,6 +46,21 @@ def locked(run: Path) -> Iterator[None]:
         file.close()
 
 
+def refuse_private(run: Path, ranks: Ranks) -> None:
+    """On all ranks, while the main process holds the lock: each of them must see that very lock."""
+    lock = run / LOCK
+    owner = ranks.main_does(lambda: lock.read_text(encoding="utf-8"))
+
+    def look() -> None:
+        if not lock.is_file() or lock.read_text(encoding="utf-8") != owner:
+            raise UsageError(
+                f"{run}: rank {ranks.rank} on {platform.node()} does not see the folder that rank 0 ({owner.strip()}) "
+                "writes to. run.out must be on a filesystem that all machines share."
+            )
+
+    ranks.all_do(look)
+
+
 def refuse_foreign(run: Path, resume: str) -> None:
     """A folder that has something in it is written to only when resuming was asked for and a run of ours began it."""
     present = sorted(path.name for path in run.iterdir() if path.name[0] != ".") if run.is_dir() else []
