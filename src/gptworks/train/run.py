@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -38,6 +39,8 @@ from gptworks.train.setup import Setup
 from gptworks.train.speed import Stopwatch, matmul_peak
 from gptworks.train.step import StepReport
 
+SAVING_TIMEOUT = timedelta(hours=2)
+
 
 @dataclass
 class Progress:
@@ -67,8 +70,8 @@ class Run:
         ranks: Ranks,
     ) -> None:
         self.cfg, self.setup, self.folder, self.ranks = cfg, setup, folder, ranks
-        # The thread that saves talks through a group of its own.
-        self.checkpoints = CheckpointFolder(folder, Ranks(setup.world) if cfg.checkpoint.asynchronous else ranks)
+        # Saving has a group of its own: it may be going on in a thread, and a slow disk is not a rank that hangs.
+        self.checkpoints = CheckpointFolder(folder, Ranks(setup.world, timeout=SAVING_TIMEOUT))
         self.saving = Background()
         ranks.main_does(self.checkpoints.remove_leftovers)
         ranks.all_do(self._refuse_different_data)
