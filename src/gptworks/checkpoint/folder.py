@@ -1,12 +1,14 @@
 """The checkpoints of a run: checkpoints/step-00000100/{manifest.json, state/, portable/}, pointers `latest` and `best`.
 
 A checkpoint is written under a temporary name, synced, and renamed: a crash at any moment leaves the last good one.
+With many ranks each writes and describes its own files, and the main process does the rest. The folder must be the
+same for all of them: on one machine, or on a filesystem that the machines share.
 """
 
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +18,13 @@ from torch import Tensor
 
 from gptworks import names
 from gptworks.checkpoint import manifest as manifests
-from gptworks.checkpoint.formats import dcp, huggingface
+from gptworks.checkpoint import portable
+from gptworks.checkpoint.formats import dcp
 from gptworks.checkpoint.manifest import Manifest
 from gptworks.config.schema import CheckpointConfig, ModelConfig
 from gptworks.errors import CheckpointError
+from gptworks.parallel.ranks import Ranks
+from gptworks.parallel.slices import Slice
 from gptworks.tokenizer import Tokenizer
 
 STATE, PORTABLE, TOKENIZER = "state", "portable", "tokenizer"
@@ -28,8 +33,11 @@ _STEP = re.compile(r"step-(\d{8,})$")
 
 
 class CheckpointFolder:
-    def __init__(self, run: Path) -> None:
+    """`save` is called on all ranks; all else by the main process."""
+
+    def __init__(self, run: Path, ranks: Ranks | None = None) -> None:
         self.run = run
+        self.ranks = ranks or Ranks()
         self.folder = run / "checkpoints"
 
     def remove_leftovers(self) -> None:
@@ -59,39 +67,72 @@ class CheckpointFolder:
     def save(
         self,
         manifest: Manifest,
-        tensors: dict[str, Tensor],
-        weights: dict[str, Tensor] | None,
+        tensors: Mapping[str, Tensor | Slice],
+        weights: Mapping[str, Tensor | Slice] | None,
         model: ModelConfig,
         tokenizer: Tokenizer | None,
     ) -> Path:
-        """tensors: all that is needed to go on; weights: parameters for the portable folder, None = none."""
+        """tensors: all that is needed to go on; weights: parameters for the portable folder, None = none.
+
+        Each rank gives what it has. Where one fails, all fail, and earlier checkpoints are as before.
+        """
         final = self.folder / f"step-{manifest.step:08d}"
         temporary = self.folder / f".writing-{final.name}"
-        with _named_failures(final):
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-            try:
-                dcp.save(temporary / STATE, tensors)
+        ranks = self.ranks
+        try:
+            with _named_failures(final):
+                ranks.main_does(lambda: _make_anew(temporary))
+                dcp.save(temporary / STATE, tensors, ranks)
+                written = dcp.files_of(temporary / STATE, ranks.rank)
                 if weights is not None:
                     eod_id = tokenizer.eod_id if tokenizer else None
-                    huggingface.write(temporary / PORTABLE, model, weights, eod_id=eod_id)
+                    written += portable.write(temporary / PORTABLE, model, weights, ranks, eod_id=eod_id)
                 if tokenizer:
-                    tokenizer.save(temporary / (PORTABLE if weights is not None else TOKENIZER))
-                replace(manifest, files=manifests.describe_files(temporary)).write(temporary)
-                for path in [*temporary.rglob("*"), temporary]:
-                    _sync(path)
-                replaced = final.with_name(f".replaced-{final.name}")
-                if final.exists():  # saved before at this very step
-                    shutil.rmtree(replaced, ignore_errors=True)
-                    final.rename(replaced)
-                temporary.rename(final)
-                _sync(self.folder)
-                shutil.rmtree(replaced, ignore_errors=True)
-            except BaseException:
+                    words = temporary / (PORTABLE if weights is not None else TOKENIZER)
+                    ranks.main_does(lambda: tokenizer.save(words))
+                files = self._describe(temporary, written)
+                ranks.main_does(lambda: self._publish(replace(manifest, files=files), temporary, final))
+        except BaseException:
+            if ranks.is_main:
                 shutil.rmtree(temporary, ignore_errors=True)
-                raise
-            self.point(LATEST, final.name)
+            raise
         return final
+
+    def _describe(self, temporary: Path, written: list[Path]) -> dict[str, dict[str, Any]]:
+        """Each rank syncs and hashes what it wrote itself, the main process also what nobody names."""
+        ranks = self.ranks
+        named = {path for paths in ranks.gather(written) for path in paths}
+
+        def describe() -> dict[str, dict[str, Any]]:
+            mine = written
+            if ranks.is_main:
+                mine = written + [path for path in temporary.rglob("*") if path.is_file() and path not in named]
+            for path in mine:
+                _sync(path)
+            return manifests.describe_files(temporary, mine)
+
+        described = ranks.gather(ranks.all_do(describe))
+        merged = {name: entry for entries in described for name, entry in entries.items()}
+        return {name: merged[name] for name in sorted(merged, key=Path)}
+
+    def _publish(self, manifest: Manifest, temporary: Path, final: Path) -> None:
+        for name, entry in manifest.files.items():
+            if not (temporary / name).is_file() or (temporary / name).stat().st_size != entry["bytes"]:
+                raise CheckpointError(
+                    f"{temporary / name}: written by another rank, but not to be seen here. The run folder must be "
+                    "on a filesystem that all machines share."
+                )
+        manifest.write(temporary)
+        for path in [temporary / manifests.NAME, *(p for p in temporary.rglob("*") if p.is_dir()), temporary]:
+            _sync(path)
+        replaced = final.with_name(f".replaced-{final.name}")
+        if final.exists():  # saved before at this very step
+            shutil.rmtree(replaced, ignore_errors=True)
+            final.rename(replaced)
+        temporary.rename(final)
+        _sync(self.folder)
+        shutil.rmtree(replaced, ignore_errors=True)
+        self.point(LATEST, final.name)
 
     def point(self, pointer: str, name: str) -> None:
         """`latest` and `best` are one-line text files, replaced in one go."""
@@ -163,6 +204,11 @@ def _named_failures(final: Path) -> Iterator[None]:
             f"{final}: could not be saved ({dcp.first_line(error)}). Earlier checkpoints are untouched; free some "
             "space and go on with --resume auto."
         ) from error
+
+
+def _make_anew(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
 
 
 def _delete(folder: Path) -> None:

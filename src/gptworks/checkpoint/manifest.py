@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class Manifest:
         "samples_asked; dropout: (train.seed, step, micro-batch, data rank)"
     )
     torch_version: str = ""
+    layout: str = "1"  # of the processes that saved it, such as pp2.tp2; any other can load it
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # relative path -> bytes, sha256
     format: str = "gptworks-checkpoint"
     version: int = VERSION
@@ -40,8 +42,7 @@ class Manifest:
         (folder / NAME).write_text(json.dumps(asdict(self), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
+def describe_files(folder: Path, files: Iterable[Path]) -> dict[str, dict[str, Any]]:
     return {str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _hash(path)} for path in files}
 
 
@@ -69,7 +70,7 @@ def read(folder: Path) -> Manifest:
 def _check_kinds(manifest: Manifest) -> None:
     kinds = {
         int: ("step", "consumed", "optimizer_updates", "evaluations_since_best"),
-        str: ("tokenizer_identity",),
+        str: ("tokenizer_identity", "layout"),
         dict: ("config", "scaler", "files"),
         list: ("data_identities",),
     }
@@ -82,9 +83,9 @@ def _check_kinds(manifest: Manifest) -> None:
             raise TypeError(f"files: {name!r} has no size and hash")
 
 
-def verify(folder: Path, manifest: Manifest) -> None:
-    """Every file is there, with the size and the hash it was written with."""
-    for name, expected in manifest.files.items():
+def verify(folder: Path, manifest: Manifest, *, share: int = 0, shares: int = 1) -> None:
+    """Every file is there, with the size and the hash it was written with. Ranks can take a share of them each."""
+    for name, expected in list(manifest.files.items())[share::shares]:
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{path}: missing. The checkpoint is damaged; use an earlier one with --resume DIR.")

@@ -308,6 +308,7 @@ class CheckpointConfig(Section):
     keep_every: CountOrOff = Field(0, description="Checkpoints at multiples of this step are kept for good; 0 = none.")
     keep_best: bool = Field(False, description="Keep the checkpoint with the lowest held-out loss as `best`.")
     portable: bool = Field(True, description="Write a Hugging Face folder with each checkpoint.")
+    asynchronous: bool = Field(False, description="Train on while a copy of the state, in main memory, is written.")
 
 
 class EvaluateConfig(Section):

@@ -63,11 +63,13 @@ def duration(seconds: float) -> str:
 
 
 class TrainConsole:
-    def __init__(self, last_step: int, style: str, *, first_step: int = 0) -> None:
-        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    """`quiet`: on all ranks but the main one."""
+
+    def __init__(self, last_step: int, style: str, *, first_step: int = 0, quiet: bool = False) -> None:
+        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True, quiet=quiet)
         self.style = style
         self.progress: Progress | None = None
-        if self.console.is_terminal and style == "gptworks":
+        if self.console.is_terminal and style == "gptworks" and not quiet:
             columns = (
                 TextColumn("step"),
                 MofNCompleteColumn(),

@@ -1,10 +1,12 @@
 """The training loop. What happens every n steps is a line in it; there are no callbacks."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from gptworks.config.schema import RunConfig
 from gptworks.errors import ConfigError
+from gptworks.parallel.ranks import Ranks
 from gptworks.train import optim, plot, run_folder, schedule
 from gptworks.train.run import Run
 from gptworks.train.run_folder import Interrupts
@@ -31,16 +33,22 @@ def train(cfg: RunConfig, *, resume_from: str = "never", command: list[str] | No
     if not cfg.run.out:
         raise ConfigError("run", ["run.out: not set. Needed: the folder of the run, such as runs/first."])
     setup = prepare(cfg)
+    ranks = Ranks(setup.world)
     folder = Path(cfg.run.out)
-    run_folder.refuse_foreign(folder, resume_from)
-    with (
-        run_folder.locked(folder),
-        Interrupts() as interrupts,
-        Run(cfg, setup, folder, resume_from, command) as run,
-    ):
+    with ExitStack() as opened:
+        ranks.main_does(lambda: _take(folder, resume_from, opened))
+        run_folder.refuse_private(folder, ranks)
+        interrupts = opened.enter_context(Interrupts())
+        run = opened.enter_context(Run(cfg, setup, folder, resume_from, command, ranks))
         stopped_by = _loop(cfg, run, interrupts)
+        run.finish_saving()
         run.console.say(_farewell(stopped_by, run))
         return Outcome(folder, run.progress.step, run.progress.held_out_loss, stopped_by)
+
+
+def _take(folder: Path, resume_from: str, opened: ExitStack) -> None:
+    run_folder.refuse_foreign(folder, resume_from)
+    opened.enter_context(run_folder.locked(folder))
 
 
 def _loop(cfg: RunConfig, run: Run, interrupts: Interrupts) -> str:
@@ -70,7 +78,7 @@ def _loop(cfg: RunConfig, run: Run, interrupts: Interrupts) -> str:
         if run.setup.held_out and (due(step, cfg.evaluate.every) or is_last):
             run.evaluate()
             patience_is_over = 0 < cfg.evaluate.patience <= run.progress.evaluations_since_best
-        stop = interrupts.received or ("early stop" if patience_is_over and not is_last else "")
+        stop = interrupts.agreed(run.ranks) or ("early stop" if patience_is_over and not is_last else "")
         if stop or is_last or due(step, cfg.checkpoint.every) or (cfg.checkpoint.keep_best and run.is_best()):
             run.save()
         if stop:

@@ -4,25 +4,32 @@ import json
 import math
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 NAME = "metrics.jsonl"
 NONFINITE = "nonfinite.jsonl"  # the samples of steps that were not finite
 
 
 class Metrics:
-    def __init__(self, run: Path, *, resumed_step: int) -> None:
+    """`quiet`: on all ranks but the main one."""
+
+    def __init__(self, run: Path, *, resumed_step: int, quiet: bool = False) -> None:
         self.path = run / NAME
+        self.file: TextIO | None = None
+        self.board: Any = None
+        if quiet:
+            return
         for name in (NAME, NONFINITE):
             forget_after(run / name, resumed_step)
         self.file = self.path.open("a", encoding="utf-8")
-        self.board: Any = None
         if find_spec("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
 
             self.board = SummaryWriter(str(run / "tensorboard"), purge_step=resumed_step + 1)  # type: ignore[no-untyped-call]
 
     def log(self, step: int, values: dict[str, float | int]) -> None:
+        if self.file is None:
+            return
         # JSON has no NaN: a loss that is not finite is written as text, which every reader can see.
         shown = {k: v if math.isfinite(v) else str(v) for k, v in values.items()}
         self.file.write(json.dumps({"step": step, **shown}) + "\n")
@@ -32,7 +39,8 @@ class Metrics:
                 self.board.add_scalar(name, value, step)
 
     def close(self) -> None:
-        self.file.close()
+        if self.file is not None:
+            self.file.close()
         if self.board is not None:
             self.board.close()
 

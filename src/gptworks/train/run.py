@@ -4,13 +4,17 @@ import contextlib
 import json
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint import manifest as manifests
+from gptworks.checkpoint.background import Background
 from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.checkpoint.formats import dcp, huggingface
 from gptworks.checkpoint.manifest import Manifest
@@ -23,6 +27,8 @@ from gptworks.evaluate.heldout import held_out_loss
 from gptworks.model import GPT
 from gptworks.parallel import apply, recompute, shard
 from gptworks.parallel.apply import FreshWeights, WeightSource
+from gptworks.parallel.ranks import Ranks
+from gptworks.parallel.slices import Slice, copied_to_cpu, named_parameters, settle, to_fill, to_store
 from gptworks.plan import sizes
 from gptworks.train import optim, plot, resume, run_folder, schedule
 from gptworks.train.console import LogLine, TrainConsole
@@ -32,6 +38,8 @@ from gptworks.train.profile import profiled
 from gptworks.train.setup import Setup
 from gptworks.train.speed import Stopwatch, matmul_peak
 from gptworks.train.step import StepReport
+
+SAVING_TIMEOUT = timedelta(hours=2)
 
 
 @dataclass
@@ -47,43 +55,89 @@ class Progress:
 
 
 class Run:
-    """Opened on a locked folder; closes its files at the end of the `with` block."""
+    """Opened on a locked folder; closes its files at the end of the `with` block.
 
-    def __init__(self, cfg: RunConfig, setup: Setup, folder: Path, resume_from: str, command: list[str] | None) -> None:
-        self.cfg, self.setup, self.folder = cfg, setup, folder
-        self.checkpoints = CheckpointFolder(folder)
-        self.checkpoints.remove_leftovers()
-        source = self._checkpoint_to_resume(resume_from)
-        manifest = self._accepted(source) if source else None
+    Every rank has one and calls the same methods. What is written once is written by the main process.
+    """
 
-        folders.check_free_space(folder, sizes.checkpoint_bytes(cfg.model, cfg.checkpoint.portable))
-        self.part = self._build_part(fresh=source is None)
+    def __init__(
+        self,
+        cfg: RunConfig,
+        setup: Setup,
+        folder: Path,
+        resume_from: str,
+        command: list[str] | None,
+        ranks: Ranks,
+    ) -> None:
+        self.cfg, self.setup, self.folder, self.ranks = cfg, setup, folder, ranks
+        # Saving has a group of its own: it may be going on in a thread, and a slow disk is not a rank that hangs.
+        self.checkpoints = CheckpointFolder(folder, Ranks(setup.world, timeout=SAVING_TIMEOUT))
+        self.saving = Background()
+        ranks.main_does(self.checkpoints.remove_leftovers)
+        ranks.all_do(self._refuse_different_data)
+        source = ranks.main_does(lambda: self._checkpoint_to_resume(resume_from))
+        manifest = ranks.all_do(lambda: self._accepted(source)) if source else None
+
+        needed = sizes.checkpoint_bytes(cfg.model, cfg.checkpoint.portable)
+        ranks.main_does(lambda: folders.check_free_space(folder, needed))
+        weights = ranks.all_do(self._weights_to_tune) if cfg.init.checkpoint and source is None else None
+        self.part = ranks.all_do(lambda: self._build_part(weights))
+        if isinstance(weights, huggingface.Weights):
+            weights.used.update(*ranks.gather(weights.used))  # a pipeline stage has use for some of them only
+            weights.require_all_used()
         self.optimizer = optim.build(self.part, cfg.optim)
         self.scaler = LossScaler(cfg.precision.scaler, enabled=cfg.precision.compute == "fp16")
         self.progress = self._restore(source, manifest) if source and manifest else Progress()
         self.batches = setup.batches(consumed=manifest.consumed if manifest else 0)
 
-        run_folder.write_environment(folder, command or sys.argv)
-        run_folder.replace_text(folder / "config.yaml", yaml_text.dump(cfg.model_dump(mode="json")))
+        ranks.main_does(lambda: self._write_down(command or sys.argv))
+        quiet = not ranks.is_main
         self._closing = contextlib.ExitStack()
-        self.console = TrainConsole(setup.last_step, cfg.train.log_style, first_step=self.progress.step)
+        self.console = TrainConsole(setup.last_step, cfg.train.log_style, first_step=self.progress.step, quiet=quiet)
         self._closing.callback(self.console.close)
         self._greet(source, manifest)
-        self._go_back()
-        self.metrics = Metrics(folder, resumed_step=self.progress.step)
+        ranks.main_does(self._go_back)
+        self.metrics = Metrics(folder, resumed_step=self.progress.step, quiet=quiet)
         self._closing.callback(self.metrics.close)
-        self.profiler = self._closing.enter_context(profiled(cfg.train.profile, folder, self.progress.step))
+        profiled_steps = () if quiet else cfg.train.profile
+        self.profiler = self._closing.enter_context(profiled(profiled_steps, folder, self.progress.step))
         peak = matmul_peak(setup.world.device, DTYPES[cfg.precision.compute])
-        self.watch = Stopwatch(cfg.model, cfg.data.seq_len, peak=peak)
+        self.watch = Stopwatch(cfg.model, cfg.data.seq_len, peak=peak * ranks.size)
 
     def __enter__(self) -> "Run":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._closing.close()
-        plot.write(self.folder)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.saving.wait()
+        except Exception:
+            if kind is None:  # otherwise what ended the run is what the user should see
+                raise
+        finally:
+            self._closing.close()
+            if self.ranks.is_main:
+                plot.write(self.folder)
+
+    def finish_saving(self) -> None:
+        """Come back when the last checkpoint is whole."""
+        self.saving.wait()
 
     # Before the first step
+
+    def _refuse_different_data(self) -> None:
+        """Machines with stores of their own must have the same ones."""
+        all_identities = self.ranks.gather(self.setup.dataset.identities)
+        for rank, identities in enumerate(all_identities):
+            if identities != all_identities[0]:
+                here, there = (", ".join(str(i)[:12] for i in ids) for ids in (all_identities[0], identities))
+                raise DataError(
+                    f"data.path: rank {rank} reads other data (store {there}) than rank 0 (store {here}). Copy the "
+                    "same store to all machines, or point data.path at a filesystem they share."
+                )
+
+    def _write_down(self, command: list[str]) -> None:
+        run_folder.write_environment(self.folder, command)
+        run_folder.replace_text(self.folder / "config.yaml", yaml_text.dump(self.cfg.model_dump(mode="json")))
 
     def _checkpoint_to_resume(self, resume_from: str) -> Path | None:
         if resume_from == "never":
@@ -106,27 +160,21 @@ class Run:
             )
         if self.setup.dataset.tokenizer:
             self.setup.dataset.tokenizer.require(manifest.tokenizer_identity, what=str(source))
-        manifests.verify(source, manifest)
+        manifests.verify(source, manifest, share=self.ranks.rank, shares=self.ranks.size)
         return manifest
 
-    def _build_part(self, *, fresh: bool) -> GPT:
+    def _build_part(self, weights: WeightSource | None) -> GPT:
         cfg = self.cfg
-        weights: WeightSource = FreshWeights(cfg.init, cfg.model.num_layers, cfg.train.seed)
-        if cfg.init.checkpoint and fresh:
-            weights = self._weights_to_tune()
-        part = apply.build(
+        return apply.build(
             cfg.model,
             self.setup.world,
             DTYPES[cfg.precision.compute],
-            weights,
+            weights or FreshWeights(cfg.init, cfg.model.num_layers, cfg.train.seed),
             parallel=self.setup.parallel,
             reduce_dtype=DTYPES["fp32" if cfg.precision.reduce == "fp32" else cfg.precision.compute],
             recompute_mode=cfg.train.recompute,
             compile_blocks=cfg.train.compile and apply.can_compile(self.setup.world.device),
         )
-        if isinstance(weights, huggingface.Weights):
-            weights.require_all_used()
-        return part
 
     def _weights_to_tune(self) -> WeightSource:
         opened = Pretrained.open(self.cfg.init.checkpoint)
@@ -146,9 +194,9 @@ class Run:
         return opened.weights
 
     def _restore(self, source: Path, manifest: Manifest) -> Progress:
-        weights = {f"model.{name}": p.detach() for name, p in self.part.named_parameters()}
         moments = optim.moments(self.part, self.optimizer)
-        dcp.load_into(source / folders.STATE, weights | {f"optim.{name}": t for name, t in moments.items()})
+        wanted = to_fill(self._named_state(moments), tied=self.cfg.model.tied)
+        dcp.load_into(source / folders.STATE, wanted, self.ranks)
         optim.set_moments(self.part, self.optimizer, moments, manifest.optimizer_updates)
         self.scaler.restore(manifest.scaler)
         return Progress(
@@ -160,6 +208,10 @@ class Run:
             skipped_in_a_row=manifest.skipped_in_a_row,
         )
 
+    def _named_state(self, moments: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
+        weights = [(f"model.{name}", p.detach()) for name, p in named_parameters(self.part)]
+        return weights + [(f"optim.{name}", tensor) for name, tensor in moments.items()]
+
     def _greet(self, source: Path | None, manifest: Manifest | None) -> None:
         cfg, batch, say = self.cfg, self.setup.batch, self.console.say
         device = self.setup.world.device
@@ -170,6 +222,8 @@ class Run:
             f"x {batch.accumulation} accumulation x {batch.data_parallel} data-parallel\n"
             f"data:  {self.setup.train_samples.per_epoch:,} samples per epoch; {self.setup.last_step:,} steps"
         )
+        if self.ranks.size > 1:
+            say(f"ranks: {self.ranks.size} processes, {self.setup.world.layout}")
         for store in self.setup.train_samples.sources:
             if store.note:
                 say(store.note)
@@ -206,7 +260,7 @@ class Run:
         progress.step = step
         progress.updates += report.updated
         progress.skipped_in_a_row = 0 if report.updated else progress.skipped_in_a_row + 1
-        self.watch.count(report.tokens)
+        self.watch.count(self.setup.batch.global_size * self.cfg.data.seq_len)
         self.profiler.step()
 
     def log(self, step: int, lr: float, report: StepReport) -> None:
@@ -223,6 +277,7 @@ class Run:
             grad_norm=report.grad_norm,
             speed=speed,
             loss_scale=report.loss_scale if self.scaler.enabled else None,
+            num_ranks=self.ranks.size,
         )
         values = {
             "loss": report.loss,
@@ -251,6 +306,7 @@ class Run:
                 device=self.setup.world.device,
                 world=self.setup.world,
             )
+        result = self.ranks.gather(result)[0]  # what follows from it must be the same everywhere, to the last bit
         progress = self.progress
         progress.held_out_loss = result.loss if math.isfinite(result.loss) else None
         is_best = math.isfinite(result.loss) and (progress.best is None or result.loss < progress.best["held_out_loss"])
@@ -268,11 +324,37 @@ class Run:
         return self.progress.best is not None and self.progress.best["step"] == self.progress.step
 
     def save(self) -> None:
+        """Come back when the checkpoint is whole, or, when asynchronous, when a copy of the state is made."""
+        with self.watch.paused():
+            self.saving.wait()
+            settle(self.part)
+            named = self._named_state(optim.moments(self.part, self.optimizer))
+            tensors = to_store(named, tied=self.cfg.model.tied)
+            manifest, is_best = self._manifest(), self.cfg.checkpoint.keep_best and self.is_best()
+            if self.cfg.checkpoint.asynchronous:
+                copies = copied_to_cpu(tensors)
+                self.saving.start(lambda: self._write_checkpoint(manifest, copies, is_best=is_best))
+            else:
+                self._write_checkpoint(manifest, tensors, is_best=is_best)
+
+    def _write_checkpoint(self, manifest: Manifest, tensors: Mapping[str, Tensor | Slice], *, is_best: bool) -> None:
+        """All that comes after the state is at hand; perhaps in a thread, while `progress` goes on."""
+        cfg, checkpoints = self.cfg, self.checkpoints
+        weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+        portable = weights if cfg.checkpoint.portable else None
+        path = checkpoints.save(manifest, tensors, portable, cfg.model, self.setup.dataset.tokenizer)
+
+        def keep() -> None:
+            if is_best:
+                checkpoints.point(folders.BEST, path.name)
+            checkpoints.retain(cfg.checkpoint)
+
+        checkpoints.ranks.main_does(keep)
+        self.console.say(f"saved {path}")
+
+    def _manifest(self) -> Manifest:
         cfg, progress, dataset = self.cfg, self.progress, self.setup.dataset
-        weights = {name: p.detach() for name, p in self.part.named_parameters()}
-        tensors = {f"model.{name}": t for name, t in weights.items()}
-        tensors |= {f"optim.{name}": t for name, t in optim.moments(self.part, self.optimizer).items()}
-        manifest = Manifest(
+        return Manifest(
             step=progress.step,
             consumed=self.batches.consumed,
             optimizer_updates=progress.updates,
@@ -286,27 +368,25 @@ class Run:
             evaluations_since_best=progress.evaluations_since_best,
             skipped_in_a_row=progress.skipped_in_a_row,
             torch_version=str(torch.__version__),
+            layout=str(self.setup.world.layout),
         )
-        with self.watch.paused():
-            portable = weights if cfg.checkpoint.portable else None
-            path = self.checkpoints.save(manifest, tensors, portable, cfg.model, dataset.tokenizer)
-            if cfg.checkpoint.keep_best and self.is_best():
-                self.checkpoints.point(folders.BEST, path.name)
-            self.checkpoints.retain(cfg.checkpoint)
-        self.console.say(f"saved {path}")
 
     def stop_or_skip(self, step: int, report: StepReport) -> None:
         """A step that was not finite: write down its samples; stop unless it may be skipped."""
+        sample_ids = report.sample_ids
+        if self.ranks.size > 1:
+            sample_ids = sorted(set().union(*self.ranks.gather(sample_ids)))
         entry = {
             "step": step,
             "loss": str(report.loss),
             "grad_norm": str(report.grad_norm),
             "loss_scale": report.loss_scale,
-            "sample_ids": report.sample_ids,
+            "sample_ids": sample_ids,
         }
         details = self.folder / NONFINITE
-        with details.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        if self.ranks.is_main:
+            with details.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
         cfg = self.cfg.train
         # With fp16 an overflow is part of the method: the scale shrinks and the step is skipped.
         is_overflow = self.scaler.enabled and report.loss_scale > self.cfg.precision.scaler.floor
@@ -318,7 +398,8 @@ class Run:
         self.batches.consumed -= self.setup.batch.global_size
         if self.progress.step:
             self.save()
-        ids = ", ".join(str(i) for i in report.sample_ids[:8]) + (", ..." if len(report.sample_ids) > 8 else "")
+            self.finish_saving()
+        ids = ", ".join(str(i) for i in sample_ids[:8]) + (", ..." if len(sample_ids) > 8 else "")
         raise TrainingError(
             f"step {step}: loss {report.loss:g}, gradient norm {report.grad_norm:g} in samples {ids}: not finite, "
             f"so training stopped ({why}). The samples are written down in {details}. "

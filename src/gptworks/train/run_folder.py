@@ -12,8 +12,10 @@ from pathlib import Path
 from types import FrameType
 
 from gptworks.errors import UsageError
+from gptworks.parallel.ranks import Ranks
 
 LOCK = ".lock"
+# All of this is for the main process; the other ranks write nothing here but their files of a checkpoint.
 
 
 @contextmanager
@@ -42,6 +44,21 @@ def locked(run: Path) -> Iterator[None]:
         yield
     finally:
         file.close()
+
+
+def refuse_private(run: Path, ranks: Ranks) -> None:
+    """On all ranks, while the main process holds the lock: each of them must see that very lock."""
+    lock = run / LOCK
+    owner = ranks.main_does(lambda: lock.read_text(encoding="utf-8"))
+
+    def look() -> None:
+        if not lock.is_file() or lock.read_text(encoding="utf-8") != owner:
+            raise UsageError(
+                f"{run}: rank {ranks.rank} on {platform.node()} does not see the folder that rank 0 ({owner.strip()}) "
+                "writes to. run.out must be on a filesystem that all machines share."
+            )
+
+    ranks.all_do(look)
 
 
 def refuse_foreign(run: Path, resume: str) -> None:
@@ -122,3 +139,8 @@ class Interrupts:
             os.write(2, cursor + b"\nstopped at once; the last checkpoint is the newest state.\n")
             os._exit(128 + number)
         self.received = signal.Signals(number).name
+
+    def agreed(self, ranks: Ranks) -> str:
+        """What any of the ranks received, on all of them at the same step; empty for nothing."""
+        number = ranks.largest(signal.Signals[self.received].value if self.received else 0)
+        return signal.Signals(number).name if number else ""

@@ -1,12 +1,17 @@
-"""torch.distributed.checkpoint folders that hold tensors and nothing else.
+"""torch.distributed.checkpoint folders that hold tensors and nothing else, written by all ranks at once.
 
-Its `.metadata` is a pickle: it is read through an unpickler that knows a dozen harmless names and refuses the rest.
+A rank writes the slices it has (of replicas, one rank its copy) into a file of its own, and reads the slices it needs,
+whoever wrote them: the layout that loads need not be the one that saved. Its `.metadata` is a pickle: it is read
+through an unpickler that knows a dozen harmless names and refuses the rest.
 """
 
 import io
 import pickle
 import pickletools
 import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +19,20 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
 
 from gptworks.errors import CheckpointError
+from gptworks.parallel.ranks import Ranks
+from gptworks.parallel.slices import Slice, slice_of
 
 _ALLOWED = {
     "torch.distributed.checkpoint.metadata": {
@@ -81,45 +97,114 @@ def _check(metadata: Any) -> None:
             raise CheckpointError(f"entry '{name}' is not a tensor. Do not trust this file.")
         if not isinstance(entry.size, torch.Size):
             raise CheckpointError(f"entry '{name}' has no shape. The checkpoint is damaged.")
+        if sum(chunk.sizes.numel() for chunk in entry.chunks) != entry.size.numel():
+            raise CheckpointError(f"the slices of '{name}' do not make it up. The checkpoint is damaged.")
     for info in (metadata.storage_data or {}).values():
         if Path(info.relative_path).name != info.relative_path or info.relative_path == "..":
             raise CheckpointError(f"refers to {info.relative_path}, outside its own folder. Do not trust this file.")
 
 
-def save(folder: Path, tensors: dict[str, Tensor]) -> None:
+class _Planner(dcp.DefaultSavePlanner):
+    """Plans for slices, which know their place without any process group."""
+
+    def create_local_plan(self) -> SavePlan:
+        items = [_write_item(name, part) for name, part in self.state_dict.items()]
+        self.plan = replace(SavePlan(items), planner_data=self.mappings)
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        tensor: Tensor = self.state_dict[index.fqn].here
+        return tensor
+
+
+def _write_item(name: str, part: Slice) -> WriteItem:
+    return WriteItem(
+        MetadataIndex(name, part.offsets),
+        WriteItemType.SHARD,
+        tensor_data=TensorWriteData(
+            ChunkStorageMetadata(part.offsets, part.here.shape),
+            TensorProperties.create_from_tensor(part.here),
+            part.shape,
+        ),
+    )
+
+
+def save(folder: Path, tensors: Mapping[str, Tensor | Slice], ranks: Ranks | None = None) -> None:
+    """Every rank gives what it has; what several ranks have is written once, by the one with the least to write."""
+    ranks = ranks or Ranks()
     writer = dcp.FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        try:
-            dcp.save(tensors, storage_writer=writer, no_dist=True)
-        except CheckpointException as error:  # a BaseException, which nobody expects
-            raise _cause(error) from None
+    planner = _Planner()
+
+    def plan() -> SavePlan:
+        planner.set_up_planner({name: slice_of(tensor) for name, tensor in tensors.items()}, is_coordinator=True)
+        writer.set_up_storage_writer(ranks.is_main)
+        return writer.prepare_local_plan(planner.create_local_plan())
+
+    # Every rank works out the plan of all: that is a sort of names, and saves sending it around.
+    plans = ranks.gather(ranks.all_do(plan))
+
+    def write() -> tuple[Metadata, list[WriteResult]]:
+        agreed, metadata = planner.create_global_plan(plans)
+        mine = planner.finish_plan(writer.prepare_global_plan(agreed)[ranks.rank])
+        with _plain_failures():
+            return metadata, writer.write_data(mine, planner).wait()
+
+    metadata, written = ranks.all_do(write)
+    results = ranks.gather(written)
+    ranks.main_does(lambda: writer.finish(metadata, results))
 
 
-def load_into(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Fill the given tensors in place, by name."""
+def files_of(folder: Path, rank: int) -> list[Path]:
+    """What that rank wrote in `save`."""
+    return sorted(folder.glob(f"__{rank}_*"))
+
+
+@contextmanager
+def _plain_failures() -> Iterator[None]:
+    try:
+        yield
+    except (Exception, CheckpointException) as error:
+        raise _cause(error) from None
+
+
+def load_into(
+    folder: Path, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], ranks: Ranks | None = None
+) -> None:
+    """Fill the given tensors in place, by name; of a tensor in slices, the slice that is here.
+
+    As pairs a name can come twice: an embedding and the copy of it that is a tied head.
+    """
+    pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
+    (ranks or Ranks()).all_do(lambda: _load(folder, pairs))
+
+
+def _load(folder: Path, pairs: list[tuple[str, Tensor]]) -> None:
     stored = shapes(folder)
-    missing = sorted(set(tensors) - set(stored))
+    missing = sorted({name for name, _ in pairs} - set(stored))
     if missing:
         raise CheckpointError(
-            f"{folder}: has no tensor '{missing[0]}' ({len(missing)} missing of {len(tensors)}). It belongs to "
+            f"{folder}: has no tensor '{missing[0]}' ({len(missing)} missing of {len(pairs)}). It belongs to "
             "another model."
         )
-    for name, tensor in tensors.items():
+    for name, tensor in pairs:
         if stored[name] != tensor.shape:
             raise CheckpointError(
                 f"{folder}: '{name}' has shape {list(stored[name])}, needed {list(tensor.shape)}. It belongs to "
                 "another model size."
             )
+    once = dict(pairs)
+    again = [(name, tensor) for name, tensor in pairs if once[name] is not tensor]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
-            dcp.load(tensors, storage_reader=_Reader(folder), no_dist=True)
+            dcp.load(once, storage_reader=_Reader(folder), no_dist=True)  # each rank for itself: nothing to agree on
         except (Exception, CheckpointException) as error:  # whatever torch says to damaged bytes
             cause = _cause(error)
             raise CheckpointError(
                 f"{folder}: cannot be read ({type(cause).__name__}: {first_line(cause)}). The checkpoint is damaged."
             ) from None
+    if again:
+        _load(folder, again)
 
 
 def shapes(folder: Path) -> dict[str, torch.Size]:

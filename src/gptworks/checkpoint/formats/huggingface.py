@@ -55,18 +55,18 @@ def to_theirs(name: str, tensor: Tensor, cfg: ModelConfig) -> Tensor:
     if ".attn.qkv." in name:
         by_head = tensor.reshape(cfg.num_heads, 3, cfg.head_size, *tensor.shape[1:])
         tensor = by_head.transpose(0, 1).reshape(tensor.shape)
-    return tensor.T if _is_transposed(name) else tensor
+    return tensor.T if is_transposed(name) else tensor
 
 
 def from_theirs(name: str, tensor: Tensor, cfg: ModelConfig) -> Tensor:
-    tensor = tensor.T if _is_transposed(name) else tensor
+    tensor = tensor.T if is_transposed(name) else tensor
     if ".attn.qkv." in name:
         by_kind = tensor.reshape(3, cfg.num_heads, cfg.head_size, *tensor.shape[1:])
         tensor = by_kind.transpose(0, 1).reshape(tensor.shape)
     return tensor
 
 
-def _is_transposed(name: str) -> bool:
+def is_transposed(name: str) -> bool:
     return name.startswith("blocks.") and name.endswith(".weight") and ".ln" not in name
 
 
@@ -74,8 +74,13 @@ def write(folder: Path, cfg: ModelConfig, weights: dict[str, Tensor], *, eod_id:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {their_name(n): to_theirs(n, t.detach(), cfg).cpu().contiguous() for n, t in weights.items()}
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    text = json.dumps(config_json(cfg, eod_id), indent=2) + "\n"
-    (folder / "config.json").write_text(text, encoding="utf-8")
+    write_config(folder, cfg, eod_id=eod_id)
+
+
+def write_config(folder: Path, cfg: ModelConfig, *, eod_id: int | None) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(config_json(cfg, eod_id), indent=2) + "\n", encoding="utf-8")
+    return path
 
 
 def config_json(cfg: ModelConfig, eod_id: int | None) -> dict[str, Any]:
@@ -162,7 +167,7 @@ class Weights:
             )
         self.used.add(key)
         tensor = self.tensors[key]()
-        needed = shape[::-1] if _is_transposed(name) else shape
+        needed = shape[::-1] if is_transposed(name) else shape
         if tensor.shape != needed:
             raise CheckpointError(
                 f"{self.folder}: '{key}' has shape {list(tensor.shape)}, needed {list(needed)}: another model size."

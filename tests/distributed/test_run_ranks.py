@@ -1,0 +1,256 @@
+"""A run on several ranks: one of them writes, all agree when to stop and why to fail, and any layout can go on.
+
+The ranks are started by the test; everything else is what `gptworks train` does.
+"""
+
+import contextlib
+import io
+import json
+import math
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gptworks
+from gptworks.checkpoint import manifest as manifests
+from gptworks.checkpoint.folder import CheckpointFolder
+from gptworks.config.derive import Layout
+from gptworks.config.schema import RunConfig
+from gptworks.errors import GPTWorksError
+from gptworks.parallel import launch
+from gptworks.parallel.launch import World
+from gptworks.parallel.ranks import Ranks
+from gptworks.train import loop
+from gptworks.train import run as runs
+
+RunLayout = Callable[..., list[Any]]
+TWO = Layout(tp=2)
+
+
+@pytest.fixture
+def configured(small_store: Path, tmp_path: Path) -> Callable[..., RunConfig]:
+    def make(*overrides: str, out: Path = tmp_path / "run") -> RunConfig:
+        model = ["num_layers=1", "hidden_size=16", "num_heads=2", "vocab_size=512", "max_positions=16"]
+        rest = ["data.split=90,10", "data.seq_len=16", "batch.global_size=4", "train.steps=4", "train.log_every=1"]
+        here = [f"data.path={small_store}", f"run.out={out}", "run.device=cpu", "run.threads=1"]
+        return gptworks.load_config(overrides=[*(f"model.{word}" for word in model), *rest, *here, *overrides])
+
+    return make
+
+
+def train(cfg: RunConfig, world: World, **options: Any) -> tuple[Any, str]:
+    """On this rank: what came of it, or the error, and what was printed."""
+    launch.start = lambda *_: world  # type: ignore[assignment]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        try:
+            return loop.train(cfg, **options), printed.getvalue()
+        except GPTWorksError as error:
+            return f"{type(error).__name__}: {error}", printed.getvalue()
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in {"tokens_per_sec", "mfu"}} for line in found]
+
+
+def same_numbers(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
+    return len(mine) == len(theirs) and all(
+        a.keys() == b.keys() and all(a[k] == pytest.approx(b[k], abs=5e-6, rel=1e-5) for k in a)
+        for a, b in zip(mine, theirs, strict=True)
+    )
+
+
+def test_two_ranks_write_what_one_writes(configured, run_layout: RunLayout, tmp_path: Path) -> None:
+    settings = ["evaluate.every=2", "evaluate.batches=1", "checkpoint.every=2", "checkpoint.keep_best=true"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    ((outcome, _),) = run_layout(Layout(), lambda world: train(configured(*settings, out=one), world))
+    both = run_layout(TWO, lambda world: train(configured(*settings, "parallel.tp=2", out=two), world))
+    assert [result.step for result, _ in both] == [4, 4]
+    assert both[0][0] == both[1][0] == replace(outcome, folder=two, held_out_loss=both[0][0].held_out_loss)
+    assert {path.name for path in two.iterdir()} == {path.name for path in one.iterdir()}
+    assert same_numbers(lines(two), lines(one))
+    assert "2 processes, tp2" in both[0][1]
+    assert both[0][1].count("saved ") == 2
+    assert both[1][1] == "", "only the main process speaks"
+    step = two / "checkpoints" / "step-00000004"
+    assert manifests.read(step).layout == "tp2"
+    assert manifests.read(step).consumed == 16
+    assert "state/__1_0.distcp" in manifests.read(step).files
+    one_portable, two_portable = (run / "checkpoints" / step.name / "portable" for run in (one, two))
+    assert {path.name for path in one_portable.iterdir()} == {path.name for path in two_portable.iterdir()}
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(configured, run_layout: RunLayout, tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    settings = ["train.steps=6", "optim.decay_steps=6", "optim.warmup_steps=0", "checkpoint.every=2"]
+    run_layout(Layout(), lambda world: train(configured(*settings, out=alone), world))
+    run = tmp_path / "run"
+    run_layout(TWO, lambda world: train(configured(*settings, "train.steps=2", "parallel.tp=2"), world))
+    ((result, said),) = run_layout(
+        Layout(), lambda world: train(configured(*settings, "train.steps=4"), world, resume_from="auto")
+    )
+    assert result.step == 4
+    assert "changed: parallel.tp: 2 -> 1" in said
+    both = run_layout(TWO, lambda world: train(configured(*settings, "parallel.tp=2"), world, resume_from="auto"))
+    assert "changed: parallel.tp: 1 -> 2" in both[0][1]
+    assert [line["step"] for line in lines(run)] == [1, 2, 3, 4, 5, 6]
+    assert same_numbers(lines(run), lines(alone))
+
+
+def test_saving_beside_training_gives_the_same_run(configured, run_layout: RunLayout, tmp_path: Path) -> None:
+    """With two ranks and with one; the slow writer is overtaken by training, and waited for at the end."""
+    settings = ["checkpoint.every=1", "checkpoint.keep_last=9"]
+
+    def slowly(world: World, out: Path, *extra: str) -> Any:
+        publish, done = CheckpointFolder._publish, []
+        report, overtaken = runs.Run.count, threading.Event()
+
+        def slow(self: CheckpointFolder, *arguments: Any) -> None:
+            if arguments[0].step == 1 and extra:
+                assert overtaken.wait(60)
+            publish(self, *arguments)
+            done.append(("published", arguments[0].step))
+
+        def count(self: runs.Run, step: int, *arguments: Any) -> None:
+            done.append(("trained", step))
+            if step == 2:
+                overtaken.set()
+            report(self, step, *arguments)
+
+        CheckpointFolder._publish, runs.Run.count = slow, count  # type: ignore[method-assign]
+        result, _ = train(configured(*settings, *extra, out=out), world)
+        return result.step, done
+
+    plain, beside, alone = tmp_path / "plain", tmp_path / "beside", tmp_path / "alone"
+    run_layout(TWO, lambda world: slowly(world, plain))
+    (first, order), _ = run_layout(TWO, lambda world: slowly(world, beside, "checkpoint.asynchronous=true"))
+    run_layout(Layout(), lambda world: slowly(world, alone, "checkpoint.asynchronous=true"))
+    assert first == 4
+    assert order.index(("trained", 2)) < order.index(("published", 1)), "training did not wait"
+    assert order.index(("published", 1)) < order.index(("trained", 3)), "the second save waited for the first"
+    assert order[-1] == ("published", 4)
+    assert lines(plain) == lines(beside)
+    for step in sorted(path.name for path in (plain / "checkpoints").iterdir()):
+        for run in (beside, alone):
+            found = manifests.read(run / "checkpoints" / step)
+            manifests.verify(run / "checkpoints" / step, found)
+        portable = [run / "checkpoints" / step / "portable" / "model.safetensors" for run in (plain, beside)]
+        assert portable[0].read_bytes() == portable[1].read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(number, configured, run_layout: RunLayout) -> None:
+    def interrupted(world: World) -> Any:
+        count = runs.Run.count
+
+        def count_and_raise(self: runs.Run, step: int, *arguments: Any) -> None:
+            count(self, step, *arguments)
+            if step == 3 and world.rank == 1:
+                signal.raise_signal(number)
+
+        runs.Run.count = count_and_raise  # type: ignore[method-assign]
+        return train(configured("train.steps=100", "checkpoint.every=0"), world)
+
+    for result, _ in run_layout(TWO, interrupted):
+        assert (result.step, result.stopped_by) == (3, number.name)
+    assert set(CheckpointFolder(Path(configured().run.out)).steps()) == {3}
+
+
+def test_what_the_main_process_refuses_all_refuse_in_the_same_words(configured, run_layout, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("mine")
+    first, second = run_layout(TWO, lambda world: train(configured(), world)[0])
+    assert first == second
+    assert first.startswith(f"UsageError: {tmp_path / 'run'}: not empty (thesis.txt).")
+
+
+def test_a_folder_that_only_the_main_process_sees_is_refused(configured, run_layout, tmp_path: Path) -> None:
+    folders = [tmp_path / "shared", tmp_path / "private"]
+    first, second = run_layout(TWO, lambda world: train(configured(out=folders[world.rank]), world)[0])
+    for message in (first, second):
+        assert message.startswith(f"UsageError: {folders[1]}: rank 1 on ")
+        assert "run.out must be on a filesystem that all machines share." in message
+
+
+def test_other_data_on_one_machine_is_refused(configured, run_layout: RunLayout) -> None:
+    def with_own_data(world: World) -> str:
+        prepare = loop.prepare
+
+        def prepared(cfg: RunConfig) -> Any:
+            setup = prepare(cfg)
+            if world.rank == 1:
+                type(setup.dataset).identities = property(lambda _: ["somethingelse"])  # type: ignore[assignment]
+            return setup
+
+        loop.prepare = prepared
+        return train(configured(), world)[0]
+
+    first, second = run_layout(TWO, with_own_data)
+    assert first == second
+    assert "DataError: data.path: rank 1 reads other data (store somethingels) than rank 0" in first
+
+
+def test_a_damaged_checkpoint_is_refused_by_all(configured, run_layout: RunLayout, tmp_path: Path) -> None:
+    run_layout(TWO, lambda world: train(configured("checkpoint.every=2"), world))
+    shard = tmp_path / "run" / "checkpoints" / "step-00000004" / "state" / "__1_0.distcp"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    said = run_layout(TWO, lambda world: train(configured("train.steps=6"), world, resume_from="auto")[0])
+    for message in said:
+        assert message.startswith("CheckpointError: ")
+        assert str(shard) in message
+
+
+def test_a_loss_that_is_not_finite_stops_all_and_is_written_down_once(configured, run_layout, tmp_path: Path) -> None:
+    def broken(world: World) -> str:
+        step_of = loop.train_step
+
+        def step(*arguments: Any, **options: Any) -> Any:
+            report = step_of(*arguments, **options)
+            if options["step"] == 3:
+                return replace(report, loss=math.nan, updated=False, sample_ids=[world.rank + 40])
+            return report
+
+        loop.train_step = step
+        return train(configured("checkpoint.every=0"), world)[0]
+
+    first, second = run_layout(TWO, broken)
+    assert first == second
+    assert "TrainingError: step 3: loss nan" in first
+    assert "in samples 40, 41" in first
+    (line,) = (tmp_path / "run" / "nonfinite.jsonl").read_text().splitlines()
+    assert json.loads(line)["sample_ids"] == [40, 41]
+    assert manifests.read(tmp_path / "run" / "checkpoints" / "step-00000002").consumed == 8
+
+
+def test_ranks_fail_together(run_layout: RunLayout) -> None:
+    def work(world: World) -> list[str]:
+        ranks = Ranks(world)
+
+        def fail() -> None:
+            raise ValueError("our own fault")
+
+        def said(function: Callable[[], object]) -> str:
+            try:
+                return f"fine: {function()}"
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
+
+        return [
+            said(lambda: ranks.all_do(lambda: fail() if world.rank == 1 else None)),
+            said(lambda: ranks.main_does(fail)),
+            said(lambda: ranks.main_does(lambda: world.rank + 5)),
+            said(lambda: ranks.largest(world.rank)),
+            said(lambda: ranks.gather(world.rank)),
+        ]
+
+    same = ["fine: 5", "fine: 1", "fine: [0, 1]"]
+    assert run_layout(TWO, work) == [
+        ["TrainingError: rank 1 of 2: ValueError: our own fault", "ValueError: our own fault", *same],
+        ["ValueError: our own fault", "TrainingError: rank 0 of 2: ValueError: our own fault", *same],
+    ]
