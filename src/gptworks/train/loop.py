@@ -5,6 +5,7 @@ from pathlib import Path
 
 from gptworks.config.schema import RunConfig
 from gptworks.errors import ConfigError
+from gptworks.parallel import launch
 from gptworks.train import optim, plot, run_folder, schedule
 from gptworks.train.run import Run
 from gptworks.train.run_folder import Interrupts
@@ -47,6 +48,7 @@ def _loop(cfg: RunConfig, run: Run, interrupts: Interrupts) -> str:
     last_step = run.setup.last_step
     run.part.train()
     for step in range(run.progress.step + 1, last_step + 1):
+        launch.note(f"step {step}")
         lr = schedule.at(step, cfg.optim, last_step)
         optim.set_lr(run.optimizer, lr)
         report = train_step(
