@@ -51,11 +51,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.rdma:
         _enable_rdma(config)
-    from gptworks.parallel import placement
+    from gptworks.parallel import failures, placement
 
-    if placement.read(os.environ).started_by == "" and _wants_many(args):
+    if _wants_many(args) and not placement.is_supervised(os.environ):
         return _launch(args, config)
-    from gptworks.parallel import failures
 
     with failures.reporting():
         from gptworks.train.loop import train
@@ -75,10 +74,15 @@ def _launch(args: argparse.Namespace, config: Any) -> int:
     from gptworks.parallel import nodes, placement, supervise
     from gptworks.train import run_folder
 
+    place = placement.read(os.environ)
+    if place.started_by == "torchrun":
+        raise UsageError("--nproc: torchrun has started the processes already. Leave out the options that start more.")
+    # srun with one task per machine: it has said which machine this is.
+    by_srun = place.started_by == "srun" and bool(args.nnodes)
     found = nodes.solve(
         nnodes=args.nnodes,
-        node_rank=args.node_rank,
-        master=args.master,
+        node_rank=place.rank if by_srun and args.node_rank is None else args.node_rank,
+        master=args.master or (place.master if by_srun else ""),
         node_ips=args.node_ips,
         table=args.rank_table,
         ranks=args.rank_range,

@@ -124,8 +124,12 @@ def close() -> None:
 def join(layout: Layout, rank: int, device: torch.device, **group: Any) -> World:
     """Meet the other processes of the layout. `group`: as init_process_group takes it."""
     from torch import distributed
+    from torch.distributed import distributed_c10d
     from torch.distributed.device_mesh import init_device_mesh
 
+    if "timeout" in group:
+        # Groups that are made later, such as those of the mesh, take torch's defaults: up to 30 minutes of silence.
+        distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = group["timeout"]
     backend = "nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         group.setdefault("device_id", device)

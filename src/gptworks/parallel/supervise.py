@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from gptworks.errors import GPTWorksError
+from gptworks.errors import GPTWorksError, UsageError
 from gptworks.parallel import failures, placement
 from gptworks.parallel.failures import Failure
 from gptworks.parallel.meeting import Alone, JobOver, Meeting, Round
@@ -130,7 +130,8 @@ class _Ranks:
             self._write_log(rank, f"stopped by the launcher because rank {first.rank} failed: {first.message}")
         # All ranks can find the same mistake, such as missing data: then it is not one rank's.
         same = len(found) == self.round.world_size > 1 and len({failure.message for failure in found.values()}) == 1
-        where = "" if same or first.because_of is not None else f"rank {first.rank} of {self.round.world_size}: "
+        speaks_of_ranks = first.because_of is not None or first.message.startswith("rank ")
+        where = "" if same or speaks_of_ranks else f"rank {first.rank} of {self.round.world_size}: "
         return Failure(first.rank, where + first.message, first.is_fault, first.can_restart, first.because_of)
 
     def _note_deaths(self) -> None:
@@ -146,7 +147,7 @@ class _Ranks:
         if code < 0:
             name = signal.Signals(-code).name
             memory = " If nobody did that, memory ran out (dmesg tells)." if -code == signal.SIGKILL else ""
-            return f"was killed by {name}.{memory} Its log: {log}"
+            return f"killed by {name}.{memory} Its log: {log}"
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
         return "\n".join([f"ended with exit code {code}. Its log, {log}, ends with:", *lines[-10:]])
 
@@ -160,8 +161,6 @@ def run(job: Job) -> int:
     try:
         job.log_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        from gptworks.errors import UsageError
-
         raise UsageError(
             f"{job.log_dir}: logs cannot be written there ({error.strerror}). Choose another --log-dir."
         ) from None
