@@ -12,18 +12,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gptworks.parallel import rank_table
 from gptworks.parallel.nodes import free_port
 
 SCRIPT = Path(__file__).with_name("launched_rank.py")
 LAUNCHER = """
-import sys
+import json, sys
 from pathlib import Path
 from gptworks.parallel import nodes, supervise
-restarts, master, rank, nproc, folder, *rest = sys.argv[1:]
-found = nodes.solve(nnodes="2", master=master, node_rank=int(rank)) if master else nodes.Nodes()
+restarts, machines, nproc, folder, *rest = sys.argv[1:]
+found = nodes.solve(**json.loads(machines))
 command = ({script!r}, folder, *rest)
 sys.exit(supervise.run(supervise.Job(command, int(nproc), Path(folder) / "logs", found, int(restarts))))
 """
@@ -31,11 +33,11 @@ sys.exit(supervise.run(supervise.Job(command, int(nproc), Path(folder) / "logs",
 
 @contextmanager
 def launched(
-    folder: Path, *args: str | int, restarts: int = 0, master: str = "", node: int = 0, nproc: int = 2
+    folder: Path, *args: str | int, restarts: int = 0, machines: dict[str, Any] | None = None, nproc: int = 2
 ) -> Iterator[subprocess.Popen[str]]:
     folder.mkdir(exist_ok=True)
     code = LAUNCHER.format(script=str(SCRIPT))
-    command = [sys.executable, "-c", code, str(restarts), master, str(node), str(nproc), str(folder)]
+    command = [sys.executable, "-c", code, str(restarts), json.dumps(machines or {}), str(nproc), str(folder)]
     process = subprocess.Popen(
         [*command, *(str(arg) for arg in args)],
         stdout=subprocess.PIPE,
@@ -173,17 +175,24 @@ def test_the_second_ctrl_c_ends_all_ranks_at_once(tmp_path: Path) -> None:
     assert is_gone(pid(tmp_path, 1))
 
 
-def test_two_machines_one_of_which_is_killed_and_started_again(tmp_path: Path) -> None:
-    """Two launchers on loopback. The killed one takes its ranks with it; the other waits for it to come back."""
-    master = f"127.0.0.1:{free_port()}"
-    options = ["--pause", "0.1"]
-    with launched(tmp_path, 16, *options, restarts=2, master=master, nproc=1) as first:
-        with launched(tmp_path, 16, *options, restarts=2, master=master, node=1, nproc=1) as second:
+def test_s1_11_two_machines_one_of_which_is_killed_and_started_again(tmp_path: Path) -> None:
+    """Two launchers on loopback. The killed one takes its ranks with it; the other waits for it to come back.
+
+    The first names the machines by their addresses, the second by a rank table and a range of it (S4-03, S4-04).
+    """
+    port = free_port()
+    table = rank_table.merge([rank_table.make([0], "127.0.0.1"), rank_table.make([0], "127.0.0.2")])
+    (tmp_path / "table.json").write_text(rank_table.dump(table))
+    by_addresses = {"node_ips": "127.0.0.1,127.0.0.2", "node_rank": 0, "master": f"127.0.0.1:{port}"}
+    by_table = {"table": str(tmp_path / "table.json"), "ranks": "[1,2]", "master": f"127.0.0.1:{port}"}
+    args = (16, "--pause", "0.1")
+    with launched(tmp_path, *args, restarts=2, machines=by_addresses, nproc=1) as first:
+        with launched(tmp_path, *args, restarts=2, machines=by_table, nproc=1) as second:
             wait_for(first, lambda: len(values(tmp_path)) >= 5)
             second.kill()
             second.wait()
             wait_for(first, lambda: is_gone(pid(tmp_path, 1)))
-        with launched(tmp_path, 16, *options, restarts=2, master=master, node=1, nproc=1) as third:
+        with launched(tmp_path, *args, restarts=2, machines=by_table, nproc=1) as third:
             out, err = finish(first, code=0, timeout=90)
             there, _ = finish(third, code=0)
     assert values(tmp_path) == expected(16)

@@ -64,7 +64,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _wants_many(args: argparse.Namespace) -> bool:
-    return bool(args.nproc or args.nnodes or args.node_ips or args.rank_table or args.node_rank is not None)
+    """Any of the options that only our launcher can honour; for one process too."""
+    numbers = (args.nproc, args.node_rank, args.max_restarts or None)
+    texts = (args.nnodes, args.master, args.node_ips, args.rank_table, args.rank_range, args.log_dir)
+    return any(number is not None for number in numbers) or any(texts)
 
 
 def _launch(args: argparse.Namespace, config: Any) -> int:

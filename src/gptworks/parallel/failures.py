@@ -98,6 +98,7 @@ def reporting() -> Iterator[None]:
         failure = explain(error, place.rank, connection)
         if connection is not None:
             connection.tell(failure)
+            connection.heartbeat.stop()
         _write_for_torchrun(failure)
         if not placement.is_supervised(os.environ):
             if isinstance(error, GPTWorksError) or failure.is_fault:

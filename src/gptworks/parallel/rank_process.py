@@ -9,6 +9,7 @@ import re
 import runpy
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -49,12 +50,26 @@ def main(command: list[str]) -> None:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(log.fileno(), stream.fileno())
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    if command[0] == "-m":
-        sys.argv = command[1:]
-        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = command
-        runpy.run_path(command[0], run_name="__main__")
+    try:
+        if command[0] == "-m":
+            sys.argv = command[1:]
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = command
+            runpy.run_path(command[0], run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            _leave(end.code if isinstance(end.code, int) else 1)
+    except BaseException:
+        traceback.print_exc()
+        _leave(1)
+
+
+def _leave(code: int) -> None:
+    """At once: threads and groups that wait for ranks that are gone are not waited for."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _end_with_parent() -> None:

@@ -78,6 +78,8 @@ class _Ranks:
             placement.FAILURES: str(folder),
             placement.ATTEMPT: str(round.number - 1),
         }
+        # A rank that goes before another makes torch write pages about a broken pipe.
+        shared["TORCH_CPP_LOG_LEVEL"] = os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")
         if job.nodes.devices:
             shared["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in job.nodes.devices)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
