@@ -203,6 +203,8 @@ def _attempts(job: Job, meeting: Alone | Meeting, signals: _Signals) -> int:
                 failure = _watch(ranks, meeting, signals)
             finally:
                 ranks.kill()
+                if sys.stdout.isatty() and any(process.returncode for process in ranks.processes.values()):
+                    print("\x1b[?25h", end="", flush=True)  # the live bar of rank 0 may have hidden the cursor
         if len(signals.received) > 1:
             return 128 + signals.received[1]
         if failure is None:
