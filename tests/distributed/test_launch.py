@@ -11,12 +11,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import distributed
 
-from gptworks.parallel import rank_table
+from gptworks.config.derive import Layout
+from gptworks.parallel import launch, rank_table
+from gptworks.parallel.launch import World
 from gptworks.parallel.nodes import free_port
 
 SCRIPT = Path(__file__).with_name("launched_rank.py")
@@ -146,6 +151,30 @@ def test_a_hang_ends_with_the_name_of_the_rank_and_the_collective(tmp_path: Path
     assert ", all_reduce in train_a_little." in err
     assert "Traceback" not in err
     assert is_gone(pid(tmp_path, 1))
+
+
+def test_every_group_of_the_mesh_gives_up_after_the_timeout(
+    run_layout: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    """Not only the group of all ranks: torch's default for the others is half an hour."""
+
+    def wait_in_vain(world: World) -> float:
+        distributed.destroy_process_group()
+        store = distributed.FileStore(str(tmp_path / "again"), 4)
+        layout = Layout(dp=2, tp=2)
+        again = launch.join(layout, world.rank, world.device, store=store, timeout=timedelta(seconds=2))
+        axis = again.axis("tp")
+        assert axis is not None
+        started = time.monotonic()
+        if again.place.tp == 0:
+            with pytest.raises(RuntimeError, match=r"(?i)timed out"):
+                distributed.all_reduce(torch.zeros(1), group=axis.get_group())
+        else:
+            time.sleep(4)
+        return time.monotonic() - started
+
+    waited = run_layout(Layout(dp=2, tp=2), wait_in_vain, timeout=60)
+    assert all(1.5 < seconds < 20 for seconds in waited)
 
 
 def test_ctrl_c_lets_all_ranks_save_and_end(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The launchers of several machines, here as threads: rounds, ranks, who is missing, and the end for all."""
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -30,6 +31,12 @@ def start() -> Iterator[Start]:
         yield lambda machine: pool.submit(machine.next, lambda: None)
 
 
+def wait_until_called(machine: Meeting) -> None:
+    deadline = time.monotonic() + 20
+    while not machine.is_called():
+        assert time.monotonic() < deadline, "nobody calls"
+
+
 def places(rounds: list[Round]) -> list[tuple[int, int, int, int]]:
     return [(round.number, round.node, round.first_rank, round.world_size) for round in rounds]
 
@@ -47,8 +54,7 @@ def test_a_machine_that_needs_a_new_start_calls_the_others(machines: Any, start:
     first, second = machines(1, 1)
     before = [f.result() for f in [start(first), start(second)]]
     again = start(second)
-    while not first.is_called():
-        pass
+    wait_until_called(first)
     assert not again.done(), "it waits for the other"
     rounds = [start(first).result(), again.result()]
     assert places(rounds) == [(2, 0, 0, 2), (2, 1, 1, 2)]
@@ -61,8 +67,7 @@ def test_a_machine_that_was_started_anew_joins_the_round_after_the_present_one(m
         [f.result() for f in [start(first), start(second)]]
     newcomer = Meeting(second.nodes, 1, lambda _: None)
     coming = start(newcomer)
-    while not first.is_called():
-        pass
+    wait_until_called(first)
     assert places([start(first).result(), coming.result()]) == [(3, 0, 0, 2), (3, 1, 1, 2)]
 
 
@@ -71,8 +76,7 @@ def test_with_fewer_machines_than_there_may_be(machines: Any, start: Start, monk
     first, second = machines(2, 2, at_least=1)
     assert places([start(first).result()]) == [(1, 0, 0, 2)]
     coming = start(second)
-    while not first.is_called():
-        pass
+    wait_until_called(first)
     assert places([start(first).result(), coming.result()]) == [(2, 0, 0, 4), (2, 1, 2, 4)]
 
 
@@ -87,8 +91,7 @@ def test_two_machines_with_the_same_number(machines: Any, start: Start) -> None:
     twin = Meeting(second.nodes, 1, lambda _: None)
     [f.result() for f in [start(first), start(second)]]
     waiting = start(second)
-    while not first.is_called():
-        pass
+    wait_until_called(first)
     with pytest.raises(UsageError, match="--node-rank: node 1 of 2 has come already"):
         start(twin).result()
     start(first).result()
