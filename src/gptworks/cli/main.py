@@ -15,6 +15,7 @@ from gptworks.cli import (
     evaluate,
     generate,
     inspect,
+    launch,
     plot,
     prepare,
     train,
@@ -33,6 +34,7 @@ VERBS = {
     "verify": verify,
     "plot": plot,
     "config": config,
+    "launch": launch,
     "completion": completion,
 }
 
@@ -64,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif left:
         _unknown(parser, args.verb, left)
     args.parser = parser
+    args.argv = list(sys.argv[1:] if argv is None else argv)
     if getattr(args, "download", False):
         os.environ["GPTWORKS_DOWNLOAD"] = "1"  # asked for wherever a name is looked up
     try:

@@ -1,9 +1,13 @@
 """gptworks train: pretrain or fine-tune."""
 
 import argparse
+import math
+import os
 import sys
+from typing import Any
 
 from gptworks.cli import options
+from gptworks.errors import UsageError
 
 HELP = "pretrain or fine-tune"
 
@@ -15,6 +19,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], help="where to compute")
     parser.add_argument("--dry-run", action="store_true", help="check everything, show the plan, train nothing")
     parser.add_argument("--show-batch", action="store_true", help="print the first batch, decoded, and stop")
+    many = parser.add_argument_group("several processes")
+    many.add_argument(
+        "--nproc", type=int, metavar="N", help="processes on this machine (default: what the layout needs)"
+    )
+    many.add_argument("--nnodes", default="", metavar="N|MIN:MAX", help="machines; MIN:MAX goes on with fewer")
+    many.add_argument("--node-rank", type=int, metavar="K", help="number of this machine, from 0")
+    many.add_argument("--master", default="", metavar="ADDR[:PORT]", help="address of machine 0")
+    many.add_argument("--node-ips", default="", metavar="A,B", help="addresses of all machines, the same everywhere")
+    many.add_argument("--rank-table", default="", metavar="FILE", help="machines and devices (gptworks launch)")
+    many.add_argument("--rank-range", default="", metavar="[8,16]", help="the ranks of the table that are started here")
+    many.add_argument("--max-restarts", type=int, default=0, metavar="N", help="start again so often after a failure")
+    many.add_argument("--log-dir", metavar="DIR", help="one log per rank (default: logs in the run folder)")
+    many.add_argument("--rdma", action="store_true", help="NCCL over RDMA, not TCP")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,10 +49,105 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(_plan(config))
         return 0
-    from gptworks.train.loop import train
+    if args.rdma:
+        _enable_rdma(config)
+    from gptworks.parallel import failures, placement
 
-    train(config, resume_from=args.resume, command=["gptworks", *sys.argv[1:]])
+    if _wants_many(args) and not placement.is_supervised(os.environ):
+        return _launch(args, config)
+
+    with failures.reporting():
+        from gptworks.train.loop import train
+
+        train(config, resume_from=_resume_from(args, config), command=["gptworks", *sys.argv[1:]])
     return 0
+
+
+def _wants_many(args: argparse.Namespace) -> bool:
+    """Any of the options that only our launcher can honour; for one process too."""
+    numbers = (args.nproc, args.node_rank, args.max_restarts or None)
+    texts = (args.nnodes, args.master, args.node_ips, args.rank_table, args.rank_range, args.log_dir)
+    return any(number is not None for number in numbers) or any(texts)
+
+
+def _launch(args: argparse.Namespace, config: Any) -> int:
+    """Everything that can be known to be wrong is refused here, before a process starts."""
+    from pathlib import Path
+
+    from gptworks.config.derive import solve_layout
+    from gptworks.parallel import nodes, placement, supervise
+    from gptworks.train import run_folder
+
+    place = placement.read(os.environ)
+    if place.started_by == "torchrun":
+        raise UsageError("--nproc: torchrun has started the processes already. Leave out the options that start more.")
+    # srun with one task per machine: it has said which machine this is.
+    by_srun = place.started_by == "srun" and bool(args.nnodes)
+    found = nodes.solve(
+        nnodes=args.nnodes,
+        node_rank=place.rank if by_srun and args.node_rank is None else args.node_rank,
+        master=args.master or (place.master if by_srun else ""),
+        node_ips=args.node_ips,
+        table=args.rank_table,
+        ranks=args.rank_range,
+    )
+    if args.max_restarts < 0:
+        raise UsageError(f"--max-restarts: {args.max_restarts}. Needed: 0 or more.")
+    nproc = _num_processes(args.nproc, found, config)
+    if found.at_least == found.count:
+        solve_layout(config.parallel, sum(found.nproc) or nproc * found.count)
+    folder = Path(config.run.out)
+    if found.rank == 0:  # on the others the run may have begun it by now
+        run_folder.refuse_foreign(folder, args.resume)
+    log_dir = Path(args.log_dir) if args.log_dir else folder / run_folder.LOGS
+    command = ("-m", "gptworks", *args.argv)
+    return supervise.run(supervise.Job(command, nproc, log_dir, found, args.max_restarts))
+
+
+def _num_processes(asked: int | None, found: Any, config: Any) -> int:
+    """On this machine."""
+    if asked is not None and asked < 1:
+        raise UsageError(f"--nproc: {asked}. Needed: 1 or more.")
+    if found.nproc:
+        here: int = found.nproc[found.rank]
+        if asked not in (None, here):
+            raise UsageError(f"--nproc: {asked}, but the rank table has {here} devices for this machine. Leave it out.")
+        return here
+    if asked is not None:
+        return asked
+    sizes = [getattr(config.parallel, axis) for axis in ("pp", "dp", "fsdp", "tp")]
+    if all(isinstance(size, int) for size in sizes) and math.prod(sizes) % found.count == 0:
+        return math.prod(sizes) // found.count
+    raise UsageError(f"--nproc: not given, and parallel does not tell for {found.count} machines. Say how many.")
+
+
+def _resume_from(args: argparse.Namespace, config: Any) -> str:
+    """After a restart by our launcher the run goes on from its own last checkpoint."""
+    from pathlib import Path
+
+    from gptworks.parallel import placement
+
+    if int(os.environ.get(placement.ATTEMPT, "0")) == 0:
+        return str(args.resume)
+    if args.resume in {"auto", "never"}:
+        return "auto"
+    from gptworks.checkpoint.folder import CheckpointFolder
+
+    # Before its first own checkpoint it begins again with the one it was given.
+    return "auto" if CheckpointFolder(Path(config.run.out)).latest() else str(args.resume)
+
+
+def _enable_rdma(config: Any) -> None:
+    from gptworks.parallel import placement, rdma
+
+    device = config.run.device
+    if device == "auto":
+        from gptworks.parallel.launch import pick_device
+
+        device = pick_device("auto").type
+    text = rdma.enable(device)
+    if placement.read(os.environ).rank == 0 and not placement.is_supervised(os.environ):
+        print(text, flush=True)
 
 
 def _plan(config) -> str:  # type: ignore[no-untyped-def]

@@ -1,9 +1,12 @@
 """The live processes of a run."""
 
+import atexit
 import ctypes
+import os
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +14,9 @@ import torch
 from gptworks.config.derive import Layout, solve_layout
 from gptworks.config.schema import ParallelConfig, RunFolderConfig
 from gptworks.errors import ConfigError
+from gptworks.parallel import placement
+from gptworks.parallel.failures import Connection
+from gptworks.parallel.heartbeat import note as note
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -53,20 +59,80 @@ class World:
         return self.mesh[name] if self.mesh is not None and getattr(self.layout, name) > 1 else None
 
 
+_world: World | None = None  # once joined, this process is of one world
+_connection: Connection | None = None
+
+
 def start(parallel: ParallelConfig, run: RunFolderConfig) -> World:
-    layout = solve_layout(parallel, 1)
+    """The world that the environment says this process is part of (torchrun, srun, our launcher); else it is alone."""
+    global _world, _connection
+    place = placement.read(os.environ)
+    layout = solve_layout(parallel, place.world_size)
     if run.threads:
         torch.set_num_threads(run.threads)
+    elif place.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, _num_cores() // place.local_size))
     keep_freed_memory()
-    return World(pick_device(run.device), layout)
+    device = pick_device(run.device, place.local_rank)
+    if place.world_size == 1:
+        return World(device, layout)
+    if _world is not None and _world.layout == layout:
+        return _world
+    if device.type == "mps":
+        raise ConfigError("run.device", ["run.device: mps has one process only. Use --device cpu for several."])
+    timeout = float(parallel.timeout)
+    # As torchrun sets them already: its agent may keep the store, which torch looks up by these names.
+    os.environ |= {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_RANK": str(place.local_rank),
+        "MASTER_ADDR": place.master,
+        "MASTER_PORT": str(place.port),
+    }
+    _world = join(layout, place.rank, device, timeout=timedelta(seconds=timeout))
+    from torch import distributed
+
+    # Torch keeps no other record of the store. Restarted ranks meet in a new one, so its keys are this attempt's.
+    store = distributed.PrefixStore("gptworks", distributed.distributed_c10d._get_default_store())
+    _connection = Connection(store, place.rank, place.world_size, timeout)
+    atexit.register(close)
+    return _world
+
+
+def connection() -> Connection | None:
+    return _connection
+
+
+def forget() -> None:
+    """After a failure: leave the group as it is. Taking it apart needs ranks that may be gone."""
+    atexit.unregister(close)
+
+
+def close() -> None:
+    """Rank 0 leaves last: it keeps the store."""
+    global _world, _connection
+    from torch import distributed
+
+    if _connection is not None:
+        _connection.leave()
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    _world = _connection = None
+    atexit.unregister(close)
 
 
 def join(layout: Layout, rank: int, device: torch.device, **group: Any) -> World:
     """Meet the other processes of the layout. `group`: as init_process_group takes it."""
     from torch import distributed
+    from torch.distributed import distributed_c10d
     from torch.distributed.device_mesh import init_device_mesh
 
+    if "timeout" in group:
+        # Groups that are made later, such as those of the mesh, take torch's defaults: up to 30 minutes of silence.
+        distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = group["timeout"]
     backend = "nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        group.setdefault("device_id", device)
     distributed.init_process_group(backend, rank=rank, world_size=layout.world_size, **group)
     sizes = vars(layout)
     mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
@@ -86,15 +152,30 @@ def keep_freed_memory() -> None:
             library.mallopt(option, value)
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, local_rank: int = 0) -> torch.device:
     """auto = cuda, then mps, then cpu. A device that is asked for by name and not there is refused."""
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        return torch.device(next(kind for kind, there in present.items() if there))
+        name = next(kind for kind, there in present.items() if there)
     if not present[name]:
         have = ", ".join(kind for kind, there in present.items() if there)
         raise ConfigError(
             "run.device",
             [f"run.device: {name} is not available here. Available: {have}. Use --device {have.split(', ')[0]}."],
         )
-    return torch.device(name)
+    if name != "cuda" or not local_rank:
+        return torch.device(name)
+    if local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            "run.device",
+            [
+                f"run.device: process {local_rank} of this machine has no device: there are "
+                f"{torch.cuda.device_count()}. Start at most so many processes here."
+            ],
+        )
+    return torch.device(name, local_rank)
+
+
+def _num_cores() -> int:
+    """Those this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

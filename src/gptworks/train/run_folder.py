@@ -15,6 +15,7 @@ from gptworks.errors import UsageError
 from gptworks.parallel.ranks import Ranks
 
 LOCK = ".lock"
+LOGS = "logs"  # of the ranks, begun by the launcher before the run itself
 # All of this is for the main process; the other ranks write nothing here but their files of a checkpoint.
 
 
@@ -63,7 +64,8 @@ def refuse_private(run: Path, ranks: Ranks) -> None:
 
 def refuse_foreign(run: Path, resume: str) -> None:
     """A folder that has something in it is written to only when resuming was asked for and a run of ours began it."""
-    present = sorted(path.name for path in run.iterdir() if path.name[0] != ".") if run.is_dir() else []
+    found = sorted(path.name for path in run.iterdir()) if run.is_dir() else []
+    present = [name for name in found if name[0] != "." and name != LOGS]
     is_ours = not present or (run / "environment.json").is_file()
     if (present and resume == "never") or not is_ours:
         listed = ", ".join(present[:4]) + (", ..." if len(present) > 4 else "")

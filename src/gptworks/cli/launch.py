@@ -1,0 +1,61 @@
+"""gptworks launch: rank tables, which say what runs where."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from gptworks.errors import UsageError
+
+HELP = "make, merge and show rank tables"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--make-rank-table", metavar="[0,8]", help="of this machine, for these devices (end excluded)")
+    action.add_argument("--merge-rank-tables", nargs="+", metavar="FILE", help="of several machines into one")
+    action.add_argument("--show-rank-table", metavar="FILE", help="which machine has which ranks")
+    parser.add_argument("--server-ip", metavar="ADDR", help="address of this machine (default: as others reach it)")
+    parser.add_argument("--device-ips", metavar="A,B", help="one address per device, where they have their own")
+    parser.add_argument("--out", metavar="FILE", help="where to write (default: hccl_... in this folder; - = print)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from gptworks.parallel import rank_table
+
+    for option, value in (("--server-ip", args.server_ip), ("--device-ips", args.device_ips)):
+        if value and not args.make_rank_table:
+            raise UsageError(f"{option}: only with --make-rank-table.")
+    if args.show_rank_table:
+        if args.out:
+            raise UsageError("--out: nothing is written with --show-rank-table. Leave it out.")
+        print(rank_table.describe(rank_table.read(Path(args.show_rank_table))))
+        return 0
+    if args.make_rank_table:
+        devices = rank_table.parse_range(args.make_rank_table, "--make-rank-table")
+        addresses = [text.strip() for text in args.device_ips.split(",")] if args.device_ips else []
+        table = rank_table.make(devices, args.server_ip or _own_address(), addresses)
+    else:
+        table = rank_table.merge([rank_table.read(Path(file)) for file in args.merge_rank_tables])
+    text = rank_table.dump(table)
+    if args.out == "-":
+        sys.stdout.write(text)
+        return 0
+    path = Path(args.out or rank_table.default_name(table))
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror}). Choose another --out.") from None
+    print(f"{path}: {rank_table.describe(table)}")
+    return 0
+
+
+def _own_address() -> str:
+    """The address of the way out of this machine. Nothing is sent."""
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.connect(("192.0.2.1", 9))  # an address for documents, which nobody has
+            return str(trial.getsockname()[0])
+        except OSError:
+            raise UsageError("--server-ip: this machine's address cannot be found out. Give it.") from None

@@ -1,0 +1,180 @@
+"""What a rank says when it fails, so that one error reaches the user: that of the rank that failed first."""
+
+import json
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gptworks.errors import GPTWorksError, TrainingError
+from gptworks.parallel import heartbeat, placement
+from gptworks.parallel.heartbeat import Heartbeat
+
+PATIENCE = 3.0  # seconds a rank that lost its connection waits to hear why
+_LOST = re.compile(
+    r"gloo|nccl|connection (was )?(closed|reset|refused)|timed out|broken pipe|socket (closed|error)", re.I
+)
+_TIMED_OUT = re.compile(r"timed out|timeout", re.I)
+
+
+@dataclass(frozen=True)
+class Failure:
+    rank: int
+    message: str
+    is_fault: bool = False  # of ours: with a traceback
+    can_restart: bool = True
+    because_of: int | None = None  # the rank whose end was the cause
+    time: float = field(default_factory=time.time)
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.is_fault else 2
+
+    def write(self, folder: Path) -> None:
+        new = folder / f".rank-{self.rank}.new"
+        new.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        new.replace(folder / f"rank-{self.rank}.json")
+
+
+def read_all(folder: Path) -> dict[int, Failure]:
+    found = [Failure(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("rank-*.json"))]
+    return {failure.rank: failure for failure in found}
+
+
+def first(found: dict[int, Failure]) -> Failure | None:
+    """The cause: the earliest failure that no other one has caused, as far as this machine knows."""
+    return min(found.values(), key=lambda failure: (failure.because_of is not None, failure.time), default=None)
+
+
+class Connection:
+    """How a rank hears of the others' ends."""
+
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.heartbeat = Heartbeat(store, rank, world_size, timeout)
+        self.store = self.heartbeat.store
+        self.heartbeat.start()
+
+    def tell(self, failure: Failure) -> None:
+        with suppress(RuntimeError):
+            self.store.compare_set("failed", "", json.dumps(asdict(failure)))
+
+    def heard(self) -> Failure | None:
+        with suppress(RuntimeError):
+            if self.store.check(["failed"]):
+                return Failure(**json.loads(self.store.get("failed")))
+        return None
+
+    def leave(self) -> None:
+        """At a good end. The store goes with rank 0, which therefore waits for the others."""
+        self.heartbeat.stop()
+        with suppress(RuntimeError):
+            self.store.add("left", 1)
+            deadline = time.monotonic() + PATIENCE
+            while self.rank == 0 and time.monotonic() < deadline and self.store.add("left", 0) < self.world_size:
+                time.sleep(0.02)
+
+
+@contextmanager
+def reporting() -> Iterator[None]:
+    """Around all that one of many ranks does."""
+    place = placement.read(os.environ)
+    if place.world_size == 1 and not placement.is_supervised(os.environ):
+        yield
+        return
+    try:
+        yield
+    except Exception as error:
+        from gptworks.parallel import launch
+
+        launch.forget()  # closing the group would wait for ranks that are gone
+        connection = launch.connection()
+        failure = explain(error, place.rank, connection)
+        if connection is not None:
+            connection.tell(failure)
+            connection.heartbeat.stop()
+        _write_for_torchrun(failure)
+        if not placement.is_supervised(os.environ):
+            if isinstance(error, GPTWorksError) or failure.is_fault:
+                raise
+            raise TrainingError(failure.message) from None
+        failure.write(Path(os.environ[placement.FAILURES]))
+        print(f"error: {failure.message}", file=getattr(sys.stderr, "log", sys.stderr), flush=True)
+        raise SystemExit(failure.exit_code) from None
+
+
+def explain(error: Exception, rank: int, connection: Connection | None) -> Failure:
+    if isinstance(error, GPTWorksError):
+        return Failure(rank, str(error), can_restart=False)
+    broken = next((link for link in _chain(error) if is_communication(link)), None)
+    if broken is None:
+        text = "".join(traceback.format_exception(error)).rstrip()
+        return Failure(rank, text, is_fault=True)
+    cause = _cause(rank, connection, wait=0 if _TIMED_OUT.search(str(broken)) else PATIENCE)
+    if cause is not None:
+        # The first line names the error; a traceback, which belongs to its own rank's log, ends with it.
+        line = cause.message.splitlines()[-1 if cause.is_fault else 0]
+        return Failure(
+            rank, f"stopped because rank {cause.rank} failed: {line}", cause.is_fault, cause.can_restart, cause.rank
+        )
+    place = heartbeat.describe_traceback(broken.__traceback__)
+    said = str(broken).strip().splitlines()[0]
+    if connection is None:
+        return Failure(rank, f"rank {rank} could not meet the other ranks ({said}). Check that all of them started.")
+    if _TIMED_OUT.search(str(broken)):
+        return Failure(rank, connection.heartbeat.explain(place))
+    silent = connection.heartbeat.silent_ranks()
+    who = f"rank {silent[0]}" if silent else "another rank"
+    return Failure(
+        rank,
+        f"stopped because {who} ended without a word, killed or its machine gone ({place}: {said})",
+        because_of=silent[0] if silent else -1,
+    )
+
+
+def _cause(rank: int, connection: Connection | None, wait: float) -> Failure | None:
+    folder = os.environ.get(placement.FAILURES)
+    deadline = time.monotonic() + wait
+    while True:
+        known = read_all(Path(folder)) if folder else {}
+        told = connection.heard() if connection is not None else None
+        if told is not None:
+            known.setdefault(told.rank, told)
+        known.pop(rank, None)
+        cause = first(known)
+        if cause is not None and cause.because_of is None:
+            return cause
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(0.1)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def is_communication(error: BaseException) -> bool:
+    from torch import distributed
+
+    if isinstance(error, distributed.DistError):
+        return True
+    return isinstance(error, RuntimeError) and bool(_LOST.search(str(error)))
+
+
+def _write_for_torchrun(failure: Failure) -> None:
+    """torchrun shows what it finds in this file as the reason of the failure."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path and not placement.is_supervised(os.environ):
+        extra = {"py_callstack": failure.message, "timestamp": str(int(failure.time))}
+        text = json.dumps({"message": {"message": failure.message, "extraInfo": extra}})
+        with suppress(OSError):
+            Path(path).write_text(text, encoding="utf-8")

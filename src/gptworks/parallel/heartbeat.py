@@ -1,0 +1,135 @@
+"""Each rank says every moment that it lives and where it is, so that a hang can be given a name."""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType, TracebackType
+from typing import Any
+
+_where = ""  # such as "step 7"; the rest is read from the stack
+
+
+def note(where: str) -> None:
+    """What this process is at; costs nothing, and is told when somebody waits for it in vain."""
+    global _where
+    _where = where
+
+
+@dataclass(frozen=True)
+class Beat:
+    count: int
+    where: str
+
+
+class Heartbeat:
+    """Beats in a thread of its own, on a connection of its own: the main one may be waiting."""
+
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
+        self.rank, self.world_size, self.timeout = rank, world_size, timeout
+        self.interval = min(5.0, max(0.2, timeout / 20))
+        self.store = store.clone()
+        self.store.set_timeout(timedelta(seconds=max(3.0, 2 * self.interval)))
+        self._main = threading.get_ident()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._end.set()
+        self._thread.join(2 * self.interval)
+
+    def _beat(self) -> None:
+        count = 0
+        with suppress(RuntimeError):  # the store is gone with its rank: those who wait say so
+            while not self._end.is_set():
+                count += 1
+                place = describe(sys._current_frames().get(self._main))
+                self.store.set(f"beat/{self.rank}", json.dumps([count, place]))
+                self._end.wait(self.interval)
+
+    def explain(self, waited_in: str) -> str:
+        """Who did not come to the collective this rank has waited for in vain."""
+        try:
+            self.store.set(f"gave-up/{self.rank}", waited_in)
+            before = self._beats()
+            time.sleep(2.5 * self.interval)
+            after = self._beats()
+            came = {rank for rank in range(self.world_size) if self.store.check([f"gave-up/{rank}"])}
+        except RuntimeError:
+            # Rank 0 keeps the store: when that does not answer, rank 0 does not.
+            return self._silent(0, "", waited_in) if self.rank else f"{waited_in}: no answer, and no word from anybody."
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        for rank in others:
+            last = after.get(rank)
+            if last is None or last == before.get(rank):
+                return self._silent(rank, last.where if last else "", waited_in)
+        for rank in others:
+            if rank not in came:
+                return (
+                    f"rank {rank} of {self.world_size} did not come to {waited_in} within {self.timeout:g} s. It is "
+                    f"alive, in {after[rank].where}. Raise parallel.timeout if that may take so long."
+                )
+        places = "; ".join(f"rank {rank} in {self.store.get(f'gave-up/{rank}').decode()}" for rank in sorted(came))
+        return f"all ranks waited for each other for {self.timeout:g} s: {places}."
+
+    def silent_ranks(self) -> list[int]:
+        """Those who do not beat any more. Takes a moment."""
+        try:
+            before = self._beats()
+            time.sleep(min(3.0, 2.5 * self.interval))
+            after = self._beats()
+        except RuntimeError:
+            return [0] if self.rank else []
+        return [rank for rank in range(self.world_size) if rank != self.rank and after.get(rank) == before.get(rank)]
+
+    def _silent(self, rank: int, last: str, waited_in: str) -> str:
+        seen = f"; last seen in {last}" if last else ""
+        return (
+            f"rank {rank} of {self.world_size} has not answered for {self.timeout:g} s{seen}. "
+            f"Rank {self.rank} waited for it in {waited_in}. "
+            "Its process is stopped or its machine is gone; go on with --resume auto."
+        )
+
+    def _beats(self) -> dict[int, Beat]:
+        keys = {rank: f"beat/{rank}" for rank in range(self.world_size)}
+        there = {rank: key for rank, key in keys.items() if self.store.check([key])}
+        values = self.store.multi_get(list(there.values())) if there else []
+        return {rank: Beat(*json.loads(value)) for rank, value in zip(there, values, strict=True)}
+
+
+def describe(frame: FrameType | None) -> str:
+    """Such as "step 7, all_reduce in train_step": the note, the collective, and the function of ours it is in."""
+    return _told(_outwards(frame))
+
+
+def describe_traceback(traceback: TracebackType | None) -> str:
+    frames = []
+    while traceback is not None:
+        frames.append((traceback.tb_frame.f_globals.get("__name__", ""), traceback.tb_frame.f_code.co_name))
+        traceback = traceback.tb_next
+    return _told(reversed(frames))
+
+
+def _outwards(frame: FrameType | None) -> Iterator[tuple[str, str]]:
+    while frame is not None:
+        yield frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        frame = frame.f_back
+
+
+def _told(calls: Any) -> str:
+    """`calls`: (module, function) from the innermost outwards."""
+    collective = function = ""
+    for module, name in calls:
+        if module.startswith("torch.distributed.") and not name.startswith(("_", "wrapper", "<")):
+            collective = name if not function else collective
+        if not function and not module.startswith(("torch", "threading", "contextlib", "runpy")):
+            function = name
+    place = " in ".join(part for part in (collective, function) if part and part != "<module>")
+    return ", ".join(part for part in (_where, place) if part) or "its start"

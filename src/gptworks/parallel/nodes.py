@@ -1,0 +1,143 @@
+"""The machines of a run: how many, which one this is, and where they meet."""
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from gptworks.errors import UsageError
+from gptworks.parallel import rank_table
+
+PORT = 29400
+
+
+@dataclass(frozen=True)
+class Nodes:
+    count: int = 1  # at most
+    at_least: int = 1  # with fewer than `count` the run goes on, as long as there are so many
+    rank: int = 0  # of this machine
+    master: str = "127.0.0.1"  # node 0
+    port: int = PORT
+    devices: tuple[int, ...] = ()  # of this machine, one for each process; empty = as they come
+    nproc: tuple[int, ...] = ()  # processes of each machine, where a rank table says so
+
+
+def solve(
+    *,
+    nnodes: str = "",
+    node_rank: int | None = None,
+    master: str = "",
+    node_ips: str = "",
+    table: str = "",
+    ranks: str = "",
+) -> Nodes:
+    """From the options of the command line. At most one way of naming the machines."""
+    ways = [name for name, given in (("--nnodes", nnodes), ("--node-ips", node_ips), ("--rank-table", table)) if given]
+    if len(ways) > 1:
+        raise UsageError(f"{' and '.join(ways)}: each says which machines there are. Give one of them.")
+    if ranks and not table:
+        raise UsageError("--rank-range: ranks of a rank table, and there is none. Give --rank-table too.")
+    if not ways:
+        lonely = [name for name, given in (("--node-rank", node_rank is not None), ("--master", master)) if given]
+        if lonely:
+            raise UsageError(f"{lonely[0]}: of how many machines? Give --nnodes or --node-ips too.")
+        return Nodes()
+    if table:
+        return _of_table(Path(table), ranks, node_rank, master)
+    if node_ips:
+        addresses = [address.strip() for address in node_ips.split(",") if address.strip()]
+        if len(set(addresses)) < len(addresses) or not addresses:
+            raise UsageError(f"--node-ips: {node_ips!r}. Needed: the address of each machine once, such as a,b.")
+        rank = _which_is_mine(addresses, node_rank, "--node-ips")
+        address, port = _endpoint(master or addresses[0])
+        return Nodes(len(addresses), len(addresses), rank, address, port)
+    return _of_count(nnodes, node_rank, master)
+
+
+def _of_count(nnodes: str, node_rank: int | None, master: str) -> Nodes:
+    low, _, high = nnodes.partition(":")
+    if not low.isdecimal() or (high and not high.isdecimal()) or not 1 <= int(low) <= int(high or low):
+        raise UsageError(f"--nnodes: {nnodes!r}. Needed: a number of machines, or MIN:MAX such as 1:2.")
+    count, at_least = int(high or low), int(low)
+    if count == 1:
+        return Nodes()
+    if not master:
+        raise UsageError(f"--nnodes {nnodes}: needs --master ADDRESS[:PORT], the machine with --node-rank 0.")
+    address, port = _endpoint(master)
+    if node_rank is None:
+        raise UsageError(f"--nnodes {nnodes}: needs --node-rank, from 0 to {count - 1}, another one on each machine.")
+    _check_rank(node_rank, count)
+    return Nodes(count, at_least, node_rank, address, port)
+
+
+def _of_table(path: Path, ranks: str, node_rank: int | None, master: str) -> Nodes:
+    table = rank_table.read(path)
+    count = len(table.servers)
+    if ranks:
+        rank = table.server_of(rank_table.parse_range(ranks, "--rank-range"))
+        if node_rank not in (None, rank):
+            raise UsageError(f"--node-rank: {node_rank}, but --rank-range {ranks} is node {rank} of {path}. Give one.")
+    elif count == 1:
+        rank = 0
+    else:
+        rank = _which_is_mine([server.address for server in table.servers], node_rank, str(path))
+    address, port = _endpoint(master or table.servers[0].address)
+    return Nodes(
+        count,
+        count,
+        rank,
+        address if count > 1 else Nodes.master,
+        port,
+        tuple(device.device for device in table.servers[rank].devices),
+        tuple(len(server.devices) for server in table.servers),
+    )
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    """ADDRESS, ADDRESS:PORT, [IPV6]:PORT"""
+    address, colon, port = text.rpartition(":")
+    if not colon or (text.count(":") > 1 and not text.startswith("[")):
+        return text, PORT
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UsageError(f"--master: {text!r}. Needed: ADDRESS or ADDRESS:PORT, such as 10.0.0.1:{PORT}.")
+    return address.strip("[]"), int(port)
+
+
+def _which_is_mine(addresses: list[str], node_rank: int | None, source: str) -> int:
+    if node_rank is not None:
+        _check_rank(node_rank, len(addresses))
+        return node_rank
+    mine = [number for number, address in enumerate(addresses) if is_mine(address)]
+    if len(mine) == 1:
+        return mine[0]
+    found = " and ".join(addresses[number] for number in mine) or "none"
+    raise UsageError(
+        f"{source}: {', '.join(addresses)}: {found} of them {'are' if mine else 'is'} this machine. "
+        "Needed: one. Say which one it is with --node-rank."
+    )
+
+
+def is_mine(address: str) -> bool:
+    """A socket can be bound to the addresses of this machine only."""
+    try:
+        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, where in found:
+        try:
+            with socket.socket(family, kind, protocol) as trial:
+                trial.bind((where[0], 0))
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _check_rank(rank: int, count: int) -> None:
+    if not 0 <= rank < count:
+        raise UsageError(f"--node-rank: {rank} of {count} machines. Needed: 0 to {count - 1}.")
+
+
+def free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("", 0))
+        return int(trial.getsockname()[1])

@@ -1,0 +1,85 @@
+"""How a rank starts: python -m gptworks.parallel.rank_process -m MODULE ... (or SCRIPT ...).
+
+Its output goes to its log. Rank 0 keeps the terminal, with a copy in its log. It ends when the launcher does.
+"""
+
+import ctypes
+import os
+import re
+import runpy
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, TextIO
+
+from gptworks.parallel import placement
+
+_PR_SET_PDEATHSIG = 1  # prctl.h
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+def log_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.log"
+
+
+class Copied:
+    """A stream whose finished lines are copied to a log, without what moves the cursor of a live bar."""
+
+    def __init__(self, stream: TextIO, log: TextIO) -> None:
+        self.stream, self.log = stream, log
+        self._line = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            self.log.write(_CONTROL.sub("", line.rpartition("\r")[2]) + "\n")
+        return self.stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def main(command: list[str]) -> None:
+    _end_with_parent()
+    rank = int(os.environ["RANK"])
+    log = log_file(Path(os.environ[placement.LOG_DIR]), rank).open("a", encoding="utf-8", buffering=1)
+    if rank == 0:
+        sys.stdout, sys.stderr = Copied(sys.stdout, log), Copied(sys.stderr, log)  # type: ignore[assignment]
+    else:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(log.fileno(), stream.fileno())
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    try:
+        if command[0] == "-m":
+            sys.argv = command[1:]
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = command
+            runpy.run_path(command[0], run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            _leave(end.code if isinstance(end.code, int) else 1)
+    except BaseException:
+        traceback.print_exc()
+        _leave(1)
+
+
+def _leave(code: int) -> None:
+    """At once: threads and groups that wait for ranks that are gone are not waited for."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _end_with_parent() -> None:
+    """A launcher that is killed leaves no ranks behind, which would hold devices, memory and the run folder."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it went just now
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

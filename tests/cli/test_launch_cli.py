@@ -1,0 +1,214 @@
+"""gptworks launch, and the options of train that start several processes: what is refused before any starts."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gptworks.parallel import placement, rdma, supervise
+from gptworks.parallel.nodes import PORT, Nodes
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[supervise.Job]:
+    """What would have been started."""
+    found: list[supervise.Job] = []
+
+    def run(job: supervise.Job) -> int:
+        found.append(job)
+        return 0
+
+    monkeypatch.setattr(supervise, "run", run)
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", placement.FAILURES, placement.ATTEMPT):
+        monkeypatch.delenv(name, raising=False)
+    return found
+
+
+# Rank tables
+
+
+def test_s4_04_a_rank_table_is_made_merged_and_shown(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = "10.155.111.140", "10.155.111.141"
+    for machine in (first, second):
+        done = call("launch", "--make-rank-table", "[0,8]", "--server-ip", machine)
+        assert f"hccl_8p_01234567_{machine}.json: 1 machines, 8 ranks" in done.out
+    tables = [f"hccl_8p_01234567_{machine}.json" for machine in (first, second)]
+    call("launch", "--merge-rank-tables", *tables, "--out", "both.json")
+    data = json.loads((tmp_path / "both.json").read_text())
+    assert data["server_count"] == "2"
+    assert [d["rank_id"] for server in data["server_list"] for d in server["device"]] == [str(i) for i in range(16)]
+    shown = call("launch", "--show-rank-table", "both.json").out
+    assert "node 1  10.155.111.141  ranks [8,16]  devices 0, 1, 2, 3, 4, 5, 6, 7" in shown
+
+
+def test_a_table_can_be_printed(call: Call) -> None:
+    printed = call("launch", "--make-rank-table", "[0,2)", "--device-ips", "a,b", "--server-ip", "h", "--out", "-").out
+    assert [device["device_ip"] for device in json.loads(printed)["server_list"][0]["device"]] == ["a", "b"]
+
+
+def test_this_machine_has_an_address(call: Call) -> None:
+    printed = call("launch", "--make-rank-table", "[0,1]", "--out", "-").out
+    assert json.loads(printed)["server_list"][0]["server_id"].count(".") == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--make-rank-table", "8"], "--make-rank-table: '8' is not a range"),
+        (["--show-rank-table", "none.json"], "none.json: cannot be read"),
+        (["--show-rank-table", "none.json", "--out", "x"], "--out: nothing is written"),
+        (["--merge-rank-tables", "none.json", "--server-ip", "a"], "--server-ip: only with --make-rank-table"),
+        (["--make-rank-table", "[0,1]", "--server-ip", "a", "--out", "/nowhere/x"], "/nowhere/x: cannot be written"),
+    ],
+)
+def test_what_launch_refuses(args: list[str], message: str, call: Call) -> None:
+    done = call("launch", *args, expect=2)
+    assert done.err.startswith(f"error: {message}")
+
+
+# Starting
+
+
+def test_processes_of_one_machine(recipe: Path, tmp_path: Path, call: Call, jobs: list[supervise.Job]) -> None:
+    """The ranks get the command as it was typed, so that the run's record of it is what the user did."""
+    typed = ["train", "-c", str(recipe), "--out", str(tmp_path / "run"), "--nproc", "2", "parallel.dp=2"]
+    call(*typed, "--max-restarts", "3")
+    log_dir = tmp_path / "run" / "logs"
+    command = ("-m", "gptworks", *typed, "--max-restarts", "3")
+    assert jobs == [supervise.Job(command, 2, log_dir, Nodes(), 3)]
+    assert not (tmp_path / "run").exists(), "this process writes nothing of the run"
+
+
+def test_s2_05_logs_go_where_they_are_wanted(
+    recipe: Path, tmp_path: Path, call: Call, jobs: list[supervise.Job]
+) -> None:
+    call("train", "-c", recipe, "--out", tmp_path / "run", "--nproc", "2", "parallel.dp=2", "--log-dir", tmp_path / "l")
+    assert jobs[0].log_dir == tmp_path / "l"
+
+
+def test_s4_03_processes_from_a_rank_table(recipe: Path, tmp_path: Path, call: Call, jobs: list[supervise.Job]) -> None:
+    files = [tmp_path / name for name in ("a.json", "b.json", "both.json")]
+    for file, machine in zip(files[:2], ("10.1.1.1", "10.1.1.2"), strict=True):
+        call("launch", "--make-rank-table", "[0,8]", "--server-ip", machine, "--out", file)
+    call("launch", "--merge-rank-tables", files[0], files[1], "--out", files[2])
+    table = ["--rank-table", files[2], "parallel.dp=16", "batch.global_size=32"]
+    call("train", "-c", recipe, "--out", tmp_path / "run", *table, "--rank-range", "[8,16]")
+    assert jobs[0].nproc == 8
+    assert jobs[0].nodes == Nodes(2, 2, 1, "10.1.1.1", PORT, tuple(range(8)), (8, 8))
+
+
+def test_the_same_command_on_every_machine(recipe: Path, tmp_path: Path, call: Call, jobs: list[supervise.Job]) -> None:
+    ips = ["--node-ips", "203.0.113.1,127.0.0.1", "parallel.dp=4", "batch.global_size=8"]
+    call("train", "-c", recipe, "--out", tmp_path / "run", *ips)
+    assert (jobs[0].nproc, jobs[0].nodes.rank) == (2, 1), "as many on each as the layout needs"
+
+
+def test_srun_with_one_task_per_machine(
+    recipe: Path, tmp_path: Path, call: Call, jobs: list[supervise.Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = {"PROCID": "1", "NTASKS": "2", "LOCALID": "0", "JOB_NODELIST": "gpu[07-08]", "NODEID": "1"}
+    for name, value in slurm.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    call("train", "-c", recipe, "--out", tmp_path / "run", "--nnodes", "2", "parallel.dp=2")
+    assert jobs[0].nodes == Nodes(2, 2, 1, "gpu07", PORT)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--nproc", "0"], "--nproc: 0. Needed: 1 or more"),
+        (["--nproc", "3", "parallel.dp=2"], "needs 2"),
+        (["--nproc", "2", "model.num_layers=0"], "model.num_layers"),
+        (["--nproc", "2", "--max-restarts", "-1", "parallel.dp=2"], "--max-restarts: -1"),
+        (["--nnodes", "2", "parallel.dp=2"], "--nnodes 2: needs --master"),
+        (["--nnodes", "2", "--master", "a", "--node-rank", "0", "parallel.tp=1"], "--nproc: not given"),
+        (["--rank-table", "none.json"], "none.json: cannot be read"),
+        (["--master", "a"], "--master: of how many machines"),
+        (["--rdma", "--nproc", "2", "parallel.dp=2"], "--rdma: the device is cpu"),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_process_starts(
+    args: list[str], message: str, recipe: Path, tmp_path: Path, call: Call, jobs: list[supervise.Job]
+) -> None:
+    done = call("train", "-c", recipe, "--out", tmp_path / "run", *args, expect=2)
+    assert message in done.err
+    assert jobs == []
+
+
+def test_a_folder_in_use_is_refused_before_a_process_starts(
+    recipe: Path, finished: Path, call: Call, jobs: list[supervise.Job]
+) -> None:
+    done = call("train", "-c", recipe, "--out", finished, "--nproc", "2", "parallel.dp=2", expect=2)
+    assert "not empty" in done.err
+    assert jobs == []
+
+
+def test_logs_alone_do_not_make_a_folder_full(recipe: Path, tmp_path: Path, call: Call) -> None:
+    """The launcher has begun them before the run looks at its folder."""
+    (tmp_path / "run" / "logs").mkdir(parents=True)
+    call("train", "-c", recipe, "--out", tmp_path / "run", "train.steps=1")
+
+
+def test_processes_that_torchrun_started_start_no_more(
+    recipe: Path, tmp_path: Path, call: Call, jobs: list[supervise.Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    done = call("train", "-c", recipe, "--out", tmp_path / "run", "--nproc", "2", expect=2)
+    assert "torchrun has started the processes already" in done.err
+    assert jobs == []
+
+
+@pytest.mark.parametrize(("resume", "again"), [("never", "auto"), ("auto", "auto"), ("elsewhere", "elsewhere")])
+def test_a_restart_goes_on_from_the_runs_own_checkpoint(
+    resume: str, again: str, recipe: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import argparse
+    from types import SimpleNamespace
+
+    from gptworks.cli import train
+
+    def chosen(attempt: str, out: Path) -> str:
+        monkeypatch.setenv(placement.ATTEMPT, attempt)
+        config = SimpleNamespace(run=SimpleNamespace(out=str(out)))
+        return train._resume_from(argparse.Namespace(resume=resume), config)
+
+    assert chosen("0", tmp_path) == resume
+    assert chosen("1", tmp_path) == again, "nothing saved yet"
+    assert chosen("1", finished) == "auto"
+
+
+def test_s1_12_rdma_sets_the_transport_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in rdma.TRANSPORT:
+        monkeypatch.setenv(name, "before")
+    (tmp_path / "mlx5_0").mkdir()
+    monkeypatch.setattr(rdma, "_DEVICES", tmp_path)
+    assert rdma.enable("cuda").startswith("rdma: NCCL_IB_DISABLE=0, NCCL_NET=IB; cards mlx5_0.")
+    assert os.environ["NCCL_NET"] == "IB"
+
+
+def test_s1_12_rdma_is_refused_where_it_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gptworks.errors import UsageError
+
+    with pytest.raises(UsageError, match="--rdma: the device is cpu, where processes talk through gloo"):
+        rdma.enable("cpu")
+    monkeypatch.setattr(rdma, "_DEVICES", tmp_path / "none")
+    with pytest.raises(UsageError, match="--rdma: no RDMA card on this machine"):
+        rdma.enable("cuda")
+
+
+def test_launching_on_one_machine_does_not_import_torch() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys; from gptworks.parallel import nodes, supervise; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

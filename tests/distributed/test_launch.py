@@ -1,0 +1,282 @@
+"""The launcher with real processes: what they compute, what the user sees, and what happens when something goes wrong.
+
+The ranks run launched_rank.py, which adds numbers over all ranks and saves them as training would.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from gptworks.config.derive import Layout
+from gptworks.parallel import launch, rank_table
+from gptworks.parallel.launch import World
+from gptworks.parallel.nodes import free_port
+
+SCRIPT = Path(__file__).with_name("launched_rank.py")
+LAUNCHER = """
+import json, sys
+from pathlib import Path
+from gptworks.parallel import nodes, supervise
+restarts, machines, nproc, folder, *rest = sys.argv[1:]
+found = nodes.solve(**json.loads(machines))
+command = ({script!r}, folder, *rest)
+sys.exit(supervise.run(supervise.Job(command, int(nproc), Path(folder) / "logs", found, int(restarts))))
+"""
+
+
+@contextmanager
+def launched(
+    folder: Path, *args: str | int, restarts: int = 0, machines: dict[str, Any] | None = None, nproc: int = 2
+) -> Iterator[subprocess.Popen[str]]:
+    folder.mkdir(exist_ok=True)
+    code = LAUNCHER.format(script=str(SCRIPT))
+    command = [sys.executable, "-c", code, str(restarts), json.dumps(machines or {}), str(nproc), str(folder)]
+    process = subprocess.Popen(
+        [*command, *(str(arg) for arg in args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def finish(process: subprocess.Popen[str], *, code: int, timeout: float = 60) -> tuple[str, str]:
+    out, err = process.communicate(timeout=timeout)
+    assert process.returncode == code, (out, err)
+    return out, err
+
+
+def wait_for(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+def values(folder: Path) -> dict[int, float]:
+    """Step -> value; what was computed again after a restart must be what it was."""
+    path = folder / "values.jsonl"
+    found: dict[int, float] = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        step, value = json.loads(line)
+        assert found.setdefault(step, value) == value
+    return found
+
+
+def expected(steps: int, world_size: int = 2) -> dict[int, float]:
+    value, found = 0.0, {}
+    for step in range(1, steps + 1):
+        value = 0.9 * value + sum(step * (rank + 1) for rank in range(world_size))
+        found[step] = value
+    return found
+
+
+def log(folder: Path, rank: int) -> str:
+    return (folder / "logs" / f"rank-{rank}.log").read_text()
+
+
+def pid(folder: Path, rank: int, attempt: int = 0) -> int:
+    return int((folder / f"rank-{rank}-{attempt}.pid").read_text())
+
+
+def is_gone(number: int) -> bool:
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_two_processes_sum_and_rank_0_is_what_the_user_sees(tmp_path: Path) -> None:
+    with launched(tmp_path, 3) as process:
+        out, err = finish(process, code=0)
+    assert values(tmp_path) == expected(3)
+    assert f"2 processes, ranks 0 to 1 of 2; logs in {tmp_path / 'logs'}" in out
+    assert "rank 0 ends after step 3" in out
+    assert "rank 1" not in out
+    assert err == ""
+    for rank in range(2):
+        assert log(tmp_path, rank).splitlines()[-1] == f"rank {rank} ends after step 3"
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        assert (tmp_path / f"rank-{rank}.threads").read_text() == str(max(1, cores // 2))
+
+
+def test_the_error_of_the_first_rank_that_fails_is_what_the_user_sees(tmp_path: Path) -> None:
+    """It is the user's to mend, so that it is not tried again."""
+    with launched(tmp_path, 6, "--mishap", "1:3:user", restarts=3) as process:
+        _, err = finish(process, code=2)
+    assert err == "error: rank 1 of 2: data/corpus: the store is too small.\n"
+    assert log(tmp_path, 1).splitlines()[-1] == "error: data/corpus: the store is too small."
+    assert "error: stopped because rank 1 failed: data/corpus: the store is too small." in log(tmp_path, 0)
+    assert values(tmp_path) == expected(2)
+
+
+def test_a_killed_rank_is_started_again_from_the_last_checkpoint(tmp_path: Path) -> None:
+    with launched(tmp_path, 12, "--pause", "0.1", restarts=1) as process:
+        wait_for(process, lambda: len(values(tmp_path)) >= 5)
+        os.kill(pid(tmp_path, 1), signal.SIGKILL)
+        out, err = finish(process, code=0)
+    assert "rank 1 of 2: killed by SIGKILL." in err
+    assert "starting again from the last checkpoint (1 of 1)" in err
+    assert "begins after step 0" in out
+    assert values(tmp_path) == expected(12)
+    again = [line for line in out.splitlines() if "begins after step" in line][1]
+    assert int(again.split()[-1]) >= 4
+    assert "stopped because rank 1 failed: killed by SIGKILL" in log(tmp_path, 0)
+
+
+def test_a_hang_ends_with_the_name_of_the_rank_and_the_collective(tmp_path: Path) -> None:
+    with launched(tmp_path, 10000, "--pause", "0.05", "--timeout", 4) as process:
+        wait_for(process, lambda: len(values(tmp_path)) >= 3)
+        time.sleep(0.5)  # a few heartbeats
+        os.kill(pid(tmp_path, 1), signal.SIGSTOP)
+        _, err = finish(process, code=2)
+    assert "error: rank 1 of 2 has not answered for 4 s; last seen in step " in err
+    assert "Rank 0 waited for it in step " in err
+    assert ", all_reduce in train_a_little." in err
+    assert "Traceback" not in err
+    assert is_gone(pid(tmp_path, 1))
+
+
+def test_every_group_of_the_mesh_gives_up_after_the_timeout(
+    run_layout: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    """Not only the group of all ranks: torch's default for the others is half an hour."""
+
+    def wait_in_vain(world: World) -> float:
+        distributed.destroy_process_group()
+        store = distributed.FileStore(str(tmp_path / "again"), 4)
+        layout = Layout(dp=2, tp=2)
+        again = launch.join(layout, world.rank, world.device, store=store, timeout=timedelta(seconds=2))
+        axis = again.axis("tp")
+        assert axis is not None
+        started = time.monotonic()
+        if again.place.tp == 0:
+            with pytest.raises(RuntimeError, match=r"(?i)timed out"):
+                distributed.all_reduce(torch.zeros(1), group=axis.get_group())
+        else:
+            time.sleep(4)
+        return time.monotonic() - started
+
+    waited = run_layout(Layout(dp=2, tp=2), wait_in_vain, timeout=60)
+    assert all(1.5 < seconds < 20 for seconds in waited)
+
+
+def test_ctrl_c_lets_all_ranks_save_and_end(tmp_path: Path) -> None:
+    with launched(tmp_path, 100000, "--pause", "0.02", restarts=2) as process:
+        wait_for(process, lambda: len(values(tmp_path)) >= 3)
+        process.send_signal(signal.SIGINT)
+        out, err = finish(process, code=0)
+    step, value = json.loads((tmp_path / "saved.json").read_text())
+    assert expected(step)[step] == value
+    assert out.splitlines()[-1] == f"rank 0 ends after step {step}"
+    assert err == ""
+
+
+def test_the_second_ctrl_c_ends_all_ranks_at_once(tmp_path: Path) -> None:
+    with launched(tmp_path, 10, "--mishap", "1:2:late", restarts=2) as process:
+        wait_for(process, lambda: len(values(tmp_path)) >= 1)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None, "the first signal waits for the step"
+        process.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        finish(process, code=130)
+        assert time.monotonic() - started < 10
+    assert "stopped at once; the last checkpoint is the newest state." in log(tmp_path, 1)
+    assert is_gone(pid(tmp_path, 0))
+    assert is_gone(pid(tmp_path, 1))
+
+
+def test_s1_11_two_machines_one_of_which_is_killed_and_started_again(tmp_path: Path) -> None:
+    """Two launchers on loopback. The killed one takes its ranks with it; the other waits for it to come back.
+
+    The first names the machines by their addresses, the second by a rank table and a range of it (S4-03, S4-04).
+    """
+    port = free_port()
+    table = rank_table.merge([rank_table.make([0], "127.0.0.1"), rank_table.make([0], "127.0.0.2")])
+    (tmp_path / "table.json").write_text(rank_table.dump(table))
+    by_addresses = {"node_ips": "127.0.0.1,127.0.0.2", "node_rank": 0, "master": f"127.0.0.1:{port}"}
+    by_table = {"table": str(tmp_path / "table.json"), "ranks": "[1,2]", "master": f"127.0.0.1:{port}"}
+    args = (16, "--pause", "0.1")
+    with launched(tmp_path, *args, restarts=2, machines=by_addresses, nproc=1) as first:
+        with launched(tmp_path, *args, restarts=2, machines=by_table, nproc=1) as second:
+            wait_for(first, lambda: len(values(tmp_path)) >= 5)
+            second.kill()
+            second.wait()
+            wait_for(first, lambda: is_gone(pid(tmp_path, 1)))
+        with launched(tmp_path, *args, restarts=2, machines=by_table, nproc=1) as third:
+            out, err = finish(first, code=0, timeout=90)
+            there, _ = finish(third, code=0)
+    assert values(tmp_path) == expected(16)
+    assert "node 0 of 2: 1 processes, ranks 0 to 0 of 2" in out
+    assert "node 1 of 2: 1 processes, ranks 1 to 1 of 2" in there
+    assert "stopped because rank 1 ended without a word" in err
+    assert "starting again from the last checkpoint (1 of 2)" in err
+    assert "rank 0 of 2 begins after step 0" in out
+    assert out.count("begins after step") == 2
+
+
+def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
+    done = subprocess.run(
+        [*command, str(free_port()), str(SCRIPT), str(tmp_path), "4", "--mishap", "1:3:user"],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert values(tmp_path) == expected(2), done.stderr
+    assert done.returncode != 0
+    assert "DataError: data/corpus: the store is too small." in done.stderr
+    assert "TrainingError: stopped because rank 1 failed: data/corpus: the store is too small." in done.stderr
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_training_with_a_rank_that_is_killed_equals_one_process(nproc: int, small_store: Path, tmp_path: Path) -> None:
+    from gptworks.cli.main import main
+
+    settings = (
+        "model.num_layers=2 model.hidden_size=32 model.num_heads=2 model.vocab_size=512 model.max_positions=32 "
+        f"data.path={small_store} data.split=90,10 data.seq_len=16 batch.global_size=4 train.log_every=1 "
+        "train.steps=40 checkpoint.every=8 checkpoint.portable=false run.device=cpu run.threads=1 optim.lr=3e-3"
+    ).split()
+    one, out = tmp_path / "one", tmp_path / "many"
+    assert main(["train", *settings, "--out", str(one)]) == 0
+    many = ["--nproc", str(nproc), f"parallel.dp={nproc}", "--max-restarts", "1", "--out", str(out)]
+    command = [sys.executable, "-m", "gptworks", "train", *settings, *many]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def losses(run: Path) -> dict[int, float]:
+        path = run / "metrics.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+    try:
+        wait_for(process, lambda: len(losses(out)) >= 10)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[-1]), signal.SIGKILL)
+        shown, err = finish(process, code=0, timeout=120)
+    finally:
+        process.kill()
+        process.communicate()
+    assert f"rank {nproc - 1} of {nproc}: killed by SIGKILL." in err
+    assert "resuming from" in shown
+    assert "done: 40 steps." in log(out, 0)
+    assert losses(out) == pytest.approx(losses(one), abs=5e-6)

@@ -1,0 +1,151 @@
+"""What a rank says when it fails, and which failure the user is shown."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as distributed
+
+from gptworks.errors import DataError, TrainingError
+from gptworks.parallel import failures, heartbeat, placement
+from gptworks.parallel.failures import Connection, Failure
+from gptworks.parallel.heartbeat import Heartbeat
+
+LOST = "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
+TIMED_OUT = "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 4000ms for recv operation to complete"
+
+
+@pytest.fixture
+def store() -> distributed.TCPStore:
+    return distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture
+def ranks(store: distributed.TCPStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Connection]]:
+    monkeypatch.setattr(heartbeat, "_where", "step 7")
+    found = [Connection(store, rank, 2, timeout=4.0) for rank in range(2)]
+    while len(found[0].heartbeat._beats()) < 2:
+        time.sleep(0.01)
+    yield found
+    for rank in found:
+        rank.heartbeat.stop()
+
+
+def raised(error: Exception) -> Exception:
+    try:
+        raise error
+    except Exception as caught:
+        return caught
+
+
+def test_the_first_is_the_earliest_that_no_other_has_caused() -> None:
+    consequence = Failure(0, "stopped because rank 2 failed", because_of=2, time=1.0)
+    late, early = Failure(1, "late", time=3.0), Failure(2, "early", time=2.0)
+    assert failures.first({f.rank: f for f in (consequence, late, early)}) == early
+    assert failures.first({0: consequence}) == consequence
+    assert failures.first({}) is None
+
+
+def test_failures_of_ranks_are_files(tmp_path: Path) -> None:
+    one, two = Failure(3, "x", is_fault=True), Failure(4, "y", because_of=3)
+    one.write(tmp_path)
+    two.write(tmp_path)
+    assert failures.read_all(tmp_path) == {3: one, 4: two}
+
+
+def test_a_users_mistake_and_a_fault_of_ours() -> None:
+    mistake = failures.explain(DataError("no data"), 0, None)
+    assert (mistake.message, mistake.exit_code, mistake.can_restart) == ("no data", 2, False)
+    fault = failures.explain(raised(KeyError("x")), 0, None)
+    assert fault.exit_code == 1
+    assert fault.message.startswith("Traceback")
+    assert fault.message.endswith("KeyError: 'x'")
+
+
+def test_a_lost_connection_is_explained_by_the_rank_that_failed(ranks: list[Connection]) -> None:
+    ranks[1].tell(Failure(1, "data/x: missing.\nmore", can_restart=False))
+    found = failures.explain(raised(RuntimeError(LOST)), 0, ranks[0])
+    assert found.message == "stopped because rank 1 failed: data/x: missing."
+    assert (found.because_of, found.can_restart, found.exit_code) == (1, False, 2)
+
+
+def test_also_where_other_code_has_wrapped_it(ranks: list[Connection]) -> None:
+    ranks[1].tell(Failure(1, "Traceback ...\nKeyError: 'x'", is_fault=True))
+    wrapped = ValueError("could not save")
+    wrapped.__cause__ = raised(RuntimeError(LOST))
+    found = failures.explain(wrapped, 0, ranks[0])
+    assert (found.message, found.exit_code) == ("stopped because rank 1 failed: KeyError: 'x'", 1)
+
+
+def test_a_rank_that_ended_without_a_word(ranks: list[Connection], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "PATIENCE", 0.2)
+    ranks[1].heartbeat.stop()
+    found = failures.explain(raised(RuntimeError(LOST)), 0, ranks[0])
+    assert found.message.startswith("stopped because rank 1 ended without a word")
+    assert (found.because_of, found.can_restart) == (1, True)
+
+
+def test_a_timeout_names_the_rank_that_does_not_beat(ranks: list[Connection]) -> None:
+    ranks[1].heartbeat.stop()
+    found = failures.explain(raised(RuntimeError(TIMED_OUT)), 0, ranks[0])
+    assert found.message.startswith("rank 1 of 2 has not answered for 4 s; last seen in step 7")
+    assert "Rank 0 waited for it in step 7" in found.message
+    assert found.can_restart
+
+
+def test_a_timeout_of_a_rank_that_is_busy_elsewhere(ranks: list[Connection]) -> None:
+    found = failures.explain(raised(RuntimeError(TIMED_OUT)), 0, ranks[0])
+    assert found.message.startswith("rank 1 of 2 did not come to step 7")
+    assert "It is alive, in step 7" in found.message
+
+
+def test_a_timeout_of_all(ranks: list[Connection]) -> None:
+    ranks[1].store.set("gave-up/1", "step 7, all_gather in save")
+    found = failures.explain(raised(RuntimeError(TIMED_OUT)), 0, ranks[0])
+    assert found.message.startswith("all ranks waited for each other for 4 s: rank 0 in step 7")
+    assert "rank 1 in step 7, all_gather in save" in found.message
+
+
+def test_the_collective_and_our_function_are_read_from_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "_where", "")
+    heartbeat.note("step 3")
+    seen: list[str] = []
+    space = {
+        "__name__": "torch.distributed.distributed_c10d",
+        "look": lambda frame: seen.append(heartbeat.describe(frame)),
+    }
+    exec("import sys\ndef all_reduce():\n    look(sys._getframe())\ndef wrapper():\n    all_reduce()", space)
+
+    def sum_gradients() -> None:
+        space["wrapper"]()  # type: ignore[operator]
+
+    sum_gradients()
+    assert seen == ["step 3, all_reduce in sum_gradients"]
+
+
+def test_one_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", placement.FAILURES):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ZeroDivisionError), failures.reporting():
+        raise ZeroDivisionError
+
+
+def test_a_supervised_rank_leaves_its_error_for_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv(placement.FAILURES, str(tmp_path))
+    with pytest.raises(SystemExit) as end, failures.reporting():
+        raise TrainingError("not finite")
+    assert end.value.code == 2
+    assert failures.read_all(tmp_path)[0].message == "not finite"
+    assert capsys.readouterr().err == "error: not finite\n"
+
+
+def test_beats_stop_when_asked(store: distributed.TCPStore) -> None:
+    heart = Heartbeat(store, 0, 1, timeout=4.0)
+    heart.start()
+    heart.stop()
+    assert not heart._thread.is_alive()

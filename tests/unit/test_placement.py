@@ -1,0 +1,138 @@
+"""Which rank this is, from the environment; which machine this is, from options and addresses."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gptworks.errors import UsageError
+from gptworks.parallel import nodes, placement, rank_table
+from gptworks.parallel.nodes import Nodes
+from gptworks.parallel.placement import Placement
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+}
+SRUN = {
+    "SLURM_PROCID": "5",
+    "SLURM_STEP_NUM_TASKS": "9",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_JOB_ID": "123456",
+    "SLURM_JOB_NODELIST": "gpu[003-004,9],big1",
+    "SLURM_TASKS_PER_NODE": "4(x2),1",
+}
+
+
+def test_no_environment_is_one_process() -> None:
+    assert placement.read({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) == Placement(), "a batch script"
+    assert placement.read({"RANK": "0", "WORLD_SIZE": "1"}) == Placement(started_by="torchrun")
+
+
+def test_torchrun() -> None:
+    assert placement.read(TORCHRUN) == Placement(5, 8, 1, 4, "10.0.0.1", 29500, "torchrun")
+
+
+def test_srun_with_the_first_node_as_master_and_a_port_of_the_job() -> None:
+    assert placement.read(SRUN) == Placement(5, 9, 1, 4, "gpu003", 20000 + 123456 % 20000, "srun")
+    assert placement.read(SRUN | {"SLURM_NODEID": "2"}).local_size == 1
+    told = placement.read(SRUN | {"MASTER_ADDR": "head", "MASTER_PORT": "1234"})
+    assert (told.master, told.port) == ("head", 1234)
+
+
+def test_torchrun_inside_an_allocation_counts() -> None:
+    assert placement.read(SRUN | TORCHRUN).started_by == "torchrun"
+
+
+@pytest.mark.parametrize(
+    ("nodes_text", "first"),
+    [("a", "a"), ("a,b", "a"), ("gpu[003-006]", "gpu003"), ("n[1,5]-ib,m2", "n1-ib"), ("r1c[07]", "r1c07")],
+)
+def test_the_first_of_a_list_of_nodes(nodes_text: str, first: str) -> None:
+    assert placement.first_node(nodes_text) == first
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (TORCHRUN | {"RANK": "8"}, "RANK: 8 of WORLD_SIZE 8. Needed: a rank from 0 to 7"),
+        (TORCHRUN | {"RANK": "x"}, "RANK: 'x' in the environment"),
+        (TORCHRUN | {"MASTER_ADDR": ""}, "MASTER_ADDR: not set"),
+        (TORCHRUN | {"MASTER_PORT": ""}, "MASTER_PORT: not set in the environment. Needed: a number, as torchrun"),
+        ({k: v for k, v in TORCHRUN.items() if k != "LOCAL_RANK"}, "LOCAL_RANK: not set"),
+        (SRUN | {"SLURM_JOB_NODELIST": ""}, "SLURM_JOB_NODELIST: not set"),
+    ],
+)
+def test_an_environment_that_is_not_whole_is_refused(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        placement.read(environment)
+
+
+# Machines
+
+
+def test_one_machine_unless_told() -> None:
+    assert nodes.solve() == Nodes() == nodes.solve(nnodes="1")
+
+
+def test_counted_machines() -> None:
+    found = nodes.solve(nnodes="4", node_rank=2, master="10.0.0.1:1234")
+    assert found == Nodes(4, 4, 2, "10.0.0.1", 1234)
+    assert nodes.solve(nnodes="1:2", node_rank=0, master="h") == Nodes(2, 1, 0, "h", nodes.PORT)
+    assert nodes.solve(nnodes="2", node_rank=0, master="[fe80::1]:7").master == "fe80::1"
+
+
+def test_the_same_list_of_addresses_on_every_machine() -> None:
+    """203.0.113.x is for documents: nobody has it."""
+    assert nodes.solve(node_ips="203.0.113.1,127.0.0.1") == Nodes(2, 2, 1, "203.0.113.1", nodes.PORT)
+    assert nodes.solve(node_ips="127.0.0.2, 203.0.113.1").rank == 0
+    assert nodes.solve(node_ips="127.0.0.1,127.0.0.2", node_rank=1).rank == 1
+
+
+def table(tmp_path: Path, *machines: str) -> str:
+    path = tmp_path / "table.json"
+    merged = rank_table.merge([rank_table.make(range(4, 12), machine) for machine in machines])
+    path.write_text(rank_table.dump(merged))
+    return str(path)
+
+
+def test_a_rank_table_says_machines_processes_and_devices(tmp_path: Path) -> None:
+    file = table(tmp_path, "203.0.113.1", "127.0.0.1")
+    second = nodes.solve(table=file, ranks="[8,16]")
+    assert second == Nodes(2, 2, 1, "203.0.113.1", nodes.PORT, tuple(range(4, 12)), (8, 8))
+    assert nodes.solve(table=file) == second, "found by its address"
+    assert nodes.solve(table=file, ranks="[0,8]").rank == 0
+    assert nodes.solve(table=table(tmp_path, "203.0.113.1")).master == "127.0.0.1", "one machine meets itself"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nnodes": "2"}, "--nnodes 2: needs --master"),
+        ({"nnodes": "2", "master": "a"}, "needs --node-rank, from 0 to 1"),
+        ({"nnodes": "2", "master": "a", "node_rank": 2}, "--node-rank: 2 of 2 machines. Needed: 0 to 1"),
+        ({"nnodes": "0"}, "--nnodes: '0'. Needed: a number of machines"),
+        ({"nnodes": "2:1"}, "--nnodes: '2:1'"),
+        ({"nnodes": "2", "node_rank": 0, "master": "a:x"}, "--master: 'a:x'"),
+        ({"nnodes": "2", "node_ips": "a,b"}, "--nnodes and --node-ips: each says which machines"),
+        ({"node_rank": 1}, "--node-rank: of how many machines"),
+        ({"master": "a"}, "--master: of how many machines"),
+        ({"ranks": "[0,8]"}, "--rank-range: .* Give --rank-table too"),
+        ({"node_ips": "a,a"}, "--node-ips: 'a,a'"),
+        ({"node_ips": "127.0.0.1,127.0.0.2"}, "127.0.0.1 and 127.0.0.2 of them are this machine.*--node-rank"),
+        ({"node_ips": "203.0.113.1,203.0.113.2"}, "none of them is this machine.*--node-rank"),
+    ],
+)
+def test_machines_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        nodes.solve(**options)
+
+
+def test_a_range_and_a_node_rank_that_differ(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--node-rank: 0, but --rank-range \[8,16\] is node 1"):
+        nodes.solve(table=table(tmp_path, "a", "b"), ranks="[8,16]", node_rank=0)
