@@ -47,7 +47,6 @@ LAYOUTS = [
     Layout(tp=2),
     Layout(pp=2),
     Layout(fsdp=2, tp=2),
-    Layout(pp=2, fsdp=2),
 ]
 RunLayout = Callable[..., list[Any]]
 
@@ -316,8 +315,7 @@ def test_training_goes_on_as_if_nothing_had_happened(run_layout: RunLayout, tmp_
 
     truth = run_layout(Layout(fsdp=2), uninterrupted)[0]
     assert run_layout(Layout(fsdp=2), resumed)[0] == truth, "to the bit on the same layout"
-    for layout in (Layout(), Layout(fsdp=4)):
-        assert run_layout(layout, resumed)[0] == pytest.approx(truth, abs=5e-6), str(layout)
+    assert run_layout(Layout(), resumed)[0] == pytest.approx(truth, abs=5e-6)
     forgetful = run_layout(Layout(), lambda world: resumed(world, updates=0))[0]
     assert max(abs(a - b) for a, b in zip(forgetful, truth, strict=True)) > 2e-4, "without moments it is seen"
 
@@ -438,9 +436,9 @@ def cut_off(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [remove, cut_off])
 def test_a_damaged_shard_fails_all_ranks(damage, run_layout: RunLayout, tmp_path: Path) -> None:
-    run_layout(Layout(fsdp=4), lambda world: save_at(1, tmp_path, world, Ranks(world), with_portable=False))
+    run_layout(Layout(fsdp=2), lambda world: save_at(1, tmp_path, world, Ranks(world), with_portable=False))
     step = tmp_path / "checkpoints" / "step-00000001"
-    damage(step / folders.STATE / "__3_0.distcp")
+    damage(step / folders.STATE / "__1_0.distcp")
 
     def load(world: World) -> tuple[str, str]:
         ranks = Ranks(world)
@@ -449,9 +447,9 @@ def test_a_damaged_shard_fails_all_ranks(damage, run_layout: RunLayout, tmp_path
         _, _, state = state_of(world, filled=False)
         return found, message_of(lambda: dcp.load_into(step / folders.STATE, to_fill(state, tied=True), ranks))
 
-    results = run_layout(Layout(fsdp=4), load, timeout=60)
+    results = run_layout(Layout(fsdp=2), load, timeout=60)
     for verified, loaded in results:
-        assert "__3_0.distcp" in verified
+        assert "__1_0.distcp" in verified
         assert "cannot be read" in loaded
         assert "The checkpoint is damaged" in loaded
 

@@ -137,6 +137,7 @@ def _write_file(
                         file.write(piece)
             except Exception as error:
                 failure = error
+            del whole  # before room is made for the next
     return failure
 
 
