@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as torch_dcp
-from torch import Tensor, distributed, nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch import Tensor, distributed
+from torch.distributed.tensor import DTensor, Shard
 
 from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint import manifest as manifests
@@ -26,14 +25,17 @@ from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.checkpoint.formats import dcp, huggingface, safetensors_file
 from gptworks.checkpoint.manifest import Manifest
 from gptworks.config.derive import Layout
-from gptworks.config.schema import ModelConfig, OptimConfig
+from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig
 from gptworks.errors import CheckpointError
 from gptworks.model import GPT
 from gptworks.model.init import seed_of
-from gptworks.parallel import launch
+from gptworks.parallel import apply, launch
+from gptworks.parallel.apply import FreshWeights
 from gptworks.parallel.launch import World
+from gptworks.parallel.parts import Part, named_parameters
 from gptworks.parallel.ranks import Ranks
-from gptworks.parallel.slices import copied_to_cpu, named_parameters, settle, slice_of, to_fill, to_store
+from gptworks.parallel.shard import settle
+from gptworks.parallel.slices import copied_to_cpu, slice_of, to_fill, to_store
 from gptworks.train import optim
 
 # 61 and 3 are divided by nothing: slices differ in size, and with fsdp4 some have nothing in them.
@@ -54,43 +56,8 @@ RunLayout = Callable[..., list[Any]]
 # Parts
 
 
-def build(world: World, cfg: ModelConfig = MODEL) -> GPT:
-    part = GPT(cfg)
-    if world.layout.pp > 1:
-        keep_stage(part, world.place.pp)
-    if world.layout.tp > 1:
-        cut_matrices(part, world)
-    if world.layout.fsdp > 1:
-        mesh = world.mesh["dp", "fsdp"] if world.layout.dp > 1 else world.axis("fsdp")
-        for module in [*part.blocks.values(), part]:
-            fully_shard(module, mesh=mesh)
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
-    return part
-
-
-def keep_stage(part: GPT, stage: int) -> None:
-    if stage == 0:
-        del part.blocks["1"]
-        part.ln_f = part.head = None
-    else:
-        part.head.weight = nn.Parameter(part.head.weight.detach().clone())  # a copy of what it is tied to
-        del part.blocks["0"]
-        part.wte = part.wpe = None
-
-
-def cut_matrices(part: GPT, world: World) -> None:
-    dims = {"qkv.weight": 0, "qkv.bias": 0, "up.weight": 0, "up.bias": 0, "out.weight": 1, "down.weight": 1}
-    is_tied = part.wte is not None and part.head is not None
-    for name, parameter in list(part.named_parameters()):
-        kind = ".".join(name.split(".")[-2:])
-        dim = 0 if name in {"wte.weight", "head.weight"} else dims.get(kind)
-        placement = Replicate() if dim is None else Shard(dim)
-        cut = distribute_tensor(parameter.detach(), world.axis("tp"), [placement])
-        module, _, key = name.rpartition(".")
-        setattr(part.get_submodule(module), key, nn.Parameter(cut))
-    if is_tied:
-        part.head.weight = part.wte.weight
+def build(world: World, cfg: ModelConfig = MODEL) -> Part:
+    return apply.build(cfg, world, torch.float32, FreshWeights(InitConfig(), cfg.num_layers, seed=1))
 
 
 # State: each tensor is a function of its name

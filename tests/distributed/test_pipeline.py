@@ -25,8 +25,9 @@ from gptworks.model.init import seed_of
 from gptworks.parallel import pipeline, recompute, stage_memory
 from gptworks.parallel.apply import FreshWeights
 from gptworks.parallel.launch import World
+from gptworks.parallel.parts import canonical_name
 from gptworks.parallel.pipeline import Pipeline
-from gptworks.parallel.stages import check_micro_batches
+from gptworks.parallel.stages import assign_layers, check_micro_batches
 
 TOLERANCE = 5e-6
 STEPS = 5
@@ -94,10 +95,20 @@ def one_process(cfg: ModelConfig, data_parallel: int = 1, num_micro_batches: int
     return found
 
 
+def named(parts: Sequence[GPT]) -> list[tuple[str, nn.Parameter]]:
+    """By the names of the whole model."""
+    return [(canonical_name(n, tied=part.cfg.tied), p) for part in parts for n, p in part.named_parameters()]
+
+
+def counted(parts: Sequence[GPT]) -> list[nn.Parameter]:
+    """Without the copy of a tied embedding."""
+    return [p for part in parts for n, p in part.named_parameters() if canonical_name(n, tied=part.cfg.tied) == n]
+
+
 @torch.no_grad()
 def fill(parts: Sequence[GPT], cfg: ModelConfig) -> None:
     weights = FreshWeights(InitConfig(), cfg.num_layers, SEED)
-    for name, parameter in pipeline.named_parameters(parts):
+    for name, parameter in named(parts):
         whole = weights.tensor(name, parameter.shape)
         if isinstance(parameter, DTensor):
             parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements))
@@ -144,7 +155,7 @@ def shard(part: GPT, world: World, reshard: bool) -> None:
 
 def global_norm(run: Pipeline, world: World) -> float:
     squares = torch.zeros(())
-    for _, parameter in pipeline.named_parameters_once(run.parts):
+    for parameter in counted(run.parts):
         gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
         squares += gradient.double().square().sum().float()
     for axis in ("pp", "fsdp"):
@@ -163,7 +174,7 @@ def train(
     seed_dropout: Callable[[int], Callable[[int, int], None]] | None = None,
     sum_tied: bool = True,
 ) -> list[tuple[float, float]]:
-    parameters = [parameter for _, parameter in pipeline.named_parameters(run.parts)]
+    parameters = [parameter for part in run.parts for parameter in part.parameters()]
     optimizer = optimizer_of(parameters)
     found = []
     for step in range(steps):
@@ -243,7 +254,7 @@ def test_a_tied_embedding_counted_twice_gives_another_norm(run_layout) -> None:
     cfg = config()
 
     def run(world: World) -> list[tuple[float, float]]:
-        pipeline.named_parameters_once = pipeline.named_parameters
+        globals()["counted"] = lambda parts: [p for part in parts for p in part.parameters()]
         return train(build(world, cfg, "1f1b", 1), world, steps=1)
 
     assert norm_difference(run_layout(Layout(pp=2), run)[0], one_process(cfg)[:1]) > 1e-3
@@ -259,7 +270,7 @@ def test_sharded_stages_train_like_one_process(run_layout, schedule: str, virtua
     def run(world: World) -> list[tuple[float, float]]:
         trained = build(world, cfg, schedule, virtual, reshard=reshard)
         trained.eval().loss_sum(micro_batch(5))  # leaves nothing gathered behind
-        assert all(isinstance(parameter, DTensor) for _, parameter in pipeline.named_parameters(trained.parts))
+        assert all(isinstance(parameter, DTensor) for _, parameter in named(trained.parts))
         return train(trained.train(), world)
 
     assert_equal(run_layout(Layout(pp=2, fsdp=2), run), one_process(cfg, data_parallel=2))
@@ -424,7 +435,7 @@ def test_cached_generation_gives_the_tokens_of_one_process(run_layout, pp: int, 
     def sharper(parts: Sequence[GPT]) -> None:
         fill(parts, cfg)
         with torch.no_grad():
-            for _, parameter in pipeline.named_parameters(parts):
+            for _, parameter in named(parts):
                 parameter.mul_(3)
 
     def run(world: World) -> tuple[list[list[int]], list[float]]:
@@ -529,7 +540,7 @@ def test_a_step_of_another_size_or_shape_follows(run_layout) -> None:
 def test_layers_are_contiguous_and_the_last_stage_has_the_fewest(
     num_layers: int, num_stages: int, sizes: list[int]
 ) -> None:
-    stages = pipeline.assign_layers(num_layers, num_stages)
+    stages = assign_layers(num_layers, num_stages)
     assert [len(layers) for layers in stages] == sizes
     assert [layer for layers in stages for layer in layers] == list(range(num_layers))
 
@@ -546,9 +557,8 @@ def test_a_stage_keeps_its_names_and_nothing_else() -> None:
     assert "head.weight" not in first
     assert "blocks.0" not in last
     whole = {name for name, _ in GPT(config(num_layers=3)).named_parameters()}
-    once = [name for name, _ in pipeline.named_parameters_once(parts)]
-    assert sorted(once) == sorted(whole)
-    assert sorted(name for name, _ in pipeline.named_parameters(parts)) == sorted([*whole, "wte.weight"])
+    assert len(counted(parts)) == len(whole)
+    assert sorted(name for name, _ in named(parts)) == sorted([*whole, "wte.weight"])
     assert parts[1].new_cache(2, 4).keys_LBNSH.shape[0] == 1
 
 
@@ -562,7 +572,7 @@ def test_a_cut_of_the_sequence_advances_a_cache_by_all_tokens() -> None:
 
 def test_what_cannot_be_piped_is_refused_with_the_numbers() -> None:
     with pytest.raises(ConfigError, match="4 pipeline stages, but the model has 3 layers"):
-        pipeline.assign_layers(3, 4)
+        assign_layers(3, 4)
     with pytest.raises(ConfigError, match=r"3 micro-batches .* fewer than the 4 pipeline stages"):
         check_micro_batches("gpipe", 3, 4)
     with pytest.raises(ConfigError, match=r"6 micro-batches .* not a multiple of pp = 4.* Nearest: 4 or 8\."):

@@ -13,7 +13,7 @@ from gptworks.errors import DataError
 from gptworks.model import IGNORED
 from gptworks.parallel import shard
 from gptworks.parallel.launch import World
-from gptworks.parallel.parts import Part, parts_of, sum_over
+from gptworks.parallel.parts import Part, sum_over
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,7 @@ def held_out_loss(
             text_bytes += int(byte_lengths[batch.labels[batch.labels != IGNORED].numpy()].sum())
     part.train(was_training)
     if world.mesh is not None:
-        for piece in parts_of(part):
-            shard.settle(piece)
+        shard.settle(part)
         nats, *counts = sum_over(world, [nats, tokens, text_bytes], "dp", "fsdp")
         tokens, text_bytes = (int(count) for count in counts)
     if tokens == 0:

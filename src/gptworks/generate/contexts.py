@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gptworks.model import GPT
-from gptworks.model.inference import predictor
+from gptworks.model.fast_decode import Decoder
 
 
 class Contexts:
@@ -16,7 +16,8 @@ class Contexts:
     """
 
     def __init__(self, model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int, vocab_size: int) -> None:
-        self.model = predictor(model)
+        self.model = model
+        self._decoder = Decoder.of(model)
         # Rows of the embedding beyond the tokenizer exist for alignment only and are never drawn.
         self.vocab_size = vocab_size
         self.limit = model.cfg.max_positions
@@ -75,6 +76,8 @@ class Contexts:
         return self._usable(self.model(tokens_BT, last_only=True))[0]
 
     def _forward(self, tokens_BT: Tensor) -> Tensor:
+        if self._decoder is not None and self._decoder.suits(tokens_BT, self._cache):
+            return self._usable(self._decoder(tokens_BT, self._cache))
         return self._usable(self.model(tokens_BT, cache=self._cache, last_only=True))
 
     def _usable(self, logits_BV: Tensor) -> Tensor:

@@ -1,16 +1,13 @@
-"""A model that only predicts: its matrices kept in fewer bits, its products of few rows in the fast function.
+"""A model that only predicts, its matrices kept in fewer bits.
 
 Activations, embedding of positions, LayerNorms and biases stay in fp32.
 """
-
-import copy
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gptworks.errors import UsageError
-from gptworks.model import fast_linear
 from gptworks.model.gpt import GPT, Linear
 
 WEIGHTS = ("fp32", "bf16", "int8")
@@ -54,9 +51,6 @@ class StoredLinear(nn.Module):
         return self.matrix.rows(slice(None))
 
     def forward(self, x: Tensor) -> Tensor:
-        matrix = self.matrix
-        if fast_linear.suits(x, matrix.values):
-            return fast_linear.linear(x, matrix.values, matrix.scale, self.bias)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return F.linear(x, self.weight.to(x.dtype), bias)
 
@@ -82,32 +76,13 @@ def store_weights(model: GPT, kind: str) -> None:
         return
     embedding = StoredMatrix(model.wte.weight, kind)
     head = embedding if model.cfg.tied else StoredMatrix(model.head.weight, kind)
-    for name, linear in _linears(model):
+    linears = [(name, module) for name, module in model.named_modules() if isinstance(module, Linear)]
+    for name, linear in linears:
         matrix = head if linear is model.head else StoredMatrix(linear.weight, kind)
         _replace(model, name, StoredLinear(matrix, linear.bias))
     model.wte = StoredEmbedding(embedding)  # type: ignore[assignment]
     model.requires_grad_(False)
     model.eval()
-
-
-def predictor(model: GPT) -> GPT:
-    """The same weights in a model of its own, whose products of few rows are computed by the fast function."""
-    if fast_linear.why_not() is not None:
-        return model
-    shared = [*model.parameters(), *model.buffers(), getattr(model, "tokenizer", None)]
-    twin = copy.deepcopy(model, {id(kept): kept for kept in shared})
-    for name, linear in _linears(twin):
-        _replace(twin, name, StoredLinear(StoredMatrix(linear.weight, "fp32"), linear.bias))
-    return twin
-
-
-def _linears(model: GPT) -> list[tuple[str, Linear]]:
-    """Those that hold a whole matrix of their own in fp32 on the CPU."""
-    return [
-        (name, module)
-        for name, module in model.named_modules()
-        if type(module) is Linear and type(module.weight.data) is Tensor and module.weight.device.type == "cpu"
-    ]
 
 
 def _replace(model: GPT, name: str, module: nn.Module) -> None:

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gptworks.config.schema import InitConfig, ModelConfig, ParallelConfig
 from gptworks.model import GPT, tie
@@ -91,10 +91,10 @@ def sum_gradients(part: Part, world: World) -> None:
 
 
 @torch.no_grad()
-def fill(part: nn.Module, weights: WeightSource) -> None:
+def fill(part: GPT, weights: WeightSource) -> None:
     """Each parameter by its name, or this rank's slice of it."""
     for name, parameter in part.named_parameters():
-        whole = weights.tensor(canonical_name(part, name), parameter.shape)
+        whole = weights.tensor(canonical_name(name, tied=part.cfg.tied), parameter.shape)
         shard.local(parameter.detach()).copy_(shard.slice_of(whole, parameter))
 
 

@@ -40,10 +40,11 @@ def parts_of(part: Part | nn.Module) -> list[Any]:
     return [part] if isinstance(part, nn.Module) else part.parts
 
 
-def canonical_name(part: nn.Module, name: str) -> str:
-    """On the last stage of a pipeline the head is a copy of the embedding that it is tied to."""
-    is_copy = name == "head.weight" and isinstance(part, GPT) and part.cfg.tied
-    return "wte.weight" if is_copy else name
+def canonical_name(name: str, *, tied: bool) -> str:
+    """What a tensor is called in the whole model: on the last stage of a pipeline the head is a copy of the embedding
+    that it is tied to. `name` may have a beginning of its own, as moments have."""
+    is_copy = tied and (name == "head.weight" or name.endswith(".head.weight"))
+    return f"{name.removesuffix('head.weight')}wte.weight" if is_copy else name
 
 
 def named_parameters(part: Part | nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -58,7 +59,7 @@ def counted_parameters(part: Part | nn.Module) -> list[nn.Parameter]:
         parameter
         for piece in parts_of(part)
         for name, parameter in piece.named_parameters()
-        if canonical_name(piece, name) == name
+        if canonical_name(name, tied=piece.cfg.tied) == name
     ]
 
 

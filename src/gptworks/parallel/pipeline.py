@@ -18,26 +18,9 @@ from gptworks.errors import ConfigError, UsageError
 from gptworks.model import GPT, KVCache
 from gptworks.parallel.launch import World
 from gptworks.parallel.stage_memory import LeanStage
-from gptworks.parallel.stages import (
-    assign_layers,
-    canonical_name,
-    check_micro_batches,
-    keep_stage,
-    named_parameters,
-    named_parameters_once,
-    stages_of,
-)
+from gptworks.parallel.stages import check_micro_batches, keep_stage, stages_of
 
-__all__ = [
-    "Pipeline",
-    "StageCaches",
-    "assign_layers",
-    "canonical_name",
-    "keep_stage",
-    "named_parameters",
-    "named_parameters_once",
-    "stages_of",
-]
+__all__ = ["Pipeline", "StageCaches", "keep_stage", "stages_of"]
 
 _SCHEDULES: dict[str, Any] = {
     "gpipe": schedules.ScheduleGPipe,

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from gptworks.config.schema import ParallelConfig
 from gptworks.model import GPT
 from gptworks.parallel.launch import World
+from gptworks.parallel.parts import Part, parts_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -99,10 +100,11 @@ def finish_gradients(part: GPT, world: World) -> None:
         _sum_in_place(local_gradients(part.parameters()), groups, way.reduce_dtype)
 
 
-def settle(part: nn.Module) -> None:
+def settle(part: Part) -> None:
     """Give back what a forward pass without a backward pass left gathered: parameters are shards again."""
-    for module in _sharded(part):
-        module.reshard()
+    for piece in parts_of(part):
+        for module in _sharded(piece):
+            module.reshard()
 
 
 def note(parallel: ParallelConfig) -> str | None:

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+from gptworks.parallel.parts import canonical_name
 
 
 @dataclass(frozen=True)
@@ -45,38 +45,11 @@ def copied_to_cpu(tensors: dict[str, Tensor]) -> dict[str, Slice]:
     return found
 
 
-def settle(part: Any) -> None:
-    """Give sharded modules back their slices: a forward pass without a backward one leaves whole tensors behind."""
-    for piece in _pieces(part):
-        for module in piece.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
-
-
-def named_parameters(part: Any) -> Iterator[tuple[str, nn.Parameter]]:
-    for piece in _pieces(part):
-        yield from piece.named_parameters()
-
-
-def _pieces(part: Any) -> list[nn.Module]:
-    """A part is one module, or the stages of a pipeline that are on this rank."""
-    return [part] if isinstance(part, nn.Module) else list(part.parts)
-
-
-def stored_name(name: str, *, tied: bool) -> str:
-    """A tied head is the word embedding, also where it is a tensor of its own (on the last pipeline stage)."""
-    return f"{name.removesuffix('head.weight')}wte.weight" if tied and _is_head(name) else name
-
-
-def _is_head(name: str) -> bool:
-    return name == "head.weight" or name.endswith(".head.weight")
-
-
 def to_store(named: Iterable[tuple[str, Tensor]], *, tied: bool) -> dict[str, Tensor]:
     """Each tensor once: the copy of a tied head is left out, the embedding is stored by the rank that has it."""
-    return {name: tensor for name, tensor in named if stored_name(name, tied=tied) == name}
+    return {name: tensor for name, tensor in named if canonical_name(name, tied=tied) == name}
 
 
 def to_fill(named: Iterable[tuple[str, Tensor]], *, tied: bool) -> Iterator[tuple[str, Tensor]]:
     """Each tensor with the name under which its contents are stored; a name can come twice."""
-    return ((stored_name(name, tied=tied), tensor) for name, tensor in named)
+    return ((canonical_name(name, tied=tied), tensor) for name, tensor in named)

@@ -1,9 +1,6 @@
-"""Which layers a pipeline stage holds, which stages a rank holds, and what their parameters are called."""
+"""Which layers a pipeline stage holds, and which stages a rank holds."""
 
 import math
-from collections.abc import Iterator, Sequence
-
-from torch import nn
 
 from gptworks.errors import ConfigError
 from gptworks.model import GPT
@@ -105,23 +102,3 @@ def keep_stage(model: GPT, stage: int, num_stages: int) -> None:
     absent += [] if stage == num_stages - 1 else ["ln_f", "head"]
     for name in absent:
         setattr(model, name, None)
-
-
-def canonical_name(part: GPT, name: str) -> str:
-    """What a parameter is called in checkpoints and for its first weights: a tied head is the word embedding."""
-    return "wte.weight" if name == "head.weight" and part.cfg.tied else name
-
-
-def named_parameters(parts: Sequence[GPT]) -> Iterator[tuple[str, nn.Parameter]]:
-    """All parameters of this rank by canonical name. The copy of a tied head is updated like any other."""
-    for part in parts:
-        for name, parameter in part.named_parameters():
-            yield canonical_name(part, name), parameter
-
-
-def named_parameters_once(parts: Sequence[GPT]) -> Iterator[tuple[str, nn.Parameter]]:
-    """The same without the copy of a tied head, which the first stage counts and stores."""
-    for part in parts:
-        for name, parameter in part.named_parameters():
-            if canonical_name(part, name) == name:
-                yield name, parameter

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from gptworks.config.schema import OptimConfig
 from gptworks.parallel import shard
 from gptworks.parallel.launch import World
-from gptworks.parallel.parts import Part, canonical_name, named_parameters, parts_of
+from gptworks.parallel.parts import Part, canonical_name, named_parameters
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -21,8 +21,8 @@ def is_decayed(name: str, cfg: OptimConfig) -> bool:
     return not is_bias_or_norm and not (cfg.decay_params == "matrices" and is_embedding)
 
 
-def build(part: Part | nn.Module, cfg: OptimConfig) -> torch.optim.AdamW:
-    named = [(canonical_name(piece, n), p) for piece in parts_of(part) for n, p in piece.named_parameters()]
+def build(part: Part, cfg: OptimConfig) -> torch.optim.AdamW:
+    named = [(canonical_name(n, tied=part.cfg.tied), p) for n, p in named_parameters(part)]
     groups = [
         {"params": [p for n, p in named if is_decayed(n, cfg)], "weight_decay": cfg.weight_decay},
         {"params": [p for n, p in named if not is_decayed(n, cfg)], "weight_decay": 0.0},

@@ -27,8 +27,9 @@ from gptworks.evaluate.heldout import held_out_loss
 from gptworks.model import GPT
 from gptworks.parallel import apply, recompute, shard
 from gptworks.parallel.apply import FreshWeights, WeightSource
+from gptworks.parallel.parts import named_parameters
 from gptworks.parallel.ranks import Ranks
-from gptworks.parallel.slices import Slice, copied_to_cpu, named_parameters, settle, to_fill, to_store
+from gptworks.parallel.slices import Slice, copied_to_cpu, to_fill, to_store
 from gptworks.plan import sizes
 from gptworks.train import optim, plot, resume, run_folder, schedule
 from gptworks.train.console import LogLine, TrainConsole
@@ -327,7 +328,7 @@ class Run:
         """Come back when the checkpoint is whole, or, when asynchronous, when a copy of the state is made."""
         with self.watch.paused():
             self.saving.wait()
-            settle(self.part)
+            shard.settle(self.part)
             named = self._named_state(optim.moments(self.part, self.optimizer))
             tensors = to_store(named, tied=self.cfg.model.tied)
             manifest, is_best = self._manifest(), self.cfg.checkpoint.keep_best and self.is_best()

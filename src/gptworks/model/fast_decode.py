@@ -1,0 +1,221 @@
+"""The next token of a few rows on a CPU: the whole model in one C++ function, which is built at first use.
+
+torch multiplies a single row at half the speed of the memory (with one thread), and the hundreds of small operations
+between the products cost as much again. Where there is no compiler the model is called as usual; `why_not()` tells why.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gptworks import names
+from gptworks.model.gpt import GPT, KVCache, Linear
+from gptworks.model.inference import StoredEmbedding, StoredLinear
+
+MAX_ROWS = 16  # with more of them torch's products are as fast
+OFF = "GPTWORKS_KERNELS"  # "off" in the environment: torch alone
+# Not linked with OpenMP: the function shares the threads of the OpenMP that torch has loaded.
+_FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC")
+_SOURCE = Path(__file__).with_suffix(".cpp")
+_GELUS = {"tanh": 0, "erf": 1, "sigmoid": 2}
+_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = [
+        *((name, _POINTER) for name in ("values", "scale", "bias")),
+        *((name, _NUMBER) for name in ("outputs", "depth", "width")),
+    ]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        *((name, _POINTER) for name in ("ln1_weight", "ln1_bias", "ln2_weight", "ln2_bias")),
+        *((name, _Matrix) for name in ("qkv", "out", "up", "down")),
+    ]
+
+
+class _Model(ctypes.Structure):
+    _fields_ = [
+        ("layers", _POINTER),
+        *((name, _Matrix) for name in ("embedding", "head")),
+        *((name, _POINTER) for name in ("positions", "ln_f_weight", "ln_f_bias")),
+        *((name, _NUMBER) for name in ("num_layers", "hidden", "num_heads", "head_size", "ffn", "gelu")),
+        ("eps", ctypes.c_float),
+    ]
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [
+        *((name, _POINTER) for name in ("tokens", "lengths", "keys", "values", "logits", "work")),
+        *((name, _NUMBER) for name in ("rows", "cache_len", "threads")),
+    ]
+
+
+class Decoder:
+    """Reads one more token of each row, as `model(tokens, cache=cache, last_only=True)` does."""
+
+    def __init__(self, model: GPT) -> None:
+        self.cfg = cfg = model.cfg
+        self._kept: list[Tensor] = []  # what the function points at must live as long as this
+        layers = (_Layer * cfg.num_layers)(*(self._layer(block) for block in model.blocks.values()))
+        self._layers = layers
+        self._model = _Model(
+            ctypes.addressof(layers),
+            self._matrix(model.wte),
+            self._matrix(model.head),
+            *(self._vector(v) for v in (model.wpe.weight, model.ln_f.weight, model.ln_f.bias)),
+            cfg.num_layers,
+            cfg.hidden_size,
+            cfg.num_heads,
+            cfg.head_size,
+            cfg.ffn_size,
+            _GELUS[cfg.gelu],
+            cfg.layernorm_eps,
+        )
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Decoder | None":
+        """Only for a whole model in fp32 on the CPU whose modules are those we know; else None."""
+        if type(model).__call__ is not GPT.__call__ or not isinstance(model, GPT) or why_not() is not None:
+            return None
+        known = {Linear, StoredLinear, StoredEmbedding, nn.Embedding}
+        matrices = [module for name, module in model.named_modules() if name.rpartition(".")[2] in _MATRICES]
+        tensors = [*model.parameters(), *model.buffers()]
+        fits = (
+            not model.training
+            and len(model.blocks) == model.cfg.num_layers
+            and model.compute_dtype == torch.float32
+            and all(type(module) in known for module in matrices)
+            and all(type(t.data) is Tensor and t.device.type == "cpu" and t.is_contiguous() for t in tensors)
+        )
+        return cls(model) if fits else None
+
+    def __call__(self, tokens_B1: Tensor, cache: KVCache) -> Tensor:
+        cfg, rows = self.cfg, len(tokens_B1)
+        logits_BV = torch.empty(rows, cfg.vocab_size)
+        work = torch.empty(rows * (6 * cfg.hidden_size + cfg.ffn_size + cfg.num_heads * cache.length))
+        step = _Step(
+            *(
+                t.data_ptr()
+                for t in (tokens_B1, cache.lengths_B, cache.keys_LBNSH, cache.values_LBNSH, logits_BV, work)
+            ),
+            rows,
+            cache.length,
+            torch.get_num_threads(),
+        )
+        _function()(ctypes.byref(self._model), ctypes.byref(step))
+        cache.advance(1)
+        return logits_BV
+
+    @staticmethod
+    def suits(tokens_BT: Tensor, cache: KVCache) -> bool:
+        """One token of few rows, each of which has room for it."""
+        return (
+            tokens_BT.shape[1] == 1
+            and len(tokens_BT) <= MAX_ROWS
+            and cache.counts_B is None
+            and cache.used < cache.length
+            and cache.keys_LBNSH.dtype == torch.float32
+            and cache.keys_LBNSH.is_contiguous()
+            and cache.values_LBNSH.is_contiguous()
+        )
+
+    def _layer(self, block: Any) -> _Layer:
+        norms = (block.ln1.weight, block.ln1.bias, block.ln2.weight, block.ln2.bias)
+        matrices = (block.attn.qkv, block.attn.out, block.mlp.up, block.mlp.down)
+        return _Layer(*(self._vector(v) for v in norms), *(self._matrix(m) for m in matrices))
+
+    def _matrix(self, module: Any) -> _Matrix:
+        is_stored = isinstance(module, StoredLinear | StoredEmbedding)
+        values, scale = (module.matrix.values, module.matrix.scale) if is_stored else (module.weight, None)
+        pointers = (self._vector(v) for v in (values, scale, getattr(module, "bias", None)))
+        return _Matrix(*pointers, *values.shape, values.element_size())
+
+    def _vector(self, tensor: Tensor | None) -> int | None:
+        if tensor is None:
+            return None
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+_MATRICES = {"wte", "head", "qkv", "out", "up", "down"}
+
+
+def why_not() -> str | None:
+    """The reason why torch computes alone; None where the function is in use."""
+    return _loaded()[1]
+
+
+def _function() -> Any:
+    return _loaded()[0]
+
+
+@functools.cache
+def _loaded() -> tuple[Any, str | None]:
+    if os.environ.get(OFF) == "off":
+        return None, f"{OFF}=off"
+    reasons = []
+    for compiler in _compilers():
+        try:
+            return _open(_built(compiler)), None
+        except (OSError, subprocess.SubprocessError) as error:
+            reasons.append(f"{compiler}: {_reason(error)}")
+    return None, "; ".join(reasons) or "no C++ compiler (g++ or clang++) found"
+
+
+def _compilers() -> list[str]:
+    """Each once: c++ is most often another name of g++."""
+    found = (shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name)
+    return list({os.path.realpath(path): path for path in found if path}.values())
+
+
+def _built(compiler: str) -> Path:
+    """The library, from $GPTWORKS_HOME/kernels or built anew (about two seconds)."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
+    key = "\n".join([_SOURCE.read_text(encoding="utf-8"), *_FLAGS, version, _processor()])
+    folder = names.home() / "kernels"
+    library = folder / f"{_SOURCE.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    if library.is_file():
+        return library
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        compiled, linked = Path(work) / "a.o", Path(work) / "a.so"
+        for command in ([*_FLAGS, "-c", _SOURCE, "-o", compiled], ["-shared", compiled, "-o", linked]):
+            subprocess.run([compiler, *map(str, command)], capture_output=True, text=True, check=True, timeout=300)
+        linked.replace(library)  # in one go: another process may be waiting for it
+    return library
+
+
+def _processor() -> str:
+    """-march=native means another program on another processor, and home folders are shared between machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def _open(library: Path) -> Any:
+    try:
+        function = ctypes.CDLL(str(library)).gptworks_decode
+    except AttributeError as error:
+        raise OSError(f"{library}: {error}") from None
+    function.argtypes = [ctypes.POINTER(_Model), ctypes.POINTER(_Step)]
+    function.restype = None
+    return function
+
+
+def _reason(error: Exception) -> str:
+    text = getattr(error, "stderr", None) or str(error)
+    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
