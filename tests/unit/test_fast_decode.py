@@ -116,12 +116,17 @@ def test_what_it_does_not_know_is_left_to_the_model() -> None:
     stage = model_of()
     del stage.blocks["1"]
     assert Decoder.of(stage) is None
-    cache = model_of().new_cache(2, 4)
-    assert Decoder.suits(torch.zeros(2, 1, dtype=torch.long), cache)
-    assert not Decoder.suits(torch.zeros(2, 2, dtype=torch.long), cache)
-    assert not Decoder.suits(torch.zeros(MAX_ROWS + 1, 1, dtype=torch.long), cache)
+    model = model_of()
+    cache, decoder = model.new_cache(2, 4), Decoder.of(model)
+    assert decoder is not None
+    assert decoder.suits(torch.zeros(2, 1, dtype=torch.long), cache)
+    assert not decoder.suits(torch.zeros(2, 2, dtype=torch.long), cache)
+    assert not decoder.suits(torch.zeros(MAX_ROWS + 1, 1, dtype=torch.long), cache)
     cache.used = 4
-    assert not Decoder.suits(torch.zeros(2, 1, dtype=torch.long), cache), "full"
+    assert not decoder.suits(torch.zeros(2, 1, dtype=torch.long), cache), "full"
+    cache = model.new_cache(2, 100)
+    cache.used = CONFIG.max_positions
+    assert not decoder.suits(torch.zeros(2, 1, dtype=torch.long), cache), "no position is left"
 
 
 @needs_compiler

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #ifdef __AVX2__
 #include <immintrin.h>
 #endif
@@ -38,7 +39,7 @@ struct Step {
   const int64_t *tokens, *lengths;  // [B]: what is read, and how much each row has read before
   float *keys, *values;             // [layers, B, N, S, H]
   float* logits;                    // [B, V]
-  float* work;                      // B * (6 D + F + N S)
+  float* work;                      // B (6 D + F + N S), and max(D, F) for each of B rounded up to eights
   int64_t rows, cache_len, threads;
 };
 }
@@ -46,6 +47,7 @@ struct Step {
 namespace {
 
 constexpr int kLanes = 8;
+constexpr int64_t kRowByRow = 2;  // up to so many rows are faster one after the other
 using Floats = float __attribute__((vector_size(4 * kLanes)));
 using Bytes = int8_t __attribute__((vector_size(kLanes)));
 using Words = uint16_t __attribute__((vector_size(2 * kLanes)));
@@ -80,9 +82,11 @@ inline float widen_one(uint16_t value) {
 }
 
 inline float sum(Floats v) {
-  float total = 0;
-  for (int lane = 0; lane < kLanes; ++lane) total += v[lane];
-  return total;
+  using Half = float __attribute__((vector_size(2 * kLanes)));
+  Half halves[2];
+  std::memcpy(halves, &v, sizeof(v));
+  const Half added = halves[0] + halves[1];
+  return (added[0] + added[1]) + (added[2] + added[3]);
 }
 
 inline float dot(const float* a, const float* b, int64_t n) {
@@ -120,74 +124,113 @@ struct Product {
   }
 };
 
-// R rows x N outputs, U steps at a time: enough sums in registers that no addition waits for the one before it.
-template <int R, int N, int U, typename W>
-inline void block(const Product& product, int64_t row, int64_t n) {
+// One row, N outputs, U steps at a time: enough sums in registers that no addition waits for the one before it.
+template <int N, int U, typename W>
+inline void row_block(const Product& product, int64_t row, int64_t n) {
   const int64_t depth = product.matrix.depth;
+  const float* x = product.x + row * depth;
   const W* w[N];
-  const float* x[R];
   for (int j = 0; j < N; ++j) w[j] = static_cast<const W*>(product.matrix.values) + (n + j) * depth;
-  for (int r = 0; r < R; ++r) x[r] = product.x + (row + r) * depth;
-  Floats sums[U][R][N] = {};
+  Floats sums[U][N] = {};
   int64_t k = 0;
-  for (; k + U * kLanes <= depth; k += U * kLanes)
+  for (; k + U * kLanes <= depth; k += U * kLanes) {
+    // Bytes are used up faster than the processor fetches by itself; a page ahead is far enough.
+    if (sizeof(W) == 1) __builtin_prefetch(reinterpret_cast<const char*>(w[0] + k) + 4096);
     for (int u = 0; u < U; ++u) {
-      Floats wide[N];
-      for (int j = 0; j < N; ++j) wide[j] = widen(w[j] + k + u * kLanes);
-      for (int r = 0; r < R; ++r) {
-        const Floats value = load<Floats>(x[r] + k + u * kLanes);
-        for (int j = 0; j < N; ++j) sums[u][r][j] += value * wide[j];
+      const Floats value = load<Floats>(x + k + u * kLanes);
+      for (int j = 0; j < N; ++j) sums[u][j] += value * widen(w[j] + k + u * kLanes);
+    }
+  }
+  for (int j = 0; j < N; ++j) {
+    Floats folded = sums[0][j];
+    for (int u = 1; u < U; ++u) folded += sums[u][j];
+    float total = sum(folded);
+    for (int64_t rest = k; rest < depth; ++rest) total += x[rest] * widen_one(w[j][rest]);
+    product.finish(row, n + j, total);
+  }
+}
+
+// Eight rows at once, a row in each lane, x as [depth, 8]: a weight is multiplied with all of them in one instruction.
+template <int N, typename W>
+inline void lanes_block(const Product& product, const float* x, int64_t first_row, int64_t rows, int64_t n) {
+  constexpr int64_t kChunk = 512;  // of the depth: N x kChunk widened weights stay in the first cache
+  const int64_t depth = product.matrix.depth;
+  const W* weights = static_cast<const W*>(product.matrix.values) + n * depth;
+  float widened[std::is_same_v<W, float> ? 1 : N * kChunk];
+  Floats totals[N] = {};
+  for (int64_t begin = 0; begin < depth; begin += kChunk) {
+    const int64_t size = depth - begin < kChunk ? depth - begin : kChunk;
+    const float* w[N];
+    for (int j = 0; j < N; ++j) {
+      if constexpr (std::is_same_v<W, float>) {
+        w[j] = weights + j * depth + begin;
+      } else {
+        const W* from = weights + j * depth + begin;
+        float* to = widened + j * kChunk;
+        int64_t k = 0;
+        for (; k + kLanes <= size; k += kLanes) {
+          const Floats wide = widen(from + k);
+          std::memcpy(to + k, &wide, sizeof(wide));
+        }
+        for (; k < size; ++k) to[k] = widen_one(from[k]);
+        w[j] = to;
       }
     }
-  for (int r = 0; r < R; ++r)
-    for (int j = 0; j < N; ++j) {
-      Floats folded = sums[0][r][j];
-      for (int u = 1; u < U; ++u) folded += sums[u][r][j];
-      float total = sum(folded);
-      for (int64_t rest = k; rest < depth; ++rest) total += x[r][rest] * widen_one(w[j][rest]);
-      product.finish(row + r, n + j, total);
+    Floats sums[N] = {};
+    for (int64_t k = 0; k < size; ++k) {
+      const Floats value = load<Floats>(x + (begin + k) * kLanes);
+      for (int j = 0; j < N; ++j) sums[j] += value * w[j][k];
     }
+    for (int j = 0; j < N; ++j) totals[j] += sums[j];
+  }
+  for (int j = 0; j < N; ++j)
+    for (int64_t lane = 0; lane < kLanes && first_row + lane < rows; ++lane)
+      product.finish(first_row + lane, n + j, totals[j][lane]);
 }
 
 // The shapes of blocks were found by trying: fp32 is read in four streams, narrow types are best read in one.
 template <int N, typename W>
-inline void outputs(const Product& product, int64_t rows, int64_t n) {
-  constexpr bool kWide = sizeof(W) == 4;
-  int64_t row = 0;
-  for (; row + 4 <= rows; row += 4) {
-    if constexpr (N == 4 && !kWide) {
-      block<4, 2, 1, W>(product, row, n);
-      block<4, 2, 1, W>(product, row, n + 2);
-    } else {
-      block<4, N, 1, W>(product, row, n);
-    }
+inline void outputs(const Product& product, const float* lanes, int64_t rows, int64_t n) {
+  if (lanes) {
+    for (int64_t first = 0; first < rows; first += kLanes)
+      lanes_block<N, W>(product, lanes + first * product.matrix.depth, first, rows, n);
+    return;
   }
-  for (; row < rows; ++row) {
-    if constexpr (kWide) {
-      block<1, N, 1, W>(product, row, n);
-    } else {
-      for (int j = 0; j < N; ++j) block<1, 1, 4, W>(product, row, n + j);
-    }
-  }
+  constexpr int kStreams = sizeof(W) == 4 && N >= 4 ? 4 : 1;
+  for (int64_t row = 0; row < rows; ++row)
+    for (int j = 0; j < N; j += kStreams)
+      row_block<kStreams, sizeof(W) == 4 ? 2 : 8 / sizeof(W), W>(product, row, n + j);
 }
 
 template <typename W>
-void multiply(const Product& product, int64_t rows) {
-  constexpr int N = 4;
+void multiply(const Product& product, const float* lanes, int64_t rows) {
+  constexpr int N = 8;
   const int64_t groups = product.matrix.outputs / N;
 #pragma omp for schedule(static)
   for (int64_t group = 0; group <= groups; ++group) {
-    if (group < groups) outputs<N, W>(product, rows, group * N);
+    if (group < groups) outputs<N, W>(product, lanes, rows, group * N);
     else
-      for (int64_t n = groups * N; n < product.matrix.outputs; ++n) outputs<1, W>(product, rows, n);
+      for (int64_t n = groups * N; n < product.matrix.outputs; ++n) outputs<1, W>(product, lanes, rows, n);
   }
 }
 
-void linear(const Matrix& matrix, const float* x, float* y, int64_t rows, Then then = Then::kStore, int64_t gelu = 0) {
+// [rows, depth] as groups of eight rows, each [depth, 8]; absent rows are zeros.
+void put_rows_into_lanes(const float* x, float* lanes, int64_t rows, int64_t depth) {
+#pragma omp for schedule(static)
+  for (int64_t k = 0; k < depth; ++k)
+    for (int64_t first = 0; first < rows; first += kLanes)
+      for (int64_t lane = 0; lane < kLanes; ++lane)
+        lanes[(first * depth) + k * kLanes + lane] = first + lane < rows ? x[(first + lane) * depth + k] : 0.0f;
+}
+
+void linear(const Matrix& matrix, const float* x, float* y, float* lanes, int64_t rows, Then then = Then::kStore,
+            int64_t gelu = 0) {
   const Product product{matrix, x, y, then, gelu};
-  if (matrix.width == 1) multiply<int8_t>(product, rows);
-  else if (matrix.width == 2) multiply<uint16_t>(product, rows);
-  else multiply<float>(product, rows);
+  if (rows <= kRowByRow) lanes = nullptr;
+  if (lanes) put_rows_into_lanes(x, lanes, rows, matrix.depth);
+  if (matrix.width == 1) multiply<int8_t>(product, lanes, rows);
+  else if (matrix.width == 2) multiply<uint16_t>(product, lanes, rows);
+  else multiply<float>(product, lanes, rows);
 }
 
 void layer_norm(const float* x, const float* weight, const float* bias, float* y, int64_t rows, int64_t size,
@@ -257,25 +300,26 @@ extern "C" void gptworks_decode(const Model* of, const Step* at) {
   float* mixed = qkv + 3 * rows * hidden;    // [B, D]
   float* inner = mixed + rows * hidden;      // [B, F]
   float* scores = inner + rows * model.ffn;  // [B, N, S]
+  float* lanes = scores + rows * model.num_heads * step.cache_len;
 #pragma omp parallel num_threads(step.threads)
   {
     embed(model, step, x);
     for (int64_t number = 0; number < model.num_layers; ++number) {
       const Layer& layer = model.layers[number];
       layer_norm(x, layer.ln1_weight, layer.ln1_bias, normed, rows, hidden, model.eps);
-      linear(layer.qkv, normed, qkv, rows);
+      linear(layer.qkv, normed, qkv, lanes, rows);
 #pragma omp for schedule(static)
       for (int64_t place = 0; place < rows * model.num_heads; ++place) {  // of row and head
         const int64_t cached = (number * rows * model.num_heads + place) * step.cache_len * size;
         attend(qkv + place * 3 * size, step.keys + cached, step.values + cached, scores + place * step.cache_len,
                mixed + place * size, step.lengths[place / model.num_heads], size);
       }
-      linear(layer.out, mixed, x, rows, Then::kAdd);
+      linear(layer.out, mixed, x, lanes, rows, Then::kAdd);
       layer_norm(x, layer.ln2_weight, layer.ln2_bias, normed, rows, hidden, model.eps);
-      linear(layer.up, normed, inner, rows, Then::kGelu, model.gelu);
-      linear(layer.down, inner, x, rows, Then::kAdd);
+      linear(layer.up, normed, inner, lanes, rows, Then::kGelu, model.gelu);
+      linear(layer.down, inner, x, lanes, rows, Then::kAdd);
     }
     layer_norm(x, model.ln_f_weight, model.ln_f_bias, normed, rows, hidden, model.eps);
-    linear(model.head, normed, step.logits, rows);
+    linear(model.head, normed, step.logits, lanes, rows);
   }
 }

@@ -11,7 +11,9 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,11 @@ from gptworks.model.inference import StoredEmbedding, StoredLinear
 MAX_ROWS = 16  # with more of them torch's products are as fast
 OFF = "GPTWORKS_KERNELS"  # "off" in the environment: torch alone
 # Not linked with OpenMP: the function shares the threads of the OpenMP that torch has loaded.
-_FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC")
+_FLAGS = ("-O3", "-std=c++17", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC")
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _GELUS = {"tanh": 0, "erf": 1, "sigmoid": 2}
+_HUGE, _MADV_COLLAPSE = 2 * 2**20, 25  # linux/mman.h, since Linux 6.1
+_LANES = 8  # as in the source
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -104,7 +108,8 @@ class Decoder:
     def __call__(self, tokens_B1: Tensor, cache: KVCache) -> Tensor:
         cfg, rows = self.cfg, len(tokens_B1)
         logits_BV = torch.empty(rows, cfg.vocab_size)
-        work = torch.empty(rows * (6 * cfg.hidden_size + cfg.ffn_size + cfg.num_heads * cache.length))
+        in_lanes = -(-rows // _LANES) * _LANES * max(cfg.hidden_size, cfg.ffn_size)
+        work = torch.empty(rows * (6 * cfg.hidden_size + cfg.ffn_size + cfg.num_heads * cache.length) + in_lanes)
         step = _Step(
             *(
                 t.data_ptr()
@@ -118,14 +123,13 @@ class Decoder:
         cache.advance(1)
         return logits_BV
 
-    @staticmethod
-    def suits(tokens_BT: Tensor, cache: KVCache) -> bool:
+    def suits(self, tokens_BT: Tensor, cache: KVCache) -> bool:
         """One token of few rows, each of which has room for it."""
         return (
             tokens_BT.shape[1] == 1
             and len(tokens_BT) <= MAX_ROWS
             and cache.counts_B is None
-            and cache.used < cache.length
+            and cache.used < min(cache.length, self.cfg.max_positions)
             and cache.keys_LBNSH.dtype == torch.float32
             and cache.keys_LBNSH.is_contiguous()
             and cache.values_LBNSH.is_contiguous()
@@ -146,6 +150,7 @@ class Decoder:
         if tensor is None:
             return None
         self._kept.append(tensor)
+        _use_huge_pages(tensor)
         return tensor.data_ptr()
 
 
@@ -214,6 +219,16 @@ def _open(library: Path) -> Any:
     function.argtypes = [ctypes.POINTER(_Model), ctypes.POINTER(_Step)]
     function.restype = None
     return function
+
+
+def _use_huge_pages(tensor: Tensor) -> None:
+    """Weights are read from end to end: with pages of 2 MB a fifth to a third faster than with pages of 4 KB."""
+    if sys.platform != "linux" or tensor.nbytes < _HUGE:
+        return
+    first = -(-tensor.data_ptr() // _HUGE) * _HUGE
+    length = (tensor.data_ptr() + tensor.nbytes - first) // _HUGE * _HUGE
+    with suppress(AttributeError):  # where the kernel cannot, nothing happens
+        ctypes.CDLL(None).madvise(_POINTER(first), ctypes.c_size_t(length), _MADV_COLLAPSE)
 
 
 def _reason(error: Exception) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from gptworks.errors import UsageError
 from gptworks.model.gpt import GPT, Linear
 
+_WIDENED = 2**20  # numbers that are widened at a time
 WEIGHTS = ("fp32", "bf16", "int8")
 
 
@@ -51,8 +52,13 @@ class StoredLinear(nn.Module):
         return self.matrix.rows(slice(None))
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(x, self.weight.to(x.dtype), bias)
+        matrix, bias = self.matrix, None if self.bias is None else self.bias.to(x.dtype)
+        # Some outputs at a time: what is widened stays in the processor's cache and uses the same memory again.
+        size = max(1, _WIDENED // matrix.values.shape[1])
+        y = torch.cat([F.linear(x, values.to(x.dtype)) for values in matrix.values.split(size)], dim=-1)
+        if matrix.scale is not None:
+            y *= matrix.scale.to(x.dtype)
+        return y if bias is None else y.add_(bias)
 
 
 class StoredEmbedding(nn.Module):
