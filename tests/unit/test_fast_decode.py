@@ -72,10 +72,12 @@ def test_steps_equal_those_of_the_model(rows: int, kind: str) -> None:
         {"num_layers": 1, "hidden_size": 8, "num_heads": 1, "ffn_size": 1, "vocab_size": 1},
     ],
 )
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8"])
 @torch.no_grad()
-def test_every_shape_of_model(shape: dict[str, Any]) -> None:
+def test_every_shape_of_model(shape: dict[str, Any], kind: str) -> None:
     cfg = ModelConfig(**(CONFIG.model_dump(exclude={"ffn_size"}) | shape))
     model = model_of(cfg)
+    store_weights(model, kind)
     tokens = torch.randint(0, cfg.vocab_size, (3, 9), generator=torch.Generator().manual_seed(1))
     decoder = Decoder.of(model)
     assert decoder is not None
