@@ -1,6 +1,6 @@
 """Claim: on a CPU, gptworks writes text at least as fast as llama.cpp and CTranslate2 from the same weights.
 
-    python benchmarks/generate.py [--batch 1 8] [--rounds 5] [--threads 2] [--only gptworks ...]
+    python benchmarks/generate.py [--batch 1 8] [--rounds 5] [--threads 2] [--only "gptworks int8" ...]
 
 GPT-2's 124M shape with random weights, prompt of 64 tokens, 128 new ones, greedy, no early end. Each competitor lives
 in a process of its own; all take turns, so that the noise of the machine meets them alike. A token needs every weight

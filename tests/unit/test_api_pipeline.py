@@ -80,7 +80,7 @@ def test_another_tokenizer_leaves_the_callers_model_as_it_is(model: gw.GPT, smal
         gw.pipeline(model=model)
     write = gw.pipeline(model=model, tokenizer=small_tokenizer)
     assert write("Tom", max_new_tokens=1) and model.tokenizer is None
-    with pytest.raises(TokenizerError, match="gpt2 has 50257 tokens, but the model only 512"):
+    with pytest.raises(TokenizerError, match="the tokenizer has 50257 tokens, but the model only 512"):
         gw.pipeline(model=model, tokenizer="gpt2")
 
 
@@ -165,3 +165,36 @@ def test_what_evaluate_refuses(
     given = data.format(store=small_store) if isinstance(data, str) else data
     with pytest.raises(error, match=said):
         gw.evaluate(model, given, **settings)
+
+
+def test_rows_draw_by_their_own_number_whatever_their_length(model: gw.GPT) -> None:
+    """With max_length too: what a row draws does not depend on how long its neighbours are."""
+    write = gw.pipeline(model=model, max_length=20, strategy="sampling", seed=5)
+    texts = ["Tom", "Anna found a map by the river", "Tom"]
+    together = [found["text_generation_text"][0] for found in write(texts)]
+    other_lengths = [found["text_generation_text"][0] for found in write(["Mei and Tom", "Tom", "Tom"])]
+    assert together[2] == other_lengths[2]
+    assert together[0] != together[2]
+
+
+def test_generation_leaves_dropout_out_and_the_mode_as_it_was(model: gw.GPT) -> None:
+    greedy = {"strategy": "greedy", "max_new_tokens": 8}
+    usual = gw.generate(model, "Tom", **greedy)
+    model.train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    assert gw.generate(model, "Tom", **greedy) == usual
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("runs/x", "Tom"), "the model is 'runs/x'; needs a gptworks.GPT"),
+        ((None, [3]), "got the prompt 3; needs a text"),
+    ],
+)
+def test_what_generate_cannot_take(model: gw.GPT, given: tuple[object, object], message: str) -> None:
+    with pytest.raises(gw.GPTWorksError, match=message):
+        gw.generate(given[0] or model, given[1])

@@ -139,7 +139,7 @@ def test_text_as_it_is(small_tokenizer: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"", "0 tokens in 1 words"), (b"\xff\xfeab", "not UTF-8 at byte 0"), (None, "cannot be read")],
+    [(b"", "empty. Needed"), (b"\xff\xfeab", "not UTF-8 at byte 0"), (None, "cannot be read")],
 )
 def test_files_that_are_no_text(content: bytes | None, said: str, small_tokenizer: Any, tmp_path: Path) -> None:
     file = tmp_path / "wiki.tokens"

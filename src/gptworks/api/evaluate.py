@@ -85,6 +85,16 @@ def measure(model: PretrainedGPT, data: dict[str, Any], *, part: str, batch_size
 def _on_a_file(task: str) -> Callable[..., dict[str, Any]]:
     def measure_file(model: str | Path, data: str | Path, **settings: Any) -> dict[str, Any]:
         """As `gptworks eval --task wikitext` and `lambada`: what it prints with --json."""
+        if not isinstance(model, str | Path):
+            raise UsageError(f"evaluate: task {task} takes a folder or a name, got a {type(model).__name__}.")
+        known = ("protocol", "overlap", "limit", "batch_size", "device", "weights", "per_document")
+        for name, value in settings.items():
+            if name not in known:
+                raise UsageError(f"evaluate: task {task} has no setting {name!r}. Settings: {', '.join(known)}.")
+            if name in ("limit", "batch_size") and (isinstance(value, bool) or not isinstance(value, int)):
+                raise UsageError(f"evaluate: {name}: got {value!r}; needs a whole number.")
+        if settings.get("per_document"):
+            settings["per_document"] = Path(settings["per_document"])
         return run.evaluate([str(model)], run.Request(task=task, data=str(data), **settings))
 
     return measure_file

@@ -9,7 +9,7 @@ from gptworks.api.tasks import TEXT_GENERATION, require_task
 from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.errors import GenerationError, TokenizerError, UsageError
-from gptworks.generate.engine import generate
+from gptworks.generate.engine import generations_up_to, require_fitting, settings_of
 from gptworks.tokenizer import Tokenizer
 
 RESULT = "text_generation_text"
@@ -38,17 +38,12 @@ class Pipeline:
             raise GenerationError("pipeline: no text. Give at least one.")
         wanted = combined(self.settings, settings)
         total = wanted.pop(_TOTAL, None)
-        if total is None:
-            return _results(texts, generate(self.model, texts, **wanted))
-        rooms = [_room(total, len(self.tokenizer.encode(item)), number) for number, item in enumerate(texts, 1)]
-        found: list[dict[str, list[str]]] = [{} for _ in texts]
-        for room in sorted(set(rooms)):  # those that may become equally much longer go together
-            rows = [row for row, its in enumerate(rooms) if its == room]
-            prompts = [texts[row] for row in rows]
-            results = _results(prompts, generate(self.model, prompts, **wanted, **{_NEW: room}))
-            for row, result in zip(rows, results, strict=True):
-                found[row] = result
-        return found
+        lengths = None
+        if total is not None:
+            lengths = [_room(total, len(self.tokenizer.encode(item)), number) for number, item in enumerate(texts, 1)]
+            wanted[_NEW] = max(lengths)
+        found = generations_up_to(self.model, texts, settings_of(wanted), lengths)
+        return _results(texts, [generation.text for generation in found])
 
 
 def pipeline(
@@ -83,11 +78,7 @@ def pipeline(
         raise TokenizerError(
             "pipeline: the model has no tokenizer. Put tokenizer.json beside its weights, or give tokenizer=."
         )
-    if chosen.vocab_size > loaded.cfg.vocab_size:
-        raise TokenizerError(
-            f"pipeline: {chosen.name} has {chosen.vocab_size} tokens, but the model only {loaded.cfg.vocab_size}. "
-            "Give the tokenizer the model was trained with."
-        )
+    require_fitting(chosen.vocab_size, loaded)
     of_the_run = folders.config_of(loaded.folder).get("generate", {}) if loaded.folder else {}
     return Pipeline(loaded, chosen, combined(of_the_run, settings))
 

@@ -16,6 +16,7 @@ from gptworks.config.load import flatten, load_with_origins
 from gptworks.config.schema import ModelConfig, RunConfig
 from gptworks.errors import UsageError
 from gptworks.evaluate.heldout import HeldOut
+from gptworks.model.inference import StoredMatrix
 from gptworks.tokenizer import Tokenizer
 from gptworks.train.loop import Outcome, train
 from gptworks.train.run_folder import refuse_foreign
@@ -227,6 +228,11 @@ def _is_preset(name: str) -> bool:
 
 
 def _write_model(model: PretrainedGPT, folder: Path) -> None:
+    if any(isinstance(module, StoredMatrix) for module in model.modules()):
+        raise UsageError(
+            "Trainer: the model's matrices are kept in fewer bits (weights=), so it can predict but not be trained or "
+            'saved. Load it with weights="fp32".'
+        )
     eod_id = model.tokenizer.eod_id if model.tokenizer else None
     huggingface.write(folder, model.cfg, dict(model.named_parameters()), eod_id=eod_id)
     if model.tokenizer:

@@ -68,6 +68,7 @@ def _overlap(text: str) -> int | None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from gptworks.errors import UsageError
     from gptworks.evaluate import progress, report
     from gptworks.evaluate.run import Request, evaluate
 
@@ -85,7 +86,9 @@ def run(args: argparse.Namespace) -> int:
         shares=args.shares,
         baselines=args.baselines,
     )
-    in_paddle_style = args.log_style == "fleetx" and args.task != "heldout"
+    in_paddle_style = args.log_style == "fleetx"
+    if in_paddle_style and args.task == "heldout":
+        raise UsageError("--log-style fleetx: is for --task wikitext and lambada, got --task heldout. Leave it out.")
     watcher = progress.Watcher()
     if in_paddle_style:
         metric = "number correct" if args.task == "lambada" else "loss"

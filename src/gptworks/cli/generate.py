@@ -114,10 +114,15 @@ def _engine(args: argparse.Namespace) -> Any:
             raise UsageError(f"--weights {args.weights}: a GGUF file says itself how its matrices are kept.")
         return LlamaCpp(Path(args.model))
     from gptworks.checkpoint.pretrained import Pretrained, PretrainedGPT
+    from gptworks.generate import fast_decode
     from gptworks.generate.engine import Native
 
     Pretrained.open(args.model).require_tokenizer()
-    return Native(PretrainedGPT.from_pretrained(args.model, device=args.device, weights=args.weights))
+    model = PretrainedGPT.from_pretrained(args.model, device=args.device, weights=args.weights)
+    reason = fast_decode.why_not() if model.device.type == "cpu" else None
+    if reason and fast_decode.OFF not in reason:
+        print(f"note: torch computes alone, which is slower: {reason}", file=sys.stderr)
+    return Native(model)
 
 
 def _is_gguf(args: argparse.Namespace) -> bool:

@@ -11,7 +11,8 @@ from gptworks.errors import GPTWorksError
 _HELP = """\
 A line is a prompt; the model continues it. Lines that begin with / are commands:
   /show                 the settings
-  /set KEY VALUE        change one, such as /set temperature 0.7 or /set stop ["\\n"]
+  /set KEY VALUE        change one, such as /set temperature 0.7 or /set stop ["\\n"];
+                        those that need each other at once: /set strategy beam / num_beams 4
   /reset                the settings of the start
   /help                 this
   /quit                 leave (so does Ctrl-D; Ctrl-C ends a text that is too long)
@@ -67,12 +68,17 @@ def _obey(command: str, rest: str, now: dict[str, Any], start: dict[str, Any]) -
     from gptworks.generate.engine import settings_of
 
     if command == "/set":
-        key, _, value = rest.partition(" ")
-        if not value.strip():
-            raise UsageError(f"/set {rest}: needs a key and a value, such as /set temperature 0.7.")
-        changed = {**now, key: parse_scalar(value.strip())}
-        shown = getattr(settings_of(changed), key)
-        print(f"{key}: {_shown(shown)}", flush=True)
+        pairs = [pair.strip().partition(" ") for pair in rest.split(" / ")]
+        for key, _, value in pairs:
+            if not value.strip():
+                raise UsageError(
+                    f"/set {' '.join([key, value]).strip()}: needs a key and a value, such as /set temperature 0.7. "
+                    "Several at once: /set strategy beam / num_beams 4."
+                )
+        changed = now | {key: parse_scalar(value.strip()) for key, _, value in pairs}
+        settings = settings_of(changed)
+        for key, _, _ in pairs:
+            print(f"{key}: {_shown(getattr(settings, key))}", flush=True)
         return changed
     if command == "/reset":
         now = dict(start)

@@ -341,7 +341,7 @@ class GenerateConfig(Section):
     rules: Literal["huggingface", "paddle", "mindformers"] = Field(
         "huggingface", description="Whose order of operations, penalties and scores."
     )
-    temperature: Annotated[float, Field(gt=0.0)] = Field(1.0, description="sampling: logits are divided by this.")
+    temperature: Annotated[float, Field(ge=1e-5)] = Field(1.0, description="sampling: logits are divided by this.")
     top_k: CountOrOff = Field(0, description="sampling: keep the k likeliest tokens; 0 = all.")
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         1.0, description="sampling: keep the likeliest tokens up to this mass."
@@ -352,7 +352,7 @@ class GenerateConfig(Section):
     typical_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         1.0, description="sampling: keep the tokens nearest to the expected surprise up to this mass; 1 = off."
     )
-    repetition_penalty: Annotated[float, Field(gt=0.0)] = Field(
+    repetition_penalty: Annotated[float, Field(ge=1e-5)] = Field(
         1.0, description="Logits of tokens already in prompt or text: positive ones divided, negative ones multiplied."
     )
     presence_penalty: float = Field(0.0, description="Subtracted from the logit of every generated token.")
@@ -471,7 +471,7 @@ def _bias(text: str) -> tuple[int, float]:
         token, value = int(number), float(bias)
     except ValueError:
         token, value = -1, 0.0
-    if token < 0 or not value < float("inf"):
+    if token < 0 or not value < 1e30:
         raise ValueError(f"{text!r} is not ID:BIAS, a token id and a number such as '198:-2.5'")
     return token, value
 

@@ -149,7 +149,12 @@ def rows_of(
             )
         tokens = question.context + question.target
         if len(tokens) > length + 1:
-            if not protocol.drops_the_beginning or len(question.target) > length:
+            if len(question.target) > length:
+                raise DataError(
+                    f"{where}: passage {number}: its last word alone has {len(question.target)} tokens, but the "
+                    f"model's context is {length}. Use a model with more."
+                )
+            if not protocol.drops_the_beginning:
                 raise DataError(
                     f"{where}: passage {number} has {len(tokens)} tokens, but the model's context is {length}, and "
                     f"--protocol {protocol.name} shortens none. Use a model with more, or --protocol openai."

@@ -70,8 +70,10 @@ class Records:
             raise DataError(
                 f"--per-document: {self.file.parent} is no folder. Make it, or name another file."
             ) from None
-        except PermissionError:
-            raise DataError(f"--per-document: {self.file} may not be written. Name another file.") from None
+        except OSError as error:
+            raise DataError(
+                f"--per-document: {self.file} cannot be written ({error.strerror}). Name another file."
+            ) from None
 
     def _read(self, needed: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The whole lines of an earlier, interrupted evaluation of the same."""

@@ -88,7 +88,10 @@ def evaluate(models: Sequence[str], request: Request, watcher: Watcher | None = 
         if not result:
             result = measured
         else:
-            result["rows"] += measured["rows"]
+            if measured["protocol"] != result["protocol"]:
+                measured["remarks"].append(f"{path} was measured otherwise: {measured['protocol']}")
+            known = [row for row in result["rows"] if "weights_sha256" not in row]
+            result["rows"] += [row for row in measured["rows"] if row not in known]  # baselines once
             result["remarks"] += [remark for remark in measured["remarks"] if remark not in result["remarks"]]
     result["rows"].sort(key=lambda row: "weights_sha256" not in row)  # the simple models last
     return result
@@ -109,6 +112,14 @@ def _check(models: Sequence[str], request: Request) -> None:
         raise UsageError(f"--protocol: got '{request.protocol}', but heldout has one way only. Leave it out.")
     if request.task == "lambada":
         lambada.find_protocol(request.protocol or "strict")
+    if request.task != "heldout":
+        for option, given in (
+            ("--split", request.split != "held-out"),
+            ("--shares", request.shares),
+            ("--baselines", request.baselines),
+        ):
+            if given:
+                raise UsageError(f"{option}: is for --task heldout, got --task {request.task}. Leave it out.")
 
 
 def _records(subject: Subject, request: Request, head: dict[str, Any], total: int) -> Records:

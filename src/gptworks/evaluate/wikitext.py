@@ -80,6 +80,8 @@ def read_stream(path: Path, tokenizer: Tokenizer, protocol: str = "detokenized")
         raise DataError(
             f"{path}: not UTF-8 at byte {error.start}. Needed: a text file such as wiki.valid.tokens."
         ) from None
+    if not text.strip():
+        raise DataError(f"{path}: empty. Needed: a text file such as wiki.valid.tokens.")
     num_original = len(text.strip().split(" "))
     ids = tokenizer.encode(detokenize(text) if protocol == "detokenized" else text)
     if num_original < 2 or len(ids) < 2:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from gptworks.generate.fast_decode import Decoder
 from gptworks.model import GPT
-from gptworks.model.fast_decode import Decoder
 
 
 class Contexts:

@@ -7,7 +7,7 @@ import torch
 from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.config.load import from_dict
 from gptworks.config.schema import GenerateConfig
-from gptworks.errors import GenerationError, TokenizerError
+from gptworks.errors import GenerationError, TokenizerError, UsageError
 from gptworks.generate import beam, draw
 from gptworks.generate.contexts import Contexts
 from gptworks.generate.result import Generation
@@ -46,10 +46,20 @@ def generations(model: PretrainedGPT, prompts: str | Sequence[str], **settings: 
     >>> best = gptworks.generations(model, "Once", strategy="beam", num_beams=4)[0]   # doctest: +SKIP
     >>> best.text, best.finish, best.score   # doctest: +SKIP
     """
-    tokenizer, cfg = require_tokenizer(model), settings_of(settings)
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    return generations_up_to(model, texts, settings_of(settings), None)
+
+
+def generations_up_to(
+    model: PretrainedGPT, texts: list[str], cfg: GenerateConfig, lengths: list[int] | None
+) -> list[Generation]:
+    """The same; with `lengths` each prompt has its own number of new tokens."""
+    tokenizer = require_tokenizer(model)
+    for text in texts:
+        if not isinstance(text, str):
+            raise UsageError(f"generate: got the prompt {text!r}; needs a text or a list of texts.")
     encoded = [tokenizer.encode(text) for text in texts]
-    found = continue_tokens(model, encoded, cfg, tokenizer=tokenizer)
+    found = continue_tokens(model, encoded, cfg, tokenizer=tokenizer, lengths=lengths)
     return [
         _generation(text, _text_of(tokenizer, prompt, new, cfg), new)
         for text, prompt, of_prompt in zip(texts, encoded, found, strict=True)
@@ -71,6 +81,8 @@ def stream_text(model: PretrainedGPT, prompt: str, **settings: object) -> Iterat
         )
     encoded = tokenizer.encode(prompt)
     limits = require_possible(model, [encoded], cfg, tokenizer.vocab_size)
+    was_training = model.training
+    model.eval()
     (row,) = draw.rows_of([encoded], limits, cfg)
     out = TextOut(tokenizer, encoded, cfg.stop)
     pieces: list[str] = []
@@ -80,10 +92,13 @@ def stream_text(model: PretrainedGPT, prompt: str, **settings: object) -> Iterat
         return out.is_stopped
 
     contexts = Contexts(model, [encoded], limits[0], tokenizer.vocab_size)
-    for _ in draw.run([row], contexts, cfg, eod_id=tokenizer.eod_id, is_stop=is_stop):
-        while pieces:
-            if piece := pieces.pop():
-                yield piece
+    try:
+        for _ in draw.run([row], contexts, cfg, eod_id=tokenizer.eod_id, is_stop=is_stop):
+            while pieces:
+                if piece := pieces.pop():
+                    yield piece
+    finally:
+        model.train(was_training)
     if rest := out.close():
         yield rest
 
@@ -101,12 +116,29 @@ def continue_tokens(
     tokenizer: Tokenizer | None = None,
     eod_id: int | None = None,
     vocab_size: int | None = None,
+    lengths: list[int] | None = None,
 ) -> list[list[NewTokens]]:
     """The new tokens of each prompt, num_return_sequences times. The tokenizer is needed for stop strings only."""
+    was_training = model.training
+    model.eval()
+    try:
+        return _continue(model, prompts, cfg, tokenizer, eod_id, vocab_size or model.cfg.vocab_size, lengths)
+    finally:
+        model.train(was_training)
+
+
+def _continue(
+    model: GPT,
+    prompts: list[list[int]],
+    cfg: GenerateConfig,
+    tokenizer: Tokenizer | None,
+    eod_id: int | None,
+    vocab_size: int,
+    lengths: list[int] | None,
+) -> list[list[NewTokens]]:
     if tokenizer is not None:
         eod_id, vocab_size = tokenizer.eod_id, tokenizer.vocab_size
-    vocab_size = min(vocab_size or model.cfg.vocab_size, model.cfg.vocab_size)
-    limits = require_possible(model, prompts, cfg, vocab_size)
+    limits = require_possible(model, prompts, cfg, vocab_size, lengths)
     contexts = Contexts(model, prompts, max(limits), vocab_size)
 
     def is_stop(prompt: int, tokens: list[int]) -> bool:
@@ -135,6 +167,11 @@ def settings_of(settings: Mapping[str, object]) -> GenerateConfig:
 
 
 def require_tokenizer(model: PretrainedGPT) -> Tokenizer:
+    if not isinstance(model, PretrainedGPT):
+        raise UsageError(
+            f"generate: the model is {model!r}; needs a gptworks.GPT, as GPT.from_pretrained(folder) gives. "
+            "gptworks.pipeline takes a folder or a name."
+        )
     if model.tokenizer is None:
         raise TokenizerError(
             "generate: the model was loaded without a tokenizer. Put tokenizer.json beside its weights."
@@ -142,8 +179,19 @@ def require_tokenizer(model: PretrainedGPT) -> Tokenizer:
     return model.tokenizer
 
 
-def require_possible(model: GPT, prompts: list[list[int]], cfg: GenerateConfig, vocab_size: int) -> list[int]:
+def require_fitting(vocab_size: int, model: GPT) -> None:
+    if vocab_size > model.cfg.vocab_size:
+        raise TokenizerError(
+            f"generate: the tokenizer has {vocab_size} tokens, but the model only {model.cfg.vocab_size}. "
+            "Use the tokenizer the model was trained with."
+        )
+
+
+def require_possible(
+    model: GPT, prompts: list[list[int]], cfg: GenerateConfig, vocab_size: int, lengths: list[int] | None = None
+) -> list[int]:
     """How many new tokens each prompt may get; an error where prompts and settings cannot be honoured."""
+    require_fitting(vocab_size, model)
     if not prompts:
         raise GenerationError("generate: no prompt. Give at least one.")
     if cfg.top_k > vocab_size:
@@ -154,13 +202,17 @@ def require_possible(model: GPT, prompts: list[list[int]], cfg: GenerateConfig, 
     beyond = next((token for token in cfg.biases if token >= vocab_size), None)
     if beyond is not None:
         raise GenerationError(f"generate.logit_bias: token {beyond} is not in the vocabulary ({vocab_size} tokens).")
-    return [_room(model, number, prompt, cfg) for number, prompt in enumerate(prompts, start=1)]
+    lengths = lengths or [cfg.max_new_tokens] * len(prompts)
+    return [
+        _room(model, number, prompt, wanted, cfg)
+        for number, (prompt, wanted) in enumerate(zip(prompts, lengths, strict=True), start=1)
+    ]
 
 
-def _room(model: GPT, number: int, prompt: list[int], cfg: GenerateConfig) -> int:
+def _room(model: GPT, number: int, prompt: list[int], wanted: int, cfg: GenerateConfig) -> int:
     if not prompt:
         raise GenerationError(f"prompt {number} is empty. Needed: at least one token of text.")
-    wanted, context = cfg.max_new_tokens, model.cfg.max_positions
+    context = model.cfg.max_positions
     if cfg.rules == "mindformers":
         wanted -= len(prompt)
         if wanted < 1:

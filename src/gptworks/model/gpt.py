@@ -261,7 +261,7 @@ class GPT(nn.Module):
         """An empty cache for the layers and heads that are here."""
         qkv: Linear = next(iter(self.blocks.values())).get_submodule("attn.qkv")  # type: ignore[assignment]
         num_heads = qkv.out_features // (3 * self.cfg.head_size)
-        kind = {"dtype": dtype or self.compute_dtype, "device": qkv.weight.device}
+        kind = {"dtype": dtype or self.compute_dtype, "device": self.device}
         return KVCache(len(self.blocks), rows, num_heads, length, self.cfg.head_size, **kind)
 
 

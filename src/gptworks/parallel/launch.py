@@ -157,6 +157,8 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         name = next(kind for kind, there in present.items() if there)
+    if name not in present:
+        raise ConfigError("device", [f"device: got {name!r}; needs auto, {', '.join(present)}."])
     if not present[name]:
         have = ", ".join(kind for kind, there in present.items() if there)
         raise ConfigError(

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from gptworks import names
-from gptworks.model.gpt import GPT, KVCache, Linear
-from gptworks.model.inference import StoredEmbedding, StoredLinear
+from gptworks.model.gpt import GPT, KVCache
+from gptworks.model.inference import StoredEmbedding, StoredLinear, StoredMatrix
 
 MAX_ROWS = 16  # with more of them torch's products are as fast
 OFF = "GPTWORKS_KERNELS"  # "off" in the environment: torch alone
@@ -91,19 +91,19 @@ class Decoder:
     @classmethod
     def of(cls, model: nn.Module) -> "Decoder | None":
         """Only for a whole model in fp32 on the CPU whose modules are those we know; else None."""
-        if type(model).__call__ is not GPT.__call__ or not isinstance(model, GPT) or why_not() is not None:
+        if not isinstance(model, GPT):
             return None
-        known = {Linear, StoredLinear, StoredEmbedding, nn.Embedding}
-        matrices = [module for name, module in model.named_modules() if name.rpartition(".")[2] in _MATRICES]
+        matrices = {id(module.values) for module in model.modules() if isinstance(module, StoredMatrix)}
         tensors = [*model.parameters(), *model.buffers()]
         fits = (
             not model.training
             and len(model.blocks) == model.cfg.num_layers
             and model.compute_dtype == torch.float32
-            and all(type(module) in known for module in matrices)
+            and all(_is_ours(module) for module in model.modules() if module is not model)
             and all(type(t.data) is Tensor and t.device.type == "cpu" and t.is_contiguous() for t in tensors)
+            and all(t.dtype == torch.float32 for t in tensors if id(t) not in matrices)
         )
-        return cls(model) if fits else None
+        return cls(model) if fits and why_not() is None else None
 
     def __call__(self, tokens_B1: Tensor, cache: KVCache) -> Tensor:
         cfg, rows = self.cfg, len(tokens_B1)
@@ -154,7 +154,14 @@ class Decoder:
         return tensor.data_ptr()
 
 
-_MATRICES = {"wte", "head", "qkv", "out", "up", "down"}
+def _is_ours(module: nn.Module) -> bool:
+    """Of a kind whose meaning is known, and with nothing hung on it that a call would do besides."""
+    has_hooks = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    is_known = type(module).__module__.startswith("gptworks.model.") or type(module) in _TORCH_KINDS
+    return is_known and not has_hooks
+
+
+_TORCH_KINDS = {nn.Embedding, nn.Dropout, nn.ModuleDict}
 
 
 def why_not() -> str | None:
@@ -173,10 +180,15 @@ def _loaded() -> tuple[Any, str | None]:
     reasons = []
     for compiler in _compilers():
         try:
-            return _open(_built(compiler)), None
+            library = _built(compiler)
+            try:
+                return _open(library), None
+            except OSError:  # cut short or overwritten since it was built
+                library.unlink(missing_ok=True)
+                return _open(_built(compiler)), None
         except (OSError, subprocess.SubprocessError) as error:
             reasons.append(f"{compiler}: {_reason(error)}")
-    return None, "; ".join(reasons) or "no C++ compiler (g++ or clang++) found"
+    return None, "; ".join(reasons) or "no C++ compiler found (g++)"
 
 
 def _compilers() -> list[str]:
