@@ -29,8 +29,8 @@ _RECEIVING = {"recv_", "recv_any_source_", "barrier", "monitored_barrier_"}  # t
 class Traffic(TorchDispatchMode):
     """`with Traffic(world) as traffic: ...`, then `traffic.bytes[axis, kind]` and `traffic.calls[axis, kind]`.
 
-    It sees the operators beneath torch.distributed, so FSDP's and the pipeline's messages too. Costs a Python call for each operator of the
-    model: for looking, not for training.
+    It sees the operators beneath torch.distributed, so FSDP's and the pipeline's messages too. Costs a Python call for
+    each operator of the model: for looking, not for training.
     """
 
     def __init__(self, world: World) -> None:

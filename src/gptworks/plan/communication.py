@@ -16,8 +16,7 @@ Not in them: recomputation (train.recompute repeats the forward messages of tens
 first step of a pipeline, in which the stages tell each other their shapes, and 8 bytes a step by which the training
 loop agrees on whether to stop.
 
-Letters: B rows of a micro-batch, A micro-batches of a step, T tokens of a row, D hidden size, V vocabulary; c bytes of a number
-as it is computed, w bytes as it is summed (4, or 8 for double), r bytes of a gradient as it is summed over data ranks.
+Parameters around the blocks travel in fp32; sums over tp are taken in fp32 at least.
 """
 
 from collections.abc import Iterator
