@@ -2,12 +2,12 @@
 
     python benchmarks/parallel.py [--layouts dp2 fsdp2 tp2 pp2] [--rounds 20] [--pairs 20] [--quick]
 
-Speed: on 2 cores, the same global batch of a 6 x 384 model; dp2 and fsdp2 reach 0.9 of one process or better, tp2 and pp2
-are reported. Every competitor has processes of its own; all are started first and then take turns.
-Bytes: what a step of each layout hands to collectives, counted while it runs, is what plan/communication.py says, to the
-byte; a layout for which it is not ends the benchmark with exit code 1.
-Overhead: CPU time (all threads of the process) of our step over a hand-written loop that makes the same calls of torch for
-the same model, in the same processes and taking turns: under 3 %.
+Speed: on 2 cores, the same global batch of a 6 x 384 model; dp2 and fsdp2 reach 0.9 of one process or better, tp2 and
+pp2 are reported. Every competitor has processes of its own; all are started first and then take turns.
+Bytes: what a step of each layout hands to collectives, counted while it runs, is what plan/communication.py says, to
+the byte; a layout for which it is not ends the benchmark with exit code 1.
+Overhead: CPU time (all threads of the process) of our step over a hand-written loop that makes the same calls of torch
+for the same model, in the same processes and taking turns: under 3 %.
 """
 
 import argparse
@@ -28,7 +28,6 @@ from gptworks.config import ModelConfig, OptimConfig, ParallelConfig, ScalerConf
 from gptworks.config.derive import BatchPlan, Layout
 from gptworks.config.schema import InitConfig
 from gptworks.data.loader import Batch
-from gptworks.model import GPT
 from gptworks.parallel import launch
 from gptworks.parallel.apply import FreshWeights, build
 from gptworks.parallel.launch import World
