@@ -36,6 +36,8 @@ COMBINED: list[tuple[str, int, dict[str, Any]]] = [
     ("dp2.fsdp2", 2, {"zero": 2}),
     ("fsdp2.tp2", 2, {"zero": 3}),
     ("pp2.fsdp2", 4, {}),
+    ("pp2.fsdp2", 4, {"zero": 2}),
+    ("pp2.fsdp2", 4, {"zero": 3}),
     ("pp2.tp2", 4, {}),
 ]
 
@@ -81,7 +83,7 @@ def test_bytes_of_a_step(run_layout, name: str) -> None:
     assert_as_the_formula_says(run_layout, Layout.parse(name), cases)
 
 
-@pytest.mark.parametrize("name", [layout for layout, _, _ in COMBINED])
+@pytest.mark.parametrize("name", dict.fromkeys(layout for layout, _, _ in COMBINED))
 def test_bytes_of_a_step_in_two_directions(run_layout, name: str) -> None:
     cases = [Case(micro, {"num_layers": 3}, parallel) for layout, micro, parallel in COMBINED if layout == name]
     assert_as_the_formula_says(run_layout, Layout.parse(name), cases)
