@@ -68,7 +68,7 @@ def assert_as_the_formula_says(run_layout: Any, layout: Layout, cases: list[Case
     for found in run_layout(layout, lambda world: [counted(world, case) for case in cases]):
         for case, (place, counts) in zip(cases, found, strict=True):
             expected = terms(shape(**case.model), layout, case, place)
-            assert counts == communication.totals(expected), f"{layout} at {place}, {case.parallel}"
+            assert counts == communication.totals(expected), f"{layout} at {place!r}, {case.parallel}"
             # Were any one of the messages left out of the formula, or said twice, that would be seen.
             for term in expected:
                 without = [other for other in expected if other is not term]
