@@ -119,6 +119,7 @@ format: $(VENV)/installed-dev
 bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/train.py
+	$(BIN)/python benchmarks/parallel.py
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/read.py
 

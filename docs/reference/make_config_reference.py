@@ -31,9 +31,9 @@ Two words stand at the top level of a file beside the sections: `preset: NAME` f
 `base: FILE` (or a list of files, relative to this one) is read first.
 """
 
-# What a description cannot say because it is about today, not about the key.
+# What a description cannot say because it is not about one key.
 NOTES = {
-    "parallel": "Today a run is one process: all four must be 1.",
+    "parallel": "[How training is split](../explain/parallelism.md), [how to start it](../howto/launch.md).",
     "generate": "`gptworks generate` reads them from the run it generates from; its options come before them.",
 }
 
