@@ -185,8 +185,8 @@ def describe(cfg: RunConfig, world_size: int) -> str:
     note = shard.note(parallel)
     lines += ["", *([note] if note else [])]
     lines += [
-        "One rank of each line was built, on tensors without memory; those that hold as much share a line. Of the shards "
-        "it is the first, which none exceeds.",
+        "One rank of each line was built, on tensors without memory; those that hold as much share a line. Of the "
+        "shards it is the first, which none exceeds.",
         "nothing was written (--dry-run)",
     ]
     return "\n".join(lines)
@@ -194,7 +194,7 @@ def describe(cfg: RunConfig, world_size: int) -> str:
 
 def _table(found: Survey) -> list[str]:
     titles = ("stage", "tp", "ranks", "layers", "heads", "words", "parameters")
-    rows = [(*titles, "weights", "gradients", "optimizer", "gathered", "in all")]
+    rows: list[tuple[str, ...]] = [(*titles, "weights", "gradients", "optimizer", "gathered", "in all")]
     for held in found.holdings:
         amounts = (held.weights, held.gradients, held.optimizer, held.gathered, held.in_all)
         rows.append(
