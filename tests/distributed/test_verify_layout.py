@@ -148,10 +148,11 @@ def test_a_model_that_does_not_fit_is_shrunk_unless_asked_not_to(monkeypatch: py
     notes = "\n".join(plan(cfg, Layout(tp=2), steps=3, shrink="auto").notes)
     assert "a small twin is compared: tp2 needs about" in notes and "4.0 GB are free" in notes
     assert "model.num_layers 24 -> 2; model.hidden_size 2048 -> 64" in notes
-    with pytest.raises(UsageError, match="--full: tp2 needs about .* Leave out --full"):
+    assert "batch.global_size 8 -> 2" in notes
+    with pytest.raises(UsageError, match=r"--full: tp2 needs about .* Leave out --full"):
         plan(cfg, Layout(tp=2), steps=3, shrink="never")
     monkeypatch.setattr(twin, "memory_available", lambda: 1e8)
-    with pytest.raises(UsageError, match="even with a small model. Try a smaller layout"):
+    with pytest.raises(UsageError, match=r"even with a small model\. Try a smaller layout"):
         plan(cfg, Layout(tp=2), steps=3, shrink="auto")
 
 

@@ -148,13 +148,15 @@ def plan(cfg: RunConfig, layout: Layout, *, steps: int, shrink: str) -> Comparis
     if shrink == "never" and not fits_memory:
         raise UsageError(f"--full: {reason}. Leave out --full, and a small model that is cut alike takes its place.")
     if shrink == "always" or (shrink == "auto" and reason):
+        samples = batch.global_size
         cfg, batch = twin.shrunken(cfg, parallel, layout, batch)
         fits_memory, still = _fits(cfg, layout, batch, steps)
         if not fits_memory:
             raise UsageError(f"--layout {layout}: {still}, even with a small model. Try a smaller layout.")
         why = f": {reason}" if reason and shrink == "auto" else ""
-        changed = "; ".join(twin.changes(own, cfg, ("model", "data", "init")))
-        notes.append(f"a small twin is compared{why}\n  {changed}")
+        changed = twin.changes(own, cfg, ("model", "data", "init"))
+        changed += [f"batch.global_size {samples} -> {batch.global_size}"] if samples != batch.global_size else []
+        notes.append(f"a small twin is compared{why}\n  {'; '.join(changed)}")
     cfg, more = _comparable(cfg)
     synthetic, data_note = _find_data(cfg)
     m = cfg.model
