@@ -184,11 +184,10 @@ def describe(cfg: RunConfig, world_size: int) -> str:
         lines.append("gathered: parameters that FSDP has put together; with zero 3 at most so much at a time")
     note = shard.note(parallel)
     lines += ["", *([note] if note else [])]
-    lines += [
-        "One rank of each line was built, on tensors without memory; those that hold as much share a line. Of the "
-        "shards it is the first, which none exceeds.",
-        "nothing was written (--dry-run)",
-    ]
+    lines.append("One rank of each line was built, on tensors without memory; those that hold as much share a line.")
+    if parallel.zero:
+        lines.append("Of the shards it is the first, which none exceeds.")
+    lines.append("nothing was written (--dry-run)")
     return "\n".join(lines)
 
 
