@@ -109,18 +109,22 @@ def verify_layout(cfg: RunConfig, layout: Layout, *, steps: int = 3, shrink: str
     which have said why."""
     comparison = plan(cfg, layout, steps=steps, shrink=shrink)
     folder = Path(tempfile.mkdtemp(prefix="gptworks-verify-"))
-    numbers = record(comparison, folder)
-    spec = folder / "spec.json"
-    asked = {"config": comparison.many.model_dump(mode="json"), "steps": steps, "synthetic": comparison.synthetic}
-    spec.write_text(json.dumps(asked), encoding="utf-8")
-    command = ("-m", "gptworks.verify.rank", str(spec))
-    code = supervise.run(supervise.Job(command, layout.world_size, folder / "logs", quiet=True))
-    if code:
-        return code  # the logs stay: the message may speak of them
-    found = Found.read(folder / rank.RESULT)
-    result = judge(comparison, folder, numbers, found)
-    shutil.rmtree(folder, ignore_errors=True)
-    return result
+    logs = folder / "logs"
+    code = 0
+    try:
+        numbers = record(comparison, folder)
+        asked = {"config": comparison.many.model_dump(mode="json"), "steps": steps, "synthetic": comparison.synthetic}
+        spec = folder / "spec.json"
+        spec.write_text(json.dumps(asked), encoding="utf-8")
+        command = ("-m", "gptworks.verify.rank", str(spec))
+        code = supervise.run(supervise.Job(command, layout.world_size, logs, quiet=True))
+        return code or judge(comparison, folder, numbers, Found.read(folder / rank.RESULT))
+    finally:
+        for path in folder.iterdir():
+            if path != logs or not code:  # what the ranks said stays when they failed: the message speaks of it
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not code:
+            folder.rmdir()
 
 
 def record(comparison: Comparison, folder: Path) -> Numbers:
