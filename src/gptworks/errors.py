@@ -48,3 +48,7 @@ class TrainingError(GPTWorksError):
 
 class GenerationError(GPTWorksError):
     """A prompt or a setting that generation cannot honour."""
+
+
+class VerificationError(GPTWorksError):
+    """Two ways of computing the same gave different numbers."""

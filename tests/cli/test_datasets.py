@@ -273,3 +273,15 @@ def test_a_prefix_that_means_two_datasets(call, small_store: Path, tmp_path: Pat
     err = call("inspect", tmp_path / "x", expect=2).err
     assert "names 2 datasets" in err and "x_ids.npy (paddle)" in err and "Give the file you mean" in err
     assert "paddle-npz" in call("inspect", tmp_path / "x_ids.npz").out
+
+
+def test_verify_of_a_run_and_its_checkpoints(call, finished: Path) -> None:
+    printed = call("verify", finished).out
+    assert printed.count("whole (step ") == 3 and "step 6;" in printed and "hashes agree" in printed
+    step = finished / "checkpoints" / "step-00000006"
+    (found,) = json.loads(call("verify", step, "--json").out)
+    assert found["step"] == 6 and found["files"] > 2
+    damaged = next((step / "portable").glob("*.safetensors"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    for path in (step, finished):
+        assert f"{damaged}: contents have changed" in call("verify", path, expect=2).err

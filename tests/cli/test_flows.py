@@ -409,6 +409,8 @@ def test_config_presets(call: Call) -> None:
         (["gptworks", "train"], {"train"}),
         (["gptworks", ""], set(VERBS)),
         (["gptworks", "train", "--dry"], {"--dry-run"}),
+        (["gptworks", "train", "--wor"], {"--world"}),
+        (["gptworks", "verify", "--la"], {"--layout"}),
         (["gptworks", "config", "sch"], {"schema"}),
         (["gptworks", "eval", "--base"], {"--baselines"}),
         (["gptworks", "config", "show", "--or"], {"--origin"}),

@@ -21,7 +21,7 @@ LEVELS = [
     {"evaluate"},
     {"train"},
     {"api"},
-    {"simulate"},
+    {"simulate", "verify"},
     {"interop"},
     {"serve"},
     {"cli"},

@@ -18,6 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", default="never", metavar="auto|never|DIR", help="go on from a checkpoint")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], help="where to compute")
     parser.add_argument("--dry-run", action="store_true", help="check everything, show the plan, train nothing")
+    parser.add_argument(
+        "--world", type=int, metavar="N", help="with --dry-run: what each of N processes would hold; needs no data"
+    )
     parser.add_argument("--show-batch", action="store_true", help="print the first batch, decoded, and stop")
     many = parser.add_argument_group("several processes")
     many.add_argument(
@@ -47,8 +50,16 @@ def run(args: argparse.Namespace) -> int:
         print(show_first_batch(prepare(config)))
         return 0
     if args.dry_run:
-        print(_plan(config))
+        world_size = _imagined_world(args, config)
+        if world_size is None:
+            print(_plan(config))
+        else:
+            from gptworks.simulate.dry_run import describe
+
+            print(describe(config, world_size))
         return 0
+    if args.world is not None:
+        raise UsageError(f"--world: {args.world} without --dry-run. To train, start the processes with --nproc.")
     if args.rdma:
         _enable_rdma(config)
     from gptworks.parallel import failures, placement
@@ -61,6 +72,19 @@ def run(args: argparse.Namespace) -> int:
 
         train(config, resume_from=_resume_from(args, config), command=["gptworks", *sys.argv[1:]])
     return 0
+
+
+def _imagined_world(args: argparse.Namespace, config: Any) -> int | None:
+    """Of how many processes a dry run is to tell what they hold. None: it is about this process alone."""
+    if args.world is not None:
+        if args.world < 1:
+            raise UsageError(f"--world: {args.world}. Needed: 1 or more.")
+        return int(args.world)
+    from gptworks.parallel import placement
+
+    sizes = [getattr(config.parallel, axis) for axis in ("pp", "dp", "fsdp", "tp")]
+    several = all(isinstance(size, int) for size in sizes) and math.prod(sizes) > 1
+    return math.prod(sizes) if several and placement.read(os.environ).world_size == 1 else None
 
 
 def _wants_many(args: argparse.Namespace) -> bool:

@@ -4,7 +4,8 @@ import atexit
 import ctypes
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -125,7 +126,6 @@ def join(layout: Layout, rank: int, device: torch.device, **group: Any) -> World
     """Meet the other processes of the layout. `group`: as init_process_group takes it."""
     from torch import distributed
     from torch.distributed import distributed_c10d
-    from torch.distributed.device_mesh import init_device_mesh
 
     if "timeout" in group:
         # Groups that are made later, such as those of the mesh, take torch's defaults: up to 30 minutes of silence.
@@ -134,9 +134,37 @@ def join(layout: Layout, rank: int, device: torch.device, **group: Any) -> World
     if device.type == "cuda":
         group.setdefault("device_id", device)
     distributed.init_process_group(backend, rank=rank, world_size=layout.world_size, **group)
+    return World(device, layout, rank, _mesh(layout, device.type))
+
+
+@contextmanager
+def imagined(layout: Layout, rank: int) -> Iterator[World]:
+    """A world of which nobody but this process exists. What its groups are sent goes nowhere, and its device has shapes
+    but no memory: what a rank of a large layout would hold can be seen on a small machine."""
+    device = torch.device("meta")
+    if layout.world_size == 1:
+        yield World(device, layout)
+        return
+    from torch import distributed
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # importing it makes the backend known
+
+    assert not distributed.is_initialized(), "this process is of another world already"
+    distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world_size)
+    try:
+        yield World(device, layout, rank, _mesh(layout, "cpu"))
+    finally:
+        distributed.destroy_process_group()
+        # DTensor remembers its operations with the mesh they were first done on, and takes that of another rank of the
+        # same layout for the same.
+        _clear_sharding_prop_cache()
+
+
+def _mesh(layout: Layout, device_type: str) -> "DeviceMesh":
+    from torch.distributed.device_mesh import init_device_mesh
+
     sizes = vars(layout)
-    mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    return World(device, layout, rank, mesh)
+    return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
 def keep_freed_memory() -> None:

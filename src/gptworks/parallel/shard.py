@@ -11,6 +11,7 @@ pass: the forward pass is that of one process, hooks and wrappers cost nothing, 
 and pipeline parts. What is given up is the overlap of that sum with the backward pass.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -132,6 +133,20 @@ def num_copies(parameter: Tensor, world: World) -> int:
     for _, size in _splits(parameter):
         ranks //= size
     return ranks
+
+
+def num_gathered(parameter: Tensor) -> int:
+    """Numbers of it that this rank has while FSDP has put the shards together: all that tensor parallelism left."""
+    if not hasattr(parameter, "device_mesh"):
+        return parameter.numel()
+    shape, names = list(parameter.shape), parameter.device_mesh.mesh_dim_names
+    for axis, size in _splits(parameter):
+        if names[axis] == "tp":
+            dim = parameter.placements[axis].dim  # type: ignore[attr-defined]
+            each = -(-shape[dim] // size)
+            before = each * parameter.device_mesh.get_coordinate()[axis]
+            shape[dim] = max(0, min(each, shape[dim] - before))
+    return math.prod(shape)
 
 
 def slice_of(whole: Tensor, parameter: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ class Job:
     log_dir: Path
     nodes: Nodes = field(default_factory=Nodes)
     max_restarts: int = 0
+    quiet: bool = False  # say nothing of the start
 
 
 class _Interrupted(Exception):
@@ -192,11 +193,9 @@ def _attempts(job: Job, meeting: Alone | Meeting, signals: _Signals) -> int:
         round = meeting.next(signals.leave_if_received)
         last = round.first_rank + job.nproc - 1
         node = f"node {round.node} of {round.num_nodes}: " if round.num_nodes > 1 else ""
-        print(
-            f"{node}{job.nproc} processes, ranks {round.first_rank} to {last} of {round.world_size}; "
-            f"logs in {job.log_dir}",
-            flush=True,
-        )
+        start = f"{node}{job.nproc} processes, ranks {round.first_rank} to {last} of {round.world_size}"
+        if not job.quiet:
+            print(f"{start}; logs in {job.log_dir}", flush=True)
         with tempfile.TemporaryDirectory(prefix="gptworks-") as folder:
             ranks = _Ranks(job, round, Path(folder))
             try:

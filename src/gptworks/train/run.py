@@ -20,13 +20,14 @@ from gptworks.checkpoint.formats import dcp, huggingface
 from gptworks.checkpoint.manifest import Manifest
 from gptworks.checkpoint.pretrained import Pretrained
 from gptworks.config import yaml_text
-from gptworks.config.schema import RunConfig
+from gptworks.config.schema import ParallelConfig, RunConfig
 from gptworks.data.loader import Batch
 from gptworks.errors import CheckpointError, DataError, TrainingError
 from gptworks.evaluate.heldout import held_out_loss
 from gptworks.model import GPT
 from gptworks.parallel import apply, recompute, shard
 from gptworks.parallel.apply import FreshWeights, WeightSource
+from gptworks.parallel.launch import World
 from gptworks.parallel.parts import named_parameters
 from gptworks.parallel.ranks import Ranks
 from gptworks.parallel.slices import Slice, copied_to_cpu, to_fill, to_store
@@ -165,17 +166,8 @@ class Run:
         return manifest
 
     def _build_part(self, weights: WeightSource | None) -> GPT:
-        cfg = self.cfg
-        return apply.build(
-            cfg.model,
-            self.setup.world,
-            DTYPES[cfg.precision.compute],
-            weights or FreshWeights(cfg.init, cfg.model.num_layers, cfg.train.seed),
-            parallel=self.setup.parallel,
-            reduce_dtype=DTYPES["fp32" if cfg.precision.reduce == "fp32" else cfg.precision.compute],
-            recompute_mode=cfg.train.recompute,
-            compile_blocks=cfg.train.compile and apply.can_compile(self.setup.world.device),
-        )
+        fresh = FreshWeights(self.cfg.init, self.cfg.model.num_layers, self.cfg.train.seed)
+        return build_part(self.cfg, self.setup.world, self.setup.parallel, weights or fresh)
 
     def _weights_to_tune(self) -> WeightSource:
         opened = Pretrained.open(self.cfg.init.checkpoint)
@@ -406,3 +398,17 @@ class Run:
             f"so training stopped ({why}). The samples are written down in {details}. "
             "Lower optim.lr, lengthen optim.warmup_steps, or set train.nonfinite: skip; go on with --resume auto."
         )
+
+
+def build_part(cfg: RunConfig, world: World, parallel: ParallelConfig, weights: WeightSource) -> GPT:
+    """This rank's part of the model of a run."""
+    return apply.build(
+        cfg.model,
+        world,
+        DTYPES[cfg.precision.compute],
+        weights,
+        parallel=parallel,
+        reduce_dtype=DTYPES["fp32" if cfg.precision.reduce == "fp32" else cfg.precision.compute],
+        recompute_mode=cfg.train.recompute,
+        compile_blocks=cfg.train.compile and apply.can_compile(world.device),
+    )

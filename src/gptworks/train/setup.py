@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gptworks.config import contradictions
-from gptworks.config.derive import BatchPlan, num_steps, solve_batch, with_layout
+from gptworks.config.derive import BatchPlan, Layout, num_steps, solve_batch, with_layout
 from gptworks.config.schema import ParallelConfig, RunConfig
 from gptworks.data import foreign_order
 from gptworks.data.dataset import Dataset
@@ -37,14 +37,20 @@ class Setup:
         )
 
 
-def prepare(cfg: RunConfig) -> Setup:
-    """Open the data, solve the batch equation, count the steps."""
-    world = launch.start(cfg.parallel, cfg.run)
-    parallel = with_layout(cfg.parallel, world.layout)
+def fit_layout(cfg: RunConfig, layout: Layout) -> ParallelConfig:
+    """The parallel section with all numbers known, or what does not go together then."""
+    parallel = with_layout(cfg.parallel, layout)
     if parallel != cfg.parallel:  # auto: what depends on it could not be checked before
         problems = contradictions.find({**dict(cfg), "parallel": parallel})
         if problems:
             raise ConfigError("parallel", problems)
+    return parallel
+
+
+def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
+    """Open the data, solve the batch equation, count the steps. `world`: None = the one the environment tells of."""
+    world = world or launch.start(cfg.parallel, cfg.run)
+    parallel = fit_layout(cfg, world.layout)
     dataset = Dataset(cfg.data, vocab_size=cfg.model.vocab_size, seed=cfg.train.seed)
     per_epoch = dataset.samples_per_epoch("train")
     batch = solve_batch(cfg.batch, world.data_parallel)

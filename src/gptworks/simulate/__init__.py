@@ -1,0 +1,1 @@
+"""What a layout would do, found with its own code and without its machines."""

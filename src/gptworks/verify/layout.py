@@ -1,0 +1,321 @@
+"""One process and a layout side by side: the same weights, losses and gradients, or the first tensor that differs."""
+
+import json
+import math
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gptworks.config import contradictions
+from gptworks.config.derive import BatchPlan, Layout, solve_batch, with_layout
+from gptworks.config.schema import BatchConfig, ParallelConfig, RunConfig
+from gptworks.data.store import locate_stores
+from gptworks.errors import ConfigError, DataError, UsageError, VerificationError
+from gptworks.parallel import launch, supervise
+from gptworks.parallel.launch import World
+from gptworks.plan import sizes
+from gptworks.train.setup import prepare
+from gptworks.verify import measure, rank, reference, twin
+from gptworks.verify.measure import Found, Numbers
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    loss: float  # absolute
+    norm: float  # relative
+    gradient: float  # of the largest number of the same tensor
+
+
+# fp32: rounding stays below 2e-6 of a loss, the mildest mistake ever seen was 1e-5. In the short types every product
+# is rounded, and a layout adds up in another order: only gross mistakes can be told from that.
+TOLERANCES = {
+    "fp32": Tolerance(5e-6, 5e-5, 1e-4),
+    "bf16": Tolerance(5e-3, 2e-2, 1e-1),
+    "fp16": Tolerance(1e-3, 1e-2, 5e-2),
+}
+# A gradient so much smaller than the largest of the model is rounding itself, such as that of a bias of the keys.
+_NEGLIGIBLE = 1e-4
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is run both ways, and what of the user's configuration had to be another."""
+
+    layout: Layout
+    one: RunConfig
+    many: RunConfig
+    batch: BatchPlan
+    steps: int
+    synthetic: bool
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Row:
+    what: str
+    one: str
+    many: str
+    difference: float
+    allowed: float
+
+    @property
+    def is_equal(self) -> bool:
+        return self.difference <= self.allowed
+
+
+@dataclass(frozen=True)
+class Result:
+    comparison: Comparison
+    rows: list[Row]
+    first_divergence: str = ""  # name of the tensor
+    verdict: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_equal(self) -> bool:
+        return all(row.is_equal for row in self.rows)
+
+    def text(self) -> str:
+        name = str(self.comparison.layout)
+        lines = [("", "one process", name, "difference", "allowed")]
+        lines += [(r.what, r.one, r.many, f"{r.difference:.1e}", f"{r.allowed:.0e}") for r in self.rows]
+        widths = [max(len(line[column]) for line in lines) for column in range(5)]
+        table = [
+            "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
+            for line in lines
+        ]
+        return "\n".join([*self.comparison.notes, "", *table, "", self.verdict])
+
+    def as_dict(self) -> dict[str, Any]:
+        rows = [{**vars(row), "equal": row.is_equal} for row in self.rows]
+        return {
+            "layout": str(self.comparison.layout),
+            "equal": self.is_equal,
+            "first_divergence": self.first_divergence or None,
+            "verdict": self.verdict,
+            "notes": self.comparison.notes,
+            "compared": rows,
+        }
+
+    def require_equal(self) -> None:
+        if not self.is_equal:
+            raise VerificationError(self.verdict)
+
+
+def verify_layout(cfg: RunConfig, layout: Layout, *, steps: int = 3, shrink: str = "auto") -> Result | int:
+    """`shrink`: auto (if the model would not fit here), always, never. A number is the exit code of ranks that failed,
+    which have said why."""
+    comparison = plan(cfg, layout, steps=steps, shrink=shrink)
+    folder = Path(tempfile.mkdtemp(prefix="gptworks-verify-"))
+    logs = folder / "logs"
+    code = 0
+    try:
+        numbers = record(comparison, folder)
+        asked = {"config": comparison.many.model_dump(mode="json"), "steps": steps, "synthetic": comparison.synthetic}
+        spec = folder / "spec.json"
+        spec.write_text(json.dumps(asked), encoding="utf-8")
+        command = ("-m", "gptworks.verify.rank", str(spec))
+        code = supervise.run(supervise.Job(command, layout.world_size, logs, quiet=True))
+        return code or judge(comparison, folder, numbers, Found.read(folder / rank.RESULT))
+    finally:
+        for path in folder.iterdir():
+            if path != logs or not code:  # what the ranks said stays when they failed: the message speaks of it
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not code:
+            folder.rmdir()
+
+
+def record(comparison: Comparison, folder: Path) -> Numbers:
+    """The side of one process, here."""
+    one = comparison.one
+    world = World(launch.pick_device(one.run.device))
+    return measure.record(one, world, comparison.steps, folder, synthetic=comparison.synthetic)
+
+
+def plan(cfg: RunConfig, layout: Layout, *, steps: int, shrink: str) -> Comparison:
+    """Refuses what training with this layout would refuse."""
+    if layout.world_size == 1:
+        raise UsageError(
+            "--layout: 1 is one process, and there is nothing to compare it with. Needed: such as tp2.pp2."
+        )
+    if steps < 1:
+        raise UsageError(f"--steps: {steps}. Needed: 1 or more.")
+    parallel = with_layout(cfg.parallel, layout)
+    problems = contradictions.find({**dict(cfg), "parallel": parallel})
+    if problems:
+        raise ConfigError(f"layout {layout}", problems)
+    batch = solve_batch(cfg.batch, layout.data_parallel)
+    own, notes = cfg, []
+    fits_memory, reason = _fits(own, layout, batch, steps)
+    if shrink == "never" and not fits_memory:
+        raise UsageError(f"--full: {reason}. Leave out --full, and a small model that is cut alike takes its place.")
+    if shrink == "always" or (shrink == "auto" and reason):
+        samples = batch.global_size
+        cfg, batch = twin.shrunken(cfg, parallel, layout, batch)
+        fits_memory, still = _fits(cfg, layout, batch, steps)
+        if not fits_memory:
+            raise UsageError(f"--layout {layout}: {still}, even with a small model. Try a smaller layout.")
+        why = f": {reason}" if reason and shrink == "auto" else ""
+        changed = twin.changes(own, cfg, ("model", "data", "init"))
+        changed += [f"batch.global_size {samples} -> {batch.global_size}"] if samples != batch.global_size else []
+        notes.append(f"a small twin is compared{why}\n  {'; '.join(changed)}")
+    cfg, more = _comparable(cfg)
+    synthetic, data_note = _find_data(cfg)
+    m = cfg.model
+    notes = [
+        f"{layout}, {layout.world_size} processes on {cfg.run.device}: {m.num_layers} layers x {m.hidden_size}, "
+        f"{m.num_heads} heads, vocabulary {m.vocab_size:,}; {sizes.num_parameters(m):,} parameters, "
+        f"{cfg.precision.compute}",
+        f"batch {batch.global_size} x {cfg.data.seq_len} tokens = {batch.micro_size} micro-batch "
+        f"x {batch.accumulation} accumulation x {batch.data_parallel} data-parallel; {data_note}",
+        *notes,
+        *more,
+    ]
+    if cfg.precision.compute != "fp32":
+        notes.append(
+            f"in {cfg.precision.compute} rounding hides small mistakes: losses within "
+            f"{TOLERANCES[cfg.precision.compute].loss:g} count as equal. precision.compute=fp32 compares to 5e-06"
+        )
+    # Both sides take the same micro-batches; one process takes those of all ranks.
+    sizes_of_batch = BatchConfig(global_size=batch.global_size, micro_size=batch.micro_size)
+    changed_sections: dict[str, Any] = {
+        "batch": sizes_of_batch,
+        "evaluate": cfg.evaluate.model_copy(update={"every": 1, "batches": 2 * layout.data_parallel, "patience": 0}),
+        "checkpoint": cfg.checkpoint.model_copy(update={"keep_best": False}),
+    }
+    if not (cfg.train.steps or cfg.train.epochs or cfg.train.tokens):
+        changed_sections["train"] = cfg.train.model_copy(update={"steps": steps})
+    one = cfg.model_copy(update={**changed_sections, "parallel": ParallelConfig()})
+    if not synthetic:
+        one, held_out_note = _with_held_out(one)
+        notes += held_out_note
+    return Comparison(layout, one, one.model_copy(update={"parallel": parallel}), batch, steps, synthetic, notes)
+
+
+def _fits(cfg: RunConfig, layout: Layout, batch: BatchPlan, steps: int) -> tuple[bool, str]:
+    """Whether memory is enough, and why the whole would not be wise; "" = nothing against it."""
+    needed, available = twin.memory_needed(cfg, layout, batch), twin.memory_available()
+    if needed > available:
+        return False, f"{layout} needs about {needed / 1e9:,.1f} GB on this machine, {available / 1e9:,.1f} GB are free"
+    flop = twin.work(cfg, batch, steps)
+    if flop > twin.MOST_WORK and cfg.run.device == "cpu":
+        return True, f"{steps} steps are {flop:.1e} FLOP, more than {twin.MOST_WORK:.0e}, which take ten minutes or so"
+    return True, ""
+
+
+def _comparable(cfg: RunConfig) -> tuple[RunConfig, list[str]]:
+    """Without what no two layouts have in common, or what only costs time."""
+    no_dropout = dict.fromkeys(("dropout_embed", "dropout_hidden", "dropout_attention"), 0.0)
+    changed = cfg.model_copy(
+        update={
+            "model": cfg.model.model_copy(update=no_dropout),
+            "train": cfg.train.model_copy(update={"compile": False}),
+        }
+    )
+    notes = []
+    if changed.model != cfg.model:
+        notes.append("dropout is off: what is dropped depends on the layout")
+    if changed.train != cfg.train:
+        notes.append("train.compile is off")
+    return changed, notes
+
+
+def _find_data(cfg: RunConfig) -> tuple[bool, str]:
+    """Whether tokens are to be made up, and what is read."""
+    if not cfg.data.path:
+        return True, "random tokens (data.path is not set)"
+    try:
+        for path in (*cfg.data.path, *cfg.data.held_out_path):
+            locate_stores(path)
+    except DataError as error:
+        return True, f"random tokens ({str(error).splitlines()[0]})"
+    return False, f"data of {', '.join(cfg.data.path)}"
+
+
+def _with_held_out(cfg: RunConfig) -> tuple[RunConfig, list[str]]:
+    """The configuration with evaluation, if the data has something to evaluate on."""
+    if cfg.data.held_out_path or (len(cfg.data.split) > 1 and cfg.data.split[1]):
+        try:
+            prepare(cfg, World(launch.pick_device("cpu")))
+            return cfg, []
+        except DataError as error:
+            reason = str(error).splitlines()[0]
+    else:
+        reason = "data.split leaves nothing"
+    without = cfg.model_copy(update={"evaluate": cfg.evaluate.model_copy(update={"every": 0})})
+    return without, [f"no held-out loss: {reason}"]
+
+
+def judge(comparison: Comparison, folder: Path, one: Numbers, found: Found) -> Result:
+    allowed = TOLERANCES[comparison.one.precision.compute]
+    rows, first = [], ""
+    for kind, what, limit in (
+        (measure.WEIGHTS, "weights at step 0", 0.0),
+        (measure.GRADIENTS, "gradients of the first update", allowed.gradient),
+    ):
+        wanted = reference.describe(folder, kind)
+        differences = _relative(wanted, found.tensors[kind])
+        if not differences:
+            continue
+        worst = max(differences, key=lambda name: differences[name])
+        rows.append(
+            Row(what, f"{len(wanted)} tensors", worst if differences[worst] else "equal", differences[worst], limit)
+        )
+        wrong = [name for name, difference in differences.items() if difference > limit]
+        if wrong and not first:
+            first = f"{wrong[0]} ({what}), by {differences[wrong[0]]:.2g} of its largest number; allowed {limit:.0e}"
+            rest = f" {len(wrong) - 1} of the other {len(differences) - 1} tensors diverge too." if wrong[1:] else ""
+            first_name, first = wrong[0], first + "." + rest
+    for name, limit, is_relative in (("losses", allowed.loss, False), ("grad_norms", allowed.norm, True)):
+        for step, value in enumerate(getattr(one, name)):
+            what = f"{'loss' if name == 'losses' else 'gradient norm'}, step {step + 1}"
+            rows.append(_row(what, value, [getattr(n, name)[step] for n in found.numbers], limit, is_relative))
+    if one.held_out is not None:
+        theirs = [math.nan if n.held_out is None else n.held_out for n in found.numbers]
+        rows.append(_row("held-out loss", one.held_out, theirs, allowed.loss, False))
+    result = Result(comparison, rows, first_name if first else "")
+    return Result(comparison, rows, result.first_divergence, _verdict(result, first))
+
+
+def _verdict(result: Result, first: str) -> str:
+    layout = result.comparison.layout
+    if result.is_equal:
+        return f"{layout} equals one process."
+    wrong = [row for row in result.rows if not row.is_equal]
+    lines = [f"{layout} is not equal to one process. Different: {', '.join(row.what for row in wrong)}."]
+    if first:
+        lines.append(f"First tensor that diverges, in the order of the model: {first}")
+    if result.first_divergence and not any(row.what.startswith("weights") for row in wrong):
+        forward = any(row.what == "loss, step 1" for row in wrong)
+        agrees = "differs too: look at the forward pass" if forward else "agrees: it is the backward pass that differs"
+        lines.append(f"The loss of step 1 {agrees}.")
+    return "\n".join(lines)
+
+
+def _relative(wanted: dict[str, reference.Described], found: dict[str, reference.Compared]) -> dict[str, float]:
+    """Of each tensor, in the order of the model, as a part of its largest number."""
+    if not wanted:
+        return {}
+    floor = _NEGLIGIBLE * max(tensor.largest for tensor in wanted.values())
+    differences = {}
+    for name in [*wanted, *(name for name in found if name not in wanted)]:
+        if name not in wanted or name not in found or found[name].num_seen < wanted[name].size:
+            differences[name] = math.inf  # nobody has it, or a piece of it
+        else:
+            differences[name] = measure.relative(found[name].difference, max(wanted[name].largest, floor))
+    return differences
+
+
+def _row(what: str, one: float, ranks: list[float], limit: float, is_relative: bool) -> Row:
+    """The rank that is farthest away speaks for all."""
+
+    def difference(value: float) -> float:
+        if value == one or (math.isnan(value) and math.isnan(one)):
+            return 0.0
+        found = abs(value - one) / (abs(one) if is_relative and one else 1.0)
+        return math.inf if math.isnan(found) else found
+
+    farthest = max(ranks, key=difference)
+    return Row(what, f"{one:.7f}", f"{farthest:.7f}", difference(farthest), limit)

@@ -1,0 +1,200 @@
+"""gptworks verify --layout: a right layout passes; one collective left out is caught, with the tensor it spoils."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gptworks.cli.main import main
+from gptworks.config.derive import Layout, solve_batch, with_layout
+from gptworks.config.load import load
+from gptworks.config.schema import RunConfig
+from gptworks.errors import ConfigError, UsageError, VerificationError
+from gptworks.model import init
+from gptworks.parallel import apply, collectives, tensor
+from gptworks.parallel.pipeline import Pipeline
+from gptworks.verify import measure, twin
+from gptworks.verify.layout import Result, judge, plan, record
+
+Compare = Callable[..., Result]
+TINY = ["num_layers=2", "hidden_size=32", "num_heads=4", "vocab_size=301", "max_positions=16"]
+
+
+def configured(*overrides: str) -> RunConfig:
+    shape = [f"model.{one}" for one in TINY]
+    usual = ["batch.global_size=8", "batch.micro_size=2", "optim.lr=3e-3", "run.device=cpu", "run.threads=1"]
+    return load(overrides=[*shape, *usual, *overrides])
+
+
+@pytest.fixture
+def compared(run_layout: Callable[..., list[Any]], tmp_path: Path) -> Compare:
+    """compared("tp2", ..., broken=lambda: ...): both sides, with forked ranks. `broken` is called in each of them."""
+
+    def compare(name: str, *overrides: str, broken: Callable[[], None] = lambda: None) -> Result:
+        comparison = plan(configured(*overrides), Layout.parse(name), steps=2, shrink="auto")
+        one = record(comparison, tmp_path)
+
+        def side(world: Any) -> measure.Found:
+            broken()
+            return measure.compare(comparison.many, world, 2, tmp_path, synthetic=comparison.synthetic)
+
+        found = run_layout(comparison.layout, side)[0]
+        found.write(tmp_path / "found.json")
+        return judge(comparison, tmp_path, one, measure.Found.read(tmp_path / "found.json"))
+
+    return compare
+
+
+def test_tp2_pp2_equals_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole command, with its launcher."""
+    recipe = tmp_path / "run.yaml"
+    recipe.write_text(
+        "model: {num_layers: 3, hidden_size: 32, num_heads: 4, vocab_size: 301, max_positions: 16}\n"
+        "batch: {global_size: 4, micro_size: 1}\nrun: {threads: 1}\n"
+    )
+    assert main(["verify", "-c", str(recipe), "--layout", "tp2.pp2", "--steps", "2", "--json", "optim.lr=3e-3"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["equal"] and found["layout"] == "pp2.tp2" and found["first_divergence"] is None
+    names = [row["what"] for row in found["compared"]]
+    assert names[:2] == ["weights at step 0", "gradients of the first update"]
+    assert {"loss, step 2", "gradient norm, step 2", "held-out loss"} <= set(names)
+    assert found["compared"][0]["one"] == "40 tensors" and found["compared"][0]["difference"] == 0.0
+    assert any("random tokens (data.path is not set)" in note for note in found["notes"])
+
+
+def test_fsdp2_equals_one_process_on_the_users_own_data(compared: Compare, small_store: Path) -> None:
+    result = compared("fsdp2", f"data.path={small_store}", "model.vocab_size=512", "data.mask_eod=true")
+    assert result.is_equal and result.verdict == "fsdp2 equals one process."
+    assert f"data of {small_store}" in result.comparison.notes[1]
+    assert result.rows[-1].what == "held-out loss"
+    assert "weights at step 0" in result.text()
+    result.require_equal()
+
+
+def leave_out(where: Any, name: str, instead: Callable[..., Any]) -> Callable[[], None]:
+    return lambda: setattr(where, name, instead)
+
+
+def other_weights(name: str, shape: torch.Size, *rest: Any) -> torch.Tensor:
+    whole = init.draw(name, shape, *rest)
+    return whole + 1e-6 if name == "blocks.1.mlp.up.weight" else whole
+
+
+@pytest.mark.parametrize(
+    ("layout", "broken", "tensor_named", "said"),
+    [
+        (
+            "tp2",
+            leave_out(tensor, "finish_gradients", lambda *_: None),
+            "wpe.weight",
+            # Norms and whole biases. Clipping, whose norm is wrong now, must not make the others look wrong.
+            "14 of the other 27 tensors diverge too.\nThe loss of step 1 agrees: it is the backward pass",
+        ),
+        (
+            "pp2",
+            leave_out(Pipeline, "sum_tied_gradients", lambda _: None),
+            "wte.weight",
+            "The loss of step 1 agrees: it is the backward pass",
+        ),
+        (
+            "tp2",
+            leave_out(collectives, "sum_to_split_tokens", lambda x, ranks: x.chunk(ranks.size, 1)[ranks.rank]),
+            "wte.weight",
+            "The loss of step 1 differs too: look at the forward pass",
+        ),
+        (
+            "dp2",
+            leave_out(apply, "draw", other_weights),
+            "blocks.1.mlp.up.weight",
+            "(weights at step 0)",
+        ),
+    ],
+    ids=["gradients of norms not summed", "tied gradients not summed", "products not summed", "other weights"],
+)
+def test_a_mistake_is_caught_and_its_tensor_named(
+    layout: str, broken: Callable[[], None], tensor_named: str, said: str, compared: Compare
+) -> None:
+    result = compared(layout, broken=broken)
+    assert not result.is_equal
+    assert result.first_divergence == tensor_named
+    with pytest.raises(VerificationError) as caught:
+        result.require_equal()
+    text = str(caught.value)
+    assert f"{layout} is not equal to one process" in text
+    assert f"First tensor that diverges, in the order of the model: {tensor_named} (" in text
+    assert said in text
+
+
+# The small twin
+
+
+def test_the_twin_is_cut_as_the_model_is() -> None:
+    overrides = ["model.max_positions=2048", "model.num_layers=97", "batch.global_size=1536", "batch.micro_size=4"]
+    cfg = load(preset="175B", overrides=[*overrides, "init.checkpoint=", "model.vocab_size=50257"])
+    layout = Layout(pp=4, tp=8, dp=2)
+    small, batch = twin.shrunken(cfg, with_layout(cfg.parallel, layout), layout, solve_batch(cfg.batch, 2))
+    assert (small.model.num_heads, small.model.hidden_size, small.model.ffn_size) == (16, 256, 1024)
+    assert small.model.num_layers == 5, "97 layers on 4 stages are uneven, and so are 5"
+    assert small.model.vocab_size == 50257 and small.data.seq_len == small.model.max_positions == 64
+    assert (batch.global_size, batch.micro_size, batch.accumulation) == (32, 2, 8)
+
+
+def test_a_model_that_does_not_fit_is_shrunk_unless_asked_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = load(preset="1.3B", overrides=["batch.global_size=8", "batch.micro_size=1", "run.device=cpu"])
+    monkeypatch.setattr(twin, "memory_available", lambda: 4e9)
+    notes = "\n".join(plan(cfg, Layout(tp=2), steps=3, shrink="auto").notes)
+    assert "a small twin is compared: tp2 needs about" in notes and "4.0 GB are free" in notes
+    assert "model.num_layers 24 -> 2; model.hidden_size 2048 -> 64" in notes
+    assert "batch.global_size 8 -> 2" in notes
+    with pytest.raises(UsageError, match=r"--full: tp2 needs about .* Leave out --full"):
+        plan(cfg, Layout(tp=2), steps=3, shrink="never")
+    monkeypatch.setattr(twin, "memory_available", lambda: 1e8)
+    with pytest.raises(UsageError, match=r"even with a small model\. Try a smaller layout"):
+        plan(cfg, Layout(tp=2), steps=3, shrink="auto")
+
+
+def test_what_is_not_as_configured_is_said() -> None:
+    settings = ["model.dropout_hidden=0.1", "train.compile=true", "precision.compute=bf16", "data.path=nowhere"]
+    notes = "\n".join(plan(configured(*settings), Layout(tp=2), steps=3, shrink="auto").notes)
+    assert "dropout is off" in notes and "train.compile is off" in notes
+    assert "in bf16 rounding hides small mistakes" in notes and "random tokens (nowhere" in notes
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("layout", "settings", "said"),
+    [
+        (Layout(tp=8), [], "8 does not divide model.num_heads (4)"),
+        (Layout(pp=4), [], "model.num_layers is 2: each needs a layer"),
+        (Layout(dp=3), [], "8 is not a multiple of micro_size x data-parallel (2 x 3) = 6"),
+        (Layout(), [], "nothing to compare it with. Needed: such as tp2.pp2"),
+        (
+            Layout(tp=2),
+            ["parallel.zero=2", "parallel.fsdp=2"],
+            "parallel.zero: 2 shards over parallel.fsdp, which is 1",
+        ),
+    ],
+)
+def test_refused_before_anything_runs(layout: Layout, settings: list[str], said: str) -> None:
+    with pytest.raises((ConfigError, UsageError)) as caught:
+        plan(configured(*settings), layout, steps=3, shrink="auto")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "verify: of what? Needed: a dataset, run or checkpoint, or -c FILE --layout tp2.pp2"),
+        (["--preset", "tiny", "--layout", "tp2.xx3"], "'xx3' is not an axis and a number"),
+        (["--preset", "tiny", "--layout", "tp2", "--steps", "0"], "--steps: 0. Needed: 1 or more."),
+        (["--preset", "tiny"], "--layout: 1 is one process"),
+    ],
+)
+def test_refused_by_the_command(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", *arguments]) == 2
+    assert said in capsys.readouterr().err
