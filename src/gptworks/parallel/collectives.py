@@ -13,6 +13,10 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
+# Their names since torch 2.13, and before.
+_all_gather: Any = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+_reduce_scatter: Any = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -138,7 +142,7 @@ class _GatherFeatures(torch.autograd.Function):
         ctx.start, ctx.here = group.rank() * width, here
         padded = F.pad(x, (0, width - here)).contiguous()
         parts = padded.new_empty(size * x.shape[0], *padded.shape[1:])
-        distributed.all_gather_into_tensor(parts, padded, group=group)
+        _all_gather(parts, padded, group=group)
         parts = parts.view(size, *padded.shape).movedim(0, -2)
         return parts.reshape(*x.shape[:-1], size * width)[..., :num_features]
 
@@ -156,7 +160,7 @@ def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
 def all_gather_tokens(x_BtD: Tensor, group: ProcessGroup) -> Tensor:
     B, t, D = x_BtD.shape
     parts = x_BtD.new_empty(group.size() * B, t, D)
-    distributed.all_gather_into_tensor(parts, x_BtD.contiguous(), group=group)
+    _all_gather(parts, x_BtD.contiguous(), group=group)
     return parts.view(-1, B, t, D).transpose(0, 1).reshape(B, -1, D)
 
 
@@ -166,7 +170,7 @@ def reduce_scatter_tokens(x_BTD: Tensor, group: ProcessGroup) -> Tensor:
     parts = x_BTD.reshape(B, size, -1, D).transpose(0, 1).reshape(size * B, -1, D)
     if x_BTD.dtype.itemsize >= 4:
         mine = parts.new_empty(B, *parts.shape[1:])
-        distributed.reduce_scatter_tensor(mine, parts, group=group)
+        _reduce_scatter(mine, parts, group=group)
         return mine
     # As many bytes as a reduce-scatter in the narrow type, but summed in fp32 and rounded once.
     received = torch.empty_like(parts)
