@@ -177,7 +177,7 @@ def test_s3_01_a_collective_left_out_is_noticed(run_layout, layout: Layout) -> N
 # Precision, recomputation, compiling
 
 RECOMPUTED = {
-    mode: replace(PLAIN, build={"recompute_mode": mode}, model={**PLAIN.model, "attention": "math"})
+    mode: replace(PLAIN, build={"recompute_mode": mode}, model={**PLAIN.model, "attention": "math"}, steps=2)
     for mode in ("full", "full_attn", "core_attn")
 }
 
@@ -185,9 +185,9 @@ RECOMPUTED = {
 @pytest.mark.parametrize("layout", [*ALONE, HYBRID], ids=str)
 def test_s3_04_amp_and_recompute(run_layout, layout: Layout) -> None:
     """In half precision micro-batches have the rows they have on one process, whose gradients are rounded alike."""
-    half = [replace(PLAIN, compute=compute) for compute in (torch.bfloat16, torch.float16)]
+    half = [replace(PLAIN, compute=compute, steps=3) for compute in (torch.bfloat16, torch.float16)]
     wanted = one_process()
-    in_half = [one_process(case.compute, 2 * layout.data_parallel) for case in half]
+    in_half = [one_process(case.compute, 2 * layout.data_parallel)[:3] for case in half]
 
     def learn(world: World) -> list[list[StepReport]]:
         return [trained(world, case).reports for case in [*half, *RECOMPUTED.values()]]
@@ -197,11 +197,11 @@ def test_s3_04_amp_and_recompute(run_layout, layout: Layout) -> None:
         found = [of_rank[number] for of_rank in ranks]
         losses, norms = differences(found, one)
         assert losses < 2e-3 and norms < 1e-2, half[number].compute
-        assert differences([one], wanted)[0] > 10 * TOLERANCE, "it was computed in fp32 after all"
+        assert differences([one], wanted[:3])[0] > 10 * TOLERANCE, "it was computed in fp32 after all"
         assert all(report.updated for reports in found for report in reports)
         assert all(reports[0].loss_scale == (1024.0 if number else 1.0) for reports in found)
     for number, mode in enumerate(RECOMPUTED, start=2):
-        assert_equal_to_one_process([of_rank[number] for of_rank in ranks], wanted, mode)
+        assert_equal_to_one_process([of_rank[number] for of_rank in ranks], wanted[:2], mode)
 
 
 @pytest.fixture(scope="module")
@@ -265,4 +265,4 @@ def test_generation_between_steps_gives_the_tokens_of_one_process(run_layout, la
         assert found_tokens == tokens
         assert found_logits == pytest.approx(logits, rel=0, abs=1e-5)
         assert_equal_to_one_process([reports], wanted, layout)
-    assert len({token for news in tokens for new in news for token in new}) > 8, "it repeats itself: nothing is shown"
+    assert len({token for news in tokens for new in news for token in new}) > 4, "it repeats itself: nothing is shown"
