@@ -1,6 +1,6 @@
 """Every layout learns what one process learns: the real build, the real loader and the real step, on every rank.
 
-Rows of the conformance list: S1-09, S3-01, S3-04, S3-05. Documents end at random places in the samples, more often in
+Rows of the conformance list: S1-09, S1-13, S3-01, S3-04, S3-05. Documents end at random places of the samples, more in
 some than in others: what is scored differs between ranks and micro-batches, and positions and attention start anew.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from steps import LENGTH as T
 from steps import (
     ONE,
     ROWS,
@@ -24,7 +25,6 @@ from steps import (
     differences,
     new_optimizer,
 )
-from steps import LENGTH as T
 
 from gptworks.config.derive import BatchPlan, Layout
 from gptworks.config.schema import GenerateConfig, ScalerConfig
@@ -114,9 +114,9 @@ def assert_all_samples_in_order(ranks: list[Trained], layout: Layout) -> None:
     """A micro-batch of all data ranks side by side is the next stretch of the samples; tp and pp read the same."""
     for number in range(len(ranks[0].reports)):
         of_rank = {rank.data_rank: np.array(rank.reports[number].sample_ids).reshape(2, -1) for rank in ranks}
-        assert all(
-            rank.reports[number].sample_ids == of_rank[rank.data_rank].reshape(-1).tolist() for rank in ranks
-        ), "ranks of one model read different samples"
+        assert all(rank.reports[number].sample_ids == of_rank[rank.data_rank].reshape(-1).tolist() for rank in ranks), (
+            "ranks of one model read different samples"
+        )
         side_by_side = np.concatenate([of_rank[rank] for rank in range(layout.data_parallel)], axis=1)
         assert side_by_side.reshape(-1).tolist() == list(range(number * ROWS, (number + 1) * ROWS))
 
@@ -134,6 +134,14 @@ def test_s3_01_s1_09_a_layout_learns_what_one_process_learns(run_layout, layout:
     ranks = run_layout(layout, learn)
     assert_equal_to_one_process([rank.reports for rank in ranks], wanted, layout)
     assert_all_samples_in_order(ranks, layout)
+
+
+def test_s1_13_two_by_four_by_one_on_eight_processes(run_layout) -> None:
+    """Tensor parallel 2 x pipeline 4 x data parallel 1: with stages between the first and the last."""
+    case = Case(4, model={"num_layers": 4}, steps=3)
+    wanted = trained(ONE, case).reports
+    ranks = run_layout(Layout(tp=2, pp=4), lambda world: trained(world, case).reports)
+    assert_equal_to_one_process(ranks, wanted, case)
 
 
 def test_s3_01_what_is_scored_differs_between_ranks_and_micro_batches() -> None:
@@ -239,7 +247,10 @@ def test_dropout_repeats_itself(run_layout) -> None:
     def learn(world: World) -> list[list[StepReport]]:
         first = trained(world, case).reports
         torch.rand(random.Random(world.rank).randrange(1, 99))
-        return [first, *(trained(world, replace(case, build=build)).reports for build in ({}, RECOMPUTED["full"].build))]
+        return [
+            first,
+            *(trained(world, replace(case, build=build)).reports for build in ({}, RECOMPUTED["full"].build)),
+        ]
 
     ranks = run_layout(Layout(tp=2, pp=2), learn)
     for first, again, recomputed in ranks:
