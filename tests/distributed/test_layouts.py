@@ -205,7 +205,7 @@ def test_s3_04_amp_and_recompute(run_layout, layout: Layout) -> None:
         found = [of_rank[number] for of_rank in ranks]
         losses, norms = differences(found, one)
         assert losses < 2e-3 and norms < 1e-2, half[number].compute
-        assert differences([one], wanted[:3])[0] > 10 * TOLERANCE, "it was computed in fp32 after all"
+        assert differences([one], wanted[:3])[0] > 2 * TOLERANCE, "it was computed in fp32 after all"
         assert all(report.updated for reports in found for report in reports)
         assert all(reports[0].loss_scale == (1024.0 if number else 1.0) for reports in found)
     for number, mode in enumerate(RECOMPUTED, start=2):
