@@ -1,6 +1,6 @@
 """Saved on one layout, loaded on another: weights and moments to the bit, and the same training from there on.
 
-A layout is one line in LAYOUTS. Parts are split by hand here, in the ways FSDP2, tensor and pipeline parallel split.
+A layout is one line in LAYOUTS.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as torch_dcp
+from steps import LENGTH, VOCAB, micro_batches
 from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor, Shard
 
@@ -25,7 +26,7 @@ from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.checkpoint.formats import dcp, huggingface, safetensors_file
 from gptworks.checkpoint.manifest import Manifest
 from gptworks.config.derive import Layout
-from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig
+from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig, ScalerConfig
 from gptworks.errors import CheckpointError
 from gptworks.model import GPT
 from gptworks.model.init import seed_of
@@ -37,18 +38,20 @@ from gptworks.parallel.ranks import Ranks
 from gptworks.parallel.shard import settle
 from gptworks.parallel.slices import copied_to_cpu, slice_of, to_fill, to_store
 from gptworks.train import optim
+from gptworks.train.precision import LossScaler
+from gptworks.train.step import train_step
 
 # 61 and 3 are divided by nothing: slices differ in size, and with fsdp4 some have nothing in them.
 MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, vocab_size=61, max_positions=3)
 LAYOUTS = [
     Layout(),
-    Layout(dp=2),
     Layout(fsdp=2),
     Layout(fsdp=4),
     Layout(dp=2, fsdp=2),
     Layout(tp=2),
     Layout(pp=2),
     Layout(fsdp=2, tp=2),
+    Layout(pp=2, tp=2),
 ]
 RunLayout = Callable[..., list[Any]]
 
@@ -222,7 +225,7 @@ def test_beside_its_part_no_rank_holds_more_than_one_tensor(layout, run_layout: 
 
     def write(world: World) -> int:
         part = build(world, cfg)
-        weights = to_store(part.named_parameters(), tied=True)
+        weights = to_store(named_parameters(part), tied=True)
         ranks = Ranks(world)
         portable.write(tmp_path / "warm", cfg, {}, ranks, eod_id=None)
         return peak_growth(lambda: portable.write(tmp_path / "hf", cfg, weights, ranks, eod_id=None))
@@ -236,55 +239,55 @@ def test_beside_its_part_no_rank_holds_more_than_one_tensor(layout, run_layout: 
 # Training goes on
 
 
-TRAINED = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, vocab_size=61, max_positions=8)
+TRAINED = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, vocab_size=VOCAB, max_positions=LENGTH)
 
 
-def train(part: GPT, optimizer: torch.optim.AdamW, world: World, steps: range) -> list[float]:
-    """Losses of the global batch: 8 rows of random tokens, shared by the data ranks."""
-    losses = []
-    for step in steps:
-        tokens = torch.randint(0, 61, (8, 9), generator=torch.Generator().manual_seed(step))
-        rows = 8 // world.data_parallel
-        mine = tokens[world.data_rank * rows :][:rows]
-        loss_sum = part(mine[:, :-1], labels=mine[:, 1:])
-        (loss_sum / 64).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        total = loss_sum.detach().clone()
-        distributed.all_reduce(total)
-        losses.append(total.item() / 64)
-    return losses
+def train(part: Part, optimizer: torch.optim.AdamW, world: World, steps: range) -> list[float]:
+    scaler = LossScaler(ScalerConfig(), enabled=False)
+    return [
+        train_step(part, optimizer, micro_batches(world, step, 2), world, scaler, clip=1.0, seed=1, step=step).loss
+        for step in steps
+    ]
 
 
-def start(world: World) -> tuple[GPT, torch.optim.AdamW]:
+def start(world: World) -> tuple[Part, torch.optim.AdamW]:
     part = build(world, TRAINED)
-    for name, tensor in named_parameters(part):
+    for name, tensor in to_fill(named_parameters(part), tied=True):
         slice_of(tensor).here.copy_(0.05 * expected(name, tensor))
     return part, optim.build(part, OptimConfig(lr=0.01))
 
 
+def save_in_between(world: World, state: Path) -> list[float]:
+    part, optimizer = start(world)
+    train(part, optimizer, world, range(3))
+    dcp.save(state, to_store(named_state(part, optimizer), tied=True), Ranks(world))
+    return train(part, optimizer, world, range(3, 6))
+
+
+def go_on(world: World, state: Path, updates: int = 3) -> list[float]:
+    part, optimizer = start(world)
+    moments = optim.moments(part, optimizer)
+    wanted = [(f"model.{n}", p.detach()) for n, p in named_parameters(part)]
+    wanted += [(f"optim.{n}", t) for n, t in moments.items()]
+    dcp.load_into(state, to_fill(wanted, tied=True), Ranks(world))
+    optim.set_moments(part, optimizer, moments, updates)
+    return train(part, optimizer, world, range(3, 6))
+
+
 def test_training_goes_on_as_if_nothing_had_happened(run_layout: RunLayout, tmp_path: Path) -> None:
-    def uninterrupted(world: World) -> list[float]:
-        part, optimizer = start(world)
-        train(part, optimizer, world, range(3))
-        tensors = to_store(named_state(part, optimizer), tied=True)
-        dcp.save(tmp_path / "state", tensors, Ranks(world))
-        return train(part, optimizer, world, range(3, 6))
-
-    def resumed(world: World, updates: int = 3) -> list[float]:
-        part, optimizer = start(world)
-        moments = optim.moments(part, optimizer)
-        wanted = [(f"model.{n}", p.detach()) for n, p in named_parameters(part)]
-        wanted += [(f"optim.{n}", t) for n, t in moments.items()]
-        dcp.load_into(tmp_path / "state", to_fill(wanted, tied=True), Ranks(world))
-        optim.set_moments(part, optimizer, moments, updates)
-        return train(part, optimizer, world, range(3, 6))
-
-    truth = run_layout(Layout(fsdp=2), uninterrupted)[0]
-    assert run_layout(Layout(fsdp=2), resumed)[0] == truth, "to the bit on the same layout"
-    assert run_layout(Layout(), resumed)[0] == pytest.approx(truth, abs=5e-6)
-    forgetful = run_layout(Layout(), lambda world: resumed(world, updates=0))[0]
-    assert max(abs(a - b) for a, b in zip(forgetful, truth, strict=True)) > 2e-4, "without moments it is seen"
+    """On the same layout, from shards to cut matrices, and from stages of cut matrices to shards."""
+    sharded, piped = tmp_path / "fsdp2", tmp_path / "pp2.tp2"
+    truth = run_layout(Layout(fsdp=2), lambda world: save_in_between(world, sharded))[0]
+    same = run_layout(Layout(pp=2, tp=2), lambda world: save_in_between(world, piped))
+    assert all(found == pytest.approx(truth, abs=5e-6) for found in same)
+    for again, from_pipeline, forgetful in run_layout(
+        Layout(fsdp=2), lambda world: [go_on(world, sharded), go_on(world, piped), go_on(world, sharded, updates=0)]
+    ):
+        assert again == truth, "to the bit on the same layout"
+        assert from_pipeline == pytest.approx(truth, abs=5e-6)
+        assert max(abs(a - b) for a, b in zip(forgetful, truth, strict=True)) > 2e-4, "without moments it is seen"
+    for found in run_layout(Layout(tp=2), lambda world: go_on(world, sharded)):
+        assert found == pytest.approx(truth, abs=5e-6)
 
 
 def test_after_an_evaluation_the_shards_are_stored_not_what_was_gathered(run_layout: RunLayout) -> None:
@@ -299,7 +302,7 @@ def test_after_an_evaluation_the_shards_are_stored_not_what_was_gathered(run_lay
         knows = all(parameter in optimizer.state for _, parameter in named_parameters(part))
         return slice_of(gathered).here.numel(), slice_of(shard).here.numel(), knows
 
-    assert run_layout(Layout(fsdp=2), evaluate) == [(61 * 16, 31 * 16, True), (61 * 16, 30 * 16, True)]
+    assert run_layout(Layout(fsdp=2), evaluate) == [(97 * 16, 49 * 16, True), (97 * 16, 48 * 16, True)]
 
 
 # One rank fails

@@ -29,7 +29,9 @@ def dataset(small_store: Path) -> Dataset:
     return Dataset(cfg, vocab_size=VOCAB, seed=1)
 
 
-@pytest.mark.parametrize("layout", [Layout(dp=2), Layout(fsdp=2), Layout(dp=2, fsdp=2)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [Layout.parse(name) for name in ("dp2", "fsdp2", "dp2.fsdp2", "tp2", "pp2", "pp2.tp2")], ids=str
+)
 def test_ranks_share_the_batches_and_agree_on_the_sum(run_layout, dataset: Dataset, layout: Layout) -> None:
     total = dataset.samples("held_out").per_epoch
     which: list[dict[str, Any]] = [

@@ -248,18 +248,17 @@ def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
     assert "TrainingError: stopped because rank 1 failed: data/corpus: the store is too small." in done.stderr
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-def test_training_with_a_rank_that_is_killed_equals_one_process(nproc: int, small_store: Path, tmp_path: Path) -> None:
+def test_training_with_a_rank_that_is_killed_equals_one_process(small_store: Path, tmp_path: Path) -> None:
     from gptworks.cli.main import main
 
     settings = (
         "model.num_layers=2 model.hidden_size=32 model.num_heads=2 model.vocab_size=512 model.max_positions=32 "
         f"data.path={small_store} data.split=90,10 data.seq_len=16 batch.global_size=4 train.log_every=1 "
-        "train.steps=40 checkpoint.every=8 checkpoint.portable=false run.device=cpu run.threads=1 optim.lr=3e-3"
+        "train.steps=24 checkpoint.every=8 checkpoint.portable=false run.device=cpu run.threads=1 optim.lr=3e-3"
     ).split()
     one, out = tmp_path / "one", tmp_path / "many"
     assert main(["train", *settings, "--out", str(one)]) == 0
-    many = ["--nproc", str(nproc), f"parallel.dp={nproc}", "--max-restarts", "1", "--out", str(out)]
+    many = ["--nproc", "2", "parallel.dp=2", "--max-restarts", "1", "--out", str(out)]
     command = [sys.executable, "-m", "gptworks", "train", *settings, *many]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -276,7 +275,7 @@ def test_training_with_a_rank_that_is_killed_equals_one_process(nproc: int, smal
     finally:
         process.kill()
         process.communicate()
-    assert f"rank {nproc - 1} of {nproc}: killed by SIGKILL." in err
+    assert "rank 1 of 2: killed by SIGKILL." in err
     assert "resuming from" in shown
-    assert "done: 40 steps." in log(out, 0)
+    assert "done: 24 steps." in log(out, 0)
     assert losses(out) == pytest.approx(losses(one), abs=5e-6)

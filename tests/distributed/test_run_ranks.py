@@ -103,6 +103,20 @@ def test_a_run_goes_on_with_another_number_of_ranks(configured, run_layout: RunL
     assert same_numbers(lines(run), lines(alone))
 
 
+def test_s1_09_a_run_goes_from_a_pipeline_of_shards_to_cut_matrices(configured, run_layout, tmp_path: Path) -> None:
+    """Data, order, evaluation, schedule and state of a whole run, on two layouts, are those of one process."""
+    settings = ["model.num_layers=2", "batch.micro_size=1", "optim.decay_steps=4", "optim.warmup_steps=0"]
+    settings += ["checkpoint.every=2", "evaluate.every=2", "evaluate.batches=3", "data.mask_eod=true"]
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    run_layout(Layout(), lambda world: train(configured(*settings, out=alone), world))
+    degrees = ["train.steps=2", "parallel.pp=2", "parallel.fsdp=2"]
+    first = run_layout(Layout(pp=2, fsdp=2), lambda world: train(configured(*settings, *degrees), world))
+    assert "= 1 micro-batch x 2 accumulation x 2 data-parallel" in first[0][1]
+    both = run_layout(TWO, lambda world: train(configured(*settings, "parallel.tp=2"), world, resume_from="auto"))
+    assert [result.step for result, _ in both] == [4, 4]
+    assert same_numbers(lines(run), lines(alone))
+
+
 def test_saving_beside_training_gives_the_same_run(configured, run_layout: RunLayout, tmp_path: Path) -> None:
     """With two ranks and with one; the slow writer is overtaken by training, and waited for at the end."""
     settings = ["checkpoint.every=1", "checkpoint.keep_last=9"]

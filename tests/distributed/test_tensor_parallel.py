@@ -156,9 +156,11 @@ def assert_equal(differences: list[tuple[float, float, float]]) -> None:
         assert gradients <= TOLERANCE
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("sequence", [True, False], ids=["sequence", "whole"])
-@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize(
+    ("tp", "sequence", "tied"),
+    [(2, True, False), (2, False, True), (4, True, True)],
+    ids=["two-sequence-untied", "two-whole-tied", "four-sequence-tied"],
+)
 def test_training_equals_one_process(run_layout, tp: int, sequence: bool, tied: bool) -> None:
     wanted = one_process(tied)
     assert_equal(
@@ -175,12 +177,6 @@ def test_training_without_document_borders_equals_one_process(run_layout) -> Non
     assert_equal(
         run_layout(Layout(tp=2), lambda world: worst(train(build(config(), world), world, resets=False), wanted))
     )
-
-
-@pytest.mark.parametrize("mode", ["full", "full_attn", "core_attn"])
-def test_recomputing_equals_one_process(run_layout, mode: str) -> None:
-    wanted = one_process()
-    assert_equal(run_layout(Layout(tp=2), lambda world: worst(train(build(config(), world, mode=mode), world), wanted)))
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +202,7 @@ def test_compiling_blocks_equals_one_process(run_layout, compiler: None, mode: s
     assert_equal(run_layout(Layout(tp=2), run))
 
 
-@pytest.mark.parametrize(("sequence", "tied"), [(True, True), (False, False)], ids=["sequence-tied", "whole-untied"])
+@pytest.mark.parametrize(("sequence", "tied"), [(False, False)], ids=["whole-untied"])
 def test_sharding_on_top_equals_one_process(run_layout, sequence: bool, tied: bool) -> None:
     """Each rank of fsdp reads other rows, and shards what tp has left to it, of 509 words too."""
     wanted = one_process(tied)
@@ -337,7 +333,7 @@ def test_a_cut_stream_keeps_fewer_activations(run_layout) -> None:
 # Generation
 
 
-@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("tp", [4])
 def test_cached_decoding_gives_the_same_logits(run_layout, tp: int) -> None:
     """A prompt of odd length, shorter in one row, then token by token: nothing that ranks could cut evenly."""
     tokens, _ = batch(0, rows=2)

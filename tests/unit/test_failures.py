@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as distributed
 
-from gptworks.errors import DataError, TrainingError
+from gptworks.errors import CheckpointError, DataError, TrainingError
 from gptworks.parallel import failures, heartbeat, placement
 from gptworks.parallel.failures import Connection, Failure
 from gptworks.parallel.heartbeat import Heartbeat
@@ -76,6 +76,17 @@ def test_also_where_other_code_has_wrapped_it(ranks: list[Connection]) -> None:
     wrapped.__cause__ = raised(RuntimeError(LOST))
     found = failures.explain(wrapped, 0, ranks[0])
     assert (found.message, found.exit_code) == ("stopped because rank 1 failed: KeyError: 'x'", 1)
+
+
+def test_also_where_it_was_lost_while_saving(ranks: list[Connection], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user has nothing to mend: a run that lost a rank goes on from the checkpoint before."""
+    monkeypatch.setattr(failures, "PATIENCE", 0.0)
+    wrapped = CheckpointError("step-00000016: could not be saved. Free some space.")
+    wrapped.__cause__ = raised(RuntimeError(LOST))
+    found = failures.explain(wrapped, 0, ranks[0])
+    assert found.can_restart
+    assert found.because_of is not None
+    assert "ended without a word" in found.message
 
 
 def test_a_rank_that_ended_without_a_word(ranks: list[Connection], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ def reporting() -> Iterator[None]:
             connection.heartbeat.stop()
         _write_for_torchrun(failure)
         if not placement.is_supervised(os.environ):
-            if isinstance(error, GPTWorksError) or failure.is_fault:
+            if failure.is_fault or (isinstance(error, GPTWorksError) and failure.because_of is None):
                 raise
             raise TrainingError(failure.message) from None
         failure.write(Path(os.environ[placement.FAILURES]))
@@ -110,9 +110,10 @@ def reporting() -> Iterator[None]:
 
 
 def explain(error: Exception, rank: int, connection: Connection | None) -> Failure:
-    if isinstance(error, GPTWorksError):
-        return Failure(rank, str(error), can_restart=False)
+    # What was being done, such as saving, may have put its own words around a lost connection.
     broken = next((link for link in _chain(error) if is_communication(link)), None)
+    if broken is None and isinstance(error, GPTWorksError):
+        return Failure(rank, str(error), can_restart=False)
     if broken is None:
         text = "".join(traceback.format_exception(error)).rstrip()
         return Failure(rank, text, is_fault=True)
