@@ -77,7 +77,8 @@ def _first(name: str, is_it: Callable[[Path], bool]) -> Path | None:
 
 
 def _candidates(name: str) -> Iterator[Path]:
-    for spelling in dict.fromkeys([name, GPT2_NAMES.get(name, name)]):
+    size = GPT2_NAMES.get(name)
+    for spelling in dict.fromkeys([name, *(known for known, its in GPT2_NAMES.items() if its == size)]):
         yield home() / "models" / spelling
     for hub_name in _hub_names(name):
         snapshot = _snapshot(hub_cache() / f"models--{hub_name.replace('/', '--')}")

@@ -363,7 +363,7 @@ def test_fp16_after_fp32_begins_with_its_own_scale(
     [
         (["data.path="], "data.path: not set"),
         (["data.path=nowhere/store"], "nowhere/store: no such dataset"),
-        (["parallel.tp=2"], "parallel: tp=2 needs 2 ranks, but the world has 1. Fits: all of them 1."),
+        (["parallel.tp=3"], "parallel.tp: 3 does not divide"),
         (["train.steps=0"], "how long to train is not said"),
         (["train.epochs=1"], "several ends are given (train.steps=6, train.epochs=1)"),
         (["batch.global_size=5"], "5 is not a multiple of"),

@@ -179,7 +179,8 @@ def find(path: Path) -> Path:
     latest = CheckpointFolder(run).latest()
     if latest is None:
         raise CheckpointError(
-            f"{path}: no checkpoint here. Needed: a run folder, or one of its checkpoints/step-... folders."
+            f"{path}: no checkpoint here. Needed: a run folder, one of its checkpoints/step-... folders, or a "
+            "Hugging Face GPT-2 folder (config.json and weights)."
         )
     return latest
 

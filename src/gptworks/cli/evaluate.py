@@ -95,7 +95,12 @@ def run(args: argparse.Namespace) -> int:
         watcher = progress.PaddleLines(metric, out=sys.stderr if args.json else None)
     elif sys.stderr.isatty():
         watcher = progress.Bar()
-    result = evaluate(args.model, request, watcher)
+    try:
+        result = evaluate(args.model, request, watcher)
+    except KeyboardInterrupt:
+        if args.per_document:
+            print(f"\nstopped; the same command goes on from {args.per_document}", file=sys.stderr)
+        raise
     if args.json:
         print(json.dumps(result))
     elif in_paddle_style:

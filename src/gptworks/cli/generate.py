@@ -79,12 +79,15 @@ def _add_setting(parser: argparse.ArgumentParser, option: str, kind: Any, metava
 
 def run(args: argparse.Namespace) -> int:
     from gptworks.checkpoint import folder
+    from gptworks.errors import UsageError
     from gptworks.generate.engine import can_stream, settings_of
 
     of_the_run = {} if _is_gguf(args) else folder.config_of(Path(args.model)).get("generate", {})
     given = of_the_run | _given(args)
     cfg = settings_of(given)
     prompts = [] if args.interactive else _prompts(args)
+    if args.interactive and args.json:
+        raise UsageError("--json: not with --interactive, whose answers are for people. Leave one of them out.")
     wants_stream = _wants_stream(args, len(prompts), can_stream(cfg))
     engine = _engine(args)
     if args.interactive:

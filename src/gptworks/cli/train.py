@@ -64,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
         _enable_rdma(config)
     from gptworks.parallel import failures, placement
 
-    if _wants_many(args) and not placement.is_supervised(os.environ):
+    by_layout = _processes_of_layout(config) > 1 and placement.read(os.environ).world_size == 1
+    if (_wants_many(args) or by_layout) and not placement.is_supervised(os.environ):
         return _launch(args, config)
 
     with failures.reporting():
@@ -82,9 +83,14 @@ def _imagined_world(args: argparse.Namespace, config: Any) -> int | None:
         return int(args.world)
     from gptworks.parallel import placement
 
+    several = _processes_of_layout(config)
+    return several if several > 1 and placement.read(os.environ).world_size == 1 else None
+
+
+def _processes_of_layout(config: Any) -> int:
+    """As many as the numbers of the layout say; 0 where one of them is left open."""
     sizes = [getattr(config.parallel, axis) for axis in ("pp", "dp", "fsdp", "tp")]
-    several = all(isinstance(size, int) for size in sizes) and math.prod(sizes) > 1
-    return math.prod(sizes) if several and placement.read(os.environ).world_size == 1 else None
+    return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else 0
 
 
 def _wants_many(args: argparse.Namespace) -> bool:
@@ -139,9 +145,9 @@ def _num_processes(asked: int | None, found: Any, config: Any) -> int:
         return here
     if asked is not None:
         return asked
-    sizes = [getattr(config.parallel, axis) for axis in ("pp", "dp", "fsdp", "tp")]
-    if all(isinstance(size, int) for size in sizes) and math.prod(sizes) % found.count == 0:
-        return math.prod(sizes) // found.count
+    processes = _processes_of_layout(config)
+    if processes and processes % found.count == 0:
+        return processes // found.count
     raise UsageError(f"--nproc: not given, and parallel does not tell for {found.count} machines. Say how many.")
 
 

@@ -193,9 +193,9 @@ def _unknown(key: str, known: set[str], value: Any) -> str:
     section, _, name = key.partition(".")
     if key in {k.rpartition(".")[0] for k in known}:
         return f"{key}: {value!r} is not a section. Put its keys below it, indented."
-    elsewhere = {k.rpartition(".")[2]: k for k in known}
+    elsewhere = {k.rpartition(".")[2]: k for k in sorted(known)}
     last = key.rpartition(".")[2]
-    near = [elsewhere[last]] if last in elsewhere else difflib.get_close_matches(key, known, 1, 0.6)
+    near = [elsewhere[last]] if last in elsewhere else difflib.get_close_matches(key, sorted(known), 1, 0.6)
     if not near:
         near = [elsewhere[found] for found in difflib.get_close_matches(last, elsewhere, 1, 0.8)]
     if near:

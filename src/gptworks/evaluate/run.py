@@ -128,7 +128,7 @@ def _records(subject: Subject, request: Request, head: dict[str, Any], total: in
         **head,
         "weights_sha256": subject.weights_sha256,
         "tokenizer": tokenizer.identity if tokenizer else None,
-        **({"weights_kept_in": subject.kept_in} if subject.kept_in != "fp32" else {}),
+        "weights_kept_in": subject.kept_in,
     }
     return Records(request.per_document, header, total)
 

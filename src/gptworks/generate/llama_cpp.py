@@ -21,14 +21,14 @@ class LlamaCpp:
     """>>> LlamaCpp(Path("model.gguf")).generations("Once upon", max_new_tokens=20)   # doctest: +SKIP"""
 
     def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise UsageError(f"{path}: no such file. --engine llama.cpp reads one .gguf file.")
         try:
             from llama_cpp import Llama
         except ImportError:
             raise UsageError(
                 'llama.cpp is not installed: pip install "gptworks[llama]" (built from source, it takes some minutes).'
             ) from None
-        if not path.is_file():
-            raise UsageError(f"{path}: no such file. --engine llama.cpp reads one .gguf file.")
         try:
             self._llama: Any = Llama(str(path), n_ctx=0, verbose=False)  # 0: the context the model was trained with
         except (ValueError, RuntimeError, AssertionError) as error:
