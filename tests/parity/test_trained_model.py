@@ -141,10 +141,9 @@ def test_a_copy_that_knows_200_passages_tells_the_protocols_apart(
         request = Request("lambada", str(data), protocol=protocol, limit=200, device="cpu", per_document=file)
         return evaluate([str(overfitted)], request)["rows"][0]
 
-    strict = row("strict", out)
-    rows = [strict, row("last-token"), row("openai")]
+    strict, last_token = row("strict", out), row("last-token")
     assert 0.2 <= strict["accuracy"] <= 0.95
-    assert len({each["correct"] for each in rows}) == 3
+    assert strict["correct"] < last_token["correct"] < 200
     asked = lambada_rows(overfitted, tokenizer, data, 200)
     model = GPT2LMHeadModel.from_pretrained(overfitted).eval()
     theirs = theirs_per_target(model, [before + target for _, before, target in asked])
