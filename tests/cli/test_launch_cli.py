@@ -114,7 +114,7 @@ def test_the_same_command_on_every_machine(recipe: Path, tmp_path: Path, call: C
 def test_srun_with_one_task_per_machine(
     recipe: Path, tmp_path: Path, call: Call, jobs: list[supervise.Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slurm = {"PROCID": "1", "NTASKS": "2", "LOCALID": "0", "JOB_NODELIST": "gpu[07-08]", "NODEID": "1"}
+    slurm = {"PROCID": "1", "STEP_NUM_TASKS": "2", "LOCALID": "0", "JOB_NODELIST": "gpu[07-08]", "NODEID": "1"}
     for name, value in slurm.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     call("train", "-c", recipe, "--out", tmp_path / "run", "--nnodes", "2", "parallel.dp=2")
