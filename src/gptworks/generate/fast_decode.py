@@ -99,7 +99,8 @@ class Decoder:
             not model.training
             and len(model.blocks) == model.cfg.num_layers
             and model.compute_dtype == torch.float32
-            and all(_is_ours(module) for module in model.modules() if module is not model)
+            and all(_is_known(module) for module in model.modules() if module is not model)
+            and not any(_has_more(module) for module in model.modules())
             and all(type(t.data) is Tensor and t.device.type == "cpu" and t.is_contiguous() for t in tensors)
             and all(t.dtype == torch.float32 for t in tensors if id(t) not in matrices)
         )
@@ -154,11 +155,13 @@ class Decoder:
         return tensor.data_ptr()
 
 
-def _is_ours(module: nn.Module) -> bool:
-    """Of a kind whose meaning is known, and with nothing hung on it that a call would do besides."""
-    has_hooks = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-    is_known = type(module).__module__.startswith("gptworks.model.") or type(module) in _TORCH_KINDS
-    return is_known and not has_hooks
+def _is_known(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("gptworks.model.") or type(module) in _TORCH_KINDS
+
+
+def _has_more(module: nn.Module) -> bool:
+    """Something hung on it that a call would do besides."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 _TORCH_KINDS = {nn.Embedding, nn.Dropout, nn.ModuleDict}
