@@ -48,8 +48,9 @@ def ids_of(tokenizer: GPT2TokenizerFast, text: str) -> list[int]:
 
 
 @torch.no_grad()
-def theirs_per_target(model: GPT2LMHeadModel, rows: list[list[int]], size: int = 16) -> list[np.ndarray]:
-    """[target, (log p, likeliest token)] of each row; rows of one length at a time, so that nothing is padded."""
+def theirs_per_target(model: GPT2LMHeadModel, rows: list[list[int]], last: int = 0, size: int = 16) -> list[np.ndarray]:
+    """[target, (log p, likeliest token)] of each row, or of its `last` targets; rows of one length at a time, so that
+    nothing is padded."""
     found: list[np.ndarray] = [np.zeros(0)] * len(rows)
     by_length: dict[int, list[int]] = {}
     for number, row in enumerate(rows):
@@ -58,8 +59,9 @@ def theirs_per_target(model: GPT2LMHeadModel, rows: list[list[int]], size: int =
         for first in range(0, len(numbers), size):
             some = numbers[first : first + size]
             tokens = torch.tensor([rows[number] for number in some])
-            logits = model(tokens[:, :-1]).logits
-            chosen = logits.gather(2, tokens[:, 1:, None])[..., 0].double() - logits.double().logsumexp(-1)
+            logits = model.lm_head(model.transformer(tokens[:, :-1]).last_hidden_state[:, -last:])
+            targets = tokens[:, 1:][:, -last:, None]
+            chosen = logits.gather(2, targets)[..., 0].double() - logits.double().logsumexp(-1)
             pairs = torch.stack([chosen, logits.argmax(-1).double()], dim=-1).numpy()
             for number, pair in zip(some, pairs, strict=True):
                 found[number] = pair
@@ -121,7 +123,8 @@ def test_the_last_words_of_all_lambada_passages(
     lines = [json.loads(line) for line in out.read_text().splitlines()[1:]]
     asked = lambada_rows(trained, tokenizer, data, 0)
     model = GPT2LMHeadModel.from_pretrained(trained).eval()
-    theirs = theirs_per_target(model, [before + target for _, before, target in asked])
+    theirs = theirs_per_target(model, [before + target for _, before, target in asked], last=12)
+    assert max(len(target) for _, _, target in asked) <= 12
     assert len(lines) == len(asked) == row["total"] == 5153
     right = 0
     for line, pairs, (_, _, target) in zip(lines, theirs, asked, strict=True):
