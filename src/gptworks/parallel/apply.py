@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gptworks.config.schema import InitConfig, ModelConfig, ParallelConfig
 from gptworks.model import GPT, tie
@@ -69,7 +69,7 @@ def build(
         # Memory exists only from here on. What is offloaded begins and stays in that of the CPU.
         part.to_empty(device="cpu" if parallel.offload else world.device)
         _tie_what_is_here(part)  # to_empty gives head and embedding a tensor each
-        fill(part, weights)
+        fill(part, weights, tied=cfg.tied)
         parts.append(part)
     if num_stages > 1:
         pipelined: GPT = pipeline.Pipeline(parts, world, schedule=parallel.schedule)
@@ -91,10 +91,10 @@ def sum_gradients(part: Part, world: World) -> None:
 
 
 @torch.no_grad()
-def fill(part: GPT, weights: WeightSource) -> None:
+def fill(part: nn.Module, weights: WeightSource, *, tied: bool = False) -> None:
     """Each parameter by its name, or this rank's slice of it."""
     for name, parameter in part.named_parameters():
-        whole = weights.tensor(canonical_name(name, tied=part.cfg.tied), parameter.shape)
+        whole = weights.tensor(canonical_name(name, tied=tied), parameter.shape)
         shard.local(parameter.detach()).copy_(shard.slice_of(whole, parameter))
 
 
