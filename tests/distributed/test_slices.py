@@ -53,7 +53,7 @@ def test_slices_of_every_cut_put_together_are_the_whole(run_layout, layout: Layo
             whole = parameter.detach().full_tensor()
             assert torch.equal(whole, Numbers().tensor(name, whole.shape)), name
             mine = shard.local(parameter.detach())
-            assert torch.equal(mine, shard.slice_of(whole, parameter)), name
+            assert torch.equal(mine, shard.cut_like(whole, parameter)), name
             held[name] = (sorted(mine.flatten().tolist()), shard.num_copies(parameter, world))
         return held
 

@@ -95,7 +95,7 @@ def fill(part: nn.Module, weights: WeightSource, *, tied: bool = False) -> None:
     """Each parameter by its name, or this rank's slice of it."""
     for name, parameter in part.named_parameters():
         whole = weights.tensor(canonical_name(name, tied=tied), parameter.shape)
-        shard.local(parameter.detach()).copy_(shard.slice_of(whole, parameter))
+        shard.local(parameter.detach()).copy_(shard.cut_like(whole, parameter))
 
 
 def _tie_what_is_here(part: GPT) -> None:

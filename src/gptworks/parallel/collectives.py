@@ -19,7 +19,7 @@ _reduce_scatter: Any = getattr(distributed, "reduce_scatter_single", None) or di
 
 
 @dataclass(frozen=True)
-class Ranks:
+class TensorRanks:
     """The tensor-parallel group of this process."""
 
     mesh: DeviceMesh
@@ -29,7 +29,7 @@ class Ranks:
     sequence: bool  # the residual stream is cut along the tokens while gradients are recorded
 
     @classmethod
-    def of(cls, mesh: DeviceMesh, *, sequence: bool) -> "Ranks":
+    def of(cls, mesh: DeviceMesh, *, sequence: bool) -> "TensorRanks":
         return cls(mesh, mesh.get_group(), mesh.get_local_rank(), mesh.size(), sequence)
 
     @property
@@ -43,32 +43,32 @@ class Ranks:
         return self.sequence and torch.is_grad_enabled()
 
 
-def copy_to_ranks(x: Tensor, ranks: Ranks) -> Tensor:
+def copy_to_ranks(x: Tensor, ranks: TensorRanks) -> Tensor:
     """x itself; each rank computes another part of what follows, so its gradients are summed."""
     return _CopyToRanks.apply(x, ranks.group)
 
 
-def sum_over_ranks(x: Tensor, ranks: Ranks) -> Tensor:
+def sum_over_ranks(x: Tensor, ranks: TensorRanks) -> Tensor:
     """The sum of all ranks' x, on all of them; what follows is computed alike on each."""
     return _SumOverRanks.apply(x, ranks.group)
 
 
-def sum_to_split_tokens(x_BTD: Tensor, ranks: Ranks) -> Tensor:
+def sum_to_split_tokens(x_BTD: Tensor, ranks: TensorRanks) -> Tensor:
     """The sum of all ranks' x, each rank getting its own tokens."""
     return _SumToSplitTokens.apply(x_BTD, ranks.group)
 
 
-def gather_tokens(x_BtD: Tensor, ranks: Ranks) -> Tensor:
+def gather_tokens(x_BtD: Tensor, ranks: TensorRanks) -> Tensor:
     """The tokens of all ranks; each rank computes another part of what follows."""
     return _GatherTokens.apply(x_BtD, ranks.group)
 
 
-def linear_of_gathered_tokens(x_BtD: Tensor, weight_FD: Tensor, bias_F: Tensor | None, ranks: Ranks) -> Tensor:
+def linear_of_gathered_tokens(x_BtD: Tensor, weight_FD: Tensor, bias_F: Tensor | None, ranks: TensorRanks) -> Tensor:
     """linear(gather_tokens(x)) that keeps only this rank's tokens and gathers again in the backward pass."""
     return _LinearOfGatheredTokens.apply(x_BtD, weight_FD, bias_F, ranks.group)
 
 
-def gather_features(x: Tensor, num_features: int, ranks: Ranks) -> Tensor:
+def gather_features(x: Tensor, num_features: int, ranks: TensorRanks) -> Tensor:
     """The last dim of all ranks, which torch.chunk had cut, whole on each."""
     return _GatherFeatures.apply(x, num_features, ranks.group)
 

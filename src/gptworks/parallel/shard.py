@@ -149,7 +149,7 @@ def num_gathered(parameter: Tensor) -> int:
     return math.prod(shape)
 
 
-def slice_of(whole: Tensor, parameter: Tensor) -> Tensor:
+def cut_like(whole: Tensor, parameter: Tensor) -> Tensor:
     """The numbers of a whole tensor that this rank holds, found without asking anyone.
 
     FSDP splits what tensor parallelism left, and the mesh names FSDP first: so the last axis cuts first.

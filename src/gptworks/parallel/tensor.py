@@ -21,7 +21,7 @@ from gptworks.errors import ConfigError
 from gptworks.model import GPT
 from gptworks.model.gpt import normalize
 from gptworks.parallel import collectives, vocabulary
-from gptworks.parallel.collectives import Ranks
+from gptworks.parallel.collectives import TensorRanks
 from gptworks.parallel.random import with_own_draws
 
 Forward = Callable[..., Tensor]
@@ -31,14 +31,14 @@ Forward = Callable[..., Tensor]
 class Style:
     """How a module is cut, and what it computes from then on."""
 
-    forward: Callable[[Any, Ranks], Forward]
+    forward: Callable[[Any, TensorRanks], Forward]
     cuts: Mapping[str, Placement] = field(default_factory=dict)  # by parameter; what is not named is whole on each rank
 
 
 def apply(part: GPT, tp: DeviceMesh, *, sequence: bool) -> None:
     """Cut the part in place. Of a pipeline stage, what is there."""
     require_divisible(part.cfg, tp.size())
-    ranks = Ranks.of(tp, sequence=sequence)
+    ranks = TensorRanks.of(tp, sequence=sequence)
     done: dict[nn.Parameter, nn.Parameter] = {}  # a tied parameter stays one
     for name, module in part.named_modules():
         style = next((style for pattern, style in TABLE.items() if fnmatchcase(name, pattern)), None)
@@ -107,7 +107,7 @@ def local(parameter: Tensor) -> Tensor:
 # Styles: each gives the module's new forward
 
 
-def column_linear(module: nn.Linear, ranks: Ranks) -> Forward:
+def column_linear(module: nn.Linear, ranks: TensorRanks) -> Forward:
     """Output features cut."""
     module.out_features //= ranks.size  # those that are here: a cache asks how many heads there are
 
@@ -120,7 +120,7 @@ def column_linear(module: nn.Linear, ranks: Ranks) -> Forward:
     return forward
 
 
-def row_linear(module: nn.Linear, ranks: Ranks) -> Forward:
+def row_linear(module: nn.Linear, ranks: TensorRanks) -> Forward:
     """Input features cut: what ranks compute is summed, and the bias added to the sum."""
     module.in_features //= ranks.size
 
@@ -132,11 +132,11 @@ def row_linear(module: nn.Linear, ranks: Ranks) -> Forward:
     return forward
 
 
-def layer_norm(module: nn.LayerNorm, ranks: Ranks) -> Forward:
+def layer_norm(module: nn.LayerNorm, ranks: TensorRanks) -> Forward:
     return lambda x: normalize(x, local(module.weight), local(module.bias), module.eps)
 
 
-def positions(module: nn.Embedding, ranks: Ranks) -> Forward:
+def positions(module: nn.Embedding, ranks: TensorRanks) -> Forward:
     def forward(positions: Tensor) -> Tensor:
         if ranks.split_tokens:
             positions = positions.chunk(ranks.size, -1)[ranks.rank]
@@ -145,27 +145,27 @@ def positions(module: nn.Embedding, ranks: Ranks) -> Forward:
     return forward
 
 
-def stream_dropout(module: nn.Dropout, ranks: Ranks) -> Forward:
+def stream_dropout(module: nn.Dropout, ranks: TensorRanks) -> Forward:
     """Every rank drops of its own tokens; of a stream that is whole, all drop the same."""
     same, own = module.forward, with_own_draws(module.forward, ranks.rank)
     return lambda x: own(x) if module.training and module.p and ranks.split_tokens else same(x)
 
 
-def heads(module: nn.Module, ranks: Ranks) -> Forward:
+def heads(module: nn.Module, ranks: TensorRanks) -> Forward:
     """Every rank drops attention of its own heads."""
     same, own = module.forward, with_own_draws(module.forward, ranks.rank)
     return lambda *args: own(*args) if module.training and module.dropout else same(*args)
 
 
-def word_embedding(module: nn.Embedding, ranks: Ranks) -> Forward:
+def word_embedding(module: nn.Embedding, ranks: TensorRanks) -> Forward:
     return lambda tokens: vocabulary.embed(tokens, local(module.weight), module.num_embeddings, ranks)
 
 
-def head(module: nn.Linear, ranks: Ranks) -> Forward:
+def head(module: nn.Linear, ranks: TensorRanks) -> Forward:
     return lambda x: vocabulary.logits(x, local(module.weight), module.out_features, ranks)
 
 
-def loss(module: nn.Module, ranks: Ranks) -> Forward:
+def loss(module: nn.Module, ranks: TensorRanks) -> Forward:
     def forward(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         return vocabulary.loss_sum(x, local(weight), labels, weight.shape[0], ranks)
 

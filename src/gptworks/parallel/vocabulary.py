@@ -17,10 +17,10 @@ from gptworks.errors import UsageError
 from gptworks.model import IGNORED
 from gptworks.model.loss import CHUNK_ELEMENTS, add_product
 from gptworks.parallel import collectives
-from gptworks.parallel.collectives import Ranks
+from gptworks.parallel.collectives import TensorRanks
 
 
-def embed(tokens_BT: Tensor, weight_WD: Tensor, vocab_size: int, ranks: Ranks) -> Tensor:
+def embed(tokens_BT: Tensor, weight_WD: Tensor, vocab_size: int, ranks: TensorRanks) -> Tensor:
     """Each rank looks up the words it has; the others count as zero in the sum."""
     if ranks.split_tokens and tokens_BT.shape[1] % ranks.size:
         raise UsageError(
@@ -35,7 +35,7 @@ def embed(tokens_BT: Tensor, weight_WD: Tensor, vocab_size: int, ranks: Ranks) -
     return collectives.sum_over_ranks(found_BTD, ranks)
 
 
-def logits(x: Tensor, weight_WD: Tensor, vocab_size: int, ranks: Ranks) -> Tensor:
+def logits(x: Tensor, weight_WD: Tensor, vocab_size: int, ranks: TensorRanks) -> Tensor:
     """Of the whole vocabulary and of all tokens, on every rank."""
     if not ranks.split_tokens:
         x = collectives.copy_to_ranks(x, ranks)
@@ -49,7 +49,7 @@ def logits(x: Tensor, weight_WD: Tensor, vocab_size: int, ranks: Ranks) -> Tenso
     return collectives.gather_features(F.linear(x, weight_WD.to(x.dtype)), vocab_size, ranks)
 
 
-def loss_sum(x: Tensor, weight_WD: Tensor, labels: Tensor, vocab_size: int, ranks: Ranks) -> Tensor:
+def loss_sum(x: Tensor, weight_WD: Tensor, labels: Tensor, vocab_size: int, ranks: TensorRanks) -> Tensor:
     """The same sum of token losses on every rank, as model.loss.LinearCrossEntropy has it."""
     split = ranks.split_tokens
     if not torch.is_grad_enabled():  # a Function is not told
@@ -57,7 +57,7 @@ def loss_sum(x: Tensor, weight_WD: Tensor, labels: Tensor, vocab_size: int, rank
     return _CutCrossEntropy.apply(x, weight_WD, labels, vocab_size, split, ranks.group)
 
 
-def first_word(vocab_size: int, ranks: Ranks) -> int:
+def first_word(vocab_size: int, ranks: TensorRanks) -> int:
     return ranks.rank * math.ceil(vocab_size / ranks.size)
 
 
