@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gptworks.checkpoint.formats import huggingface
+from gptworks.checkpoint.systems import huggingface
 from gptworks.cli.main import main
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.evaluate.wikitext import detokenize
@@ -44,7 +44,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory, gpt2: Tokenizer) -> tuple[
     shape = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "vocab_size": 50257, "max_positions": 256}
     cfg = ModelConfig.model_validate(shape)
     model = build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.5), 1, seed=7)).eval()
-    huggingface.write(folder, cfg, dict(model.named_parameters()), eod_id=50256)
+    huggingface.save(folder, cfg, dict(model.named_parameters()), eod_id=50256)
     gpt2.save(folder)
     return folder, model
 

@@ -8,7 +8,7 @@ import torch
 from transformers import GPT2LMHeadModel
 
 import gptworks
-from gptworks.checkpoint.formats import huggingface
+from gptworks.checkpoint.systems import huggingface
 from gptworks.cli.main import main
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.parallel.apply import FreshWeights, build
@@ -24,7 +24,7 @@ def folder(small_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Pa
     cfg = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=512, max_positions=64, tied=False)
     model = build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.25), 2, seed=4))
     path = tmp_path_factory.mktemp("s0_17")
-    huggingface.write(path, cfg, dict(model.named_parameters()), eod_id=small_tokenizer.eod_id)
+    huggingface.save(path, cfg, dict(model.named_parameters()), eod_id=small_tokenizer.eod_id)
     small_tokenizer.save(path)
     return path
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gptworks.checkpoint.formats import huggingface
+from gptworks.checkpoint.systems import huggingface
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.parallel.apply import FreshWeights, build
 from gptworks.parallel.launch import World
@@ -48,7 +48,7 @@ def folder(python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = build(CONFIG, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.4), 2, seed=3))
     tokenizer = Tokenizer.from_pretrained("gpt2")
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    huggingface.write(folder / "hf", CONFIG, weights, eod_id=tokenizer.eod_id)
+    huggingface.save(folder / "hf", CONFIG, weights, eod_id=tokenizer.eod_id)
     tokenizer.save(folder / "hf")
     run(python, "-c", WRITE, ROOT / "benchmarks", cwd=folder)
     return folder

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gptworks.checkpoint.formats import huggingface
+from gptworks.checkpoint.systems import huggingface
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.evaluate.run import Request, evaluate
 from gptworks.evaluate.wikitext import detokenize
@@ -78,7 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "vocab_size": 50257, "max_positions": 96}
     cfg = ModelConfig.model_validate(shape)
     model = build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.3), 2, seed=3))
-    huggingface.write(path, cfg, dict(model.named_parameters()), eod_id=50256)
+    huggingface.save(path, cfg, dict(model.named_parameters()), eod_id=50256)
     Tokenizer.from_pretrained("gpt2").save(path)
     return path
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import AutoTokenizer, GPT2LMHeadModel
 
 import gptworks
-from gptworks.checkpoint.formats import huggingface
 from gptworks.checkpoint.pretrained import PretrainedGPT
+from gptworks.checkpoint.systems import huggingface
 from gptworks.config import from_dict
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.model import GPT, IGNORED
@@ -76,10 +76,10 @@ def assert_same_model(ours: GPT, theirs: GPT2LMHeadModel, tolerance: float) -> N
     loss.backward()
     assert_close(loss.detach(), expected.detach(), tolerance, "loss")
     wanted = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    mine = {huggingface.their_name(name): (name, parameter.grad) for name, parameter in ours.named_parameters()}
+    mine = {huggingface.rule_of(name).theirs[0]: (name, parameter.grad) for name, parameter in ours.named_parameters()}
     assert set(mine) == set(wanted)
     for theirs_name, (name, gradient) in mine.items():
-        as_theirs = huggingface.to_theirs(name, gradient, ours.cfg)
+        (as_theirs,) = huggingface.rule_of(name).to_theirs(gradient, ours.cfg.head_size)
         assert_close(as_theirs, wanted[theirs_name], tolerance, f"gradient of {name}")
 
 
@@ -111,7 +111,7 @@ def test_our_folder_read_by_them(gelu: str, precision: str, attention: str, tmp_
         }
     )
     ours = build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.3), 2, 3)).eval()
-    huggingface.write(tmp_path / "out", cfg, dict(ours.named_parameters()), eod_id=96)
+    huggingface.save(tmp_path / "out", cfg, dict(ours.named_parameters()), eod_id=96)
     theirs = GPT2LMHeadModel.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
     assert theirs.config.tie_word_embeddings is cfg.tied
     assert_same_model(in_precision(ours, dtype), theirs.to(dtype), tolerance)
@@ -122,7 +122,7 @@ def test_there_and_back_is_the_same_to_the_bit(hf_folder: HFFolder, tmp_path: Pa
         folder, theirs = hf_folder(**variant)
         ours = PretrainedGPT.from_pretrained(folder)
         back = tmp_path / f"back-{number}"
-        huggingface.write(back, ours.cfg, dict(ours.named_parameters()), eod_id=100)
+        huggingface.save(back, ours.cfg, dict(ours.named_parameters()), eod_id=100)
         first, second = load_file(folder / "model.safetensors"), load_file(back / "model.safetensors")
         assert set(first) == set(second) and len(first) > 30
         for name, tensor in first.items():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import gptworks
-from gptworks.checkpoint.formats import huggingface
+from gptworks.checkpoint.systems import huggingface
 from gptworks.config.schema import GenerateConfig, ModelConfig
 from gptworks.generate.engine import continue_tokens
 from gptworks.model import GPT
@@ -56,9 +56,10 @@ class MinGPTWeights:
         self.file, self.cfg = file, cfg
 
     def tensor(self, name: str, shape: torch.Size) -> Tensor:
-        theirs = tensor_of(self.file[huggingface.their_name(name)])
+        rule = huggingface.rule_of(name)
+        theirs = tensor_of(self.file[rule.theirs[0]])
         is_matrix = name.startswith("blocks.") and theirs.dim() == 2
-        return huggingface.from_theirs(name, theirs.T if is_matrix else theirs, self.cfg)
+        return rule.from_theirs([theirs.T if is_matrix else theirs], self.cfg.head_size)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gptworks as gw
-from gptworks.checkpoint.formats import huggingface
+from gptworks.checkpoint.systems import huggingface
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.errors import ConfigError, DataError, GenerationError, TokenizerError, UsageError
 from gptworks.evaluate.heldout import held_out_loss
@@ -22,7 +22,7 @@ def folder(small_tokenizer: gw.Tokenizer, tmp_path_factory: pytest.TempPathFacto
     cfg = ModelConfig(num_layers=1, hidden_size=16, num_heads=2, vocab_size=512, max_positions=CONTEXT, tied=False)
     model = build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.4), 1, seed=4))
     path = tmp_path_factory.mktemp("pipeline")
-    huggingface.write(path, cfg, dict(model.named_parameters()), eod_id=None)
+    huggingface.save(path, cfg, dict(model.named_parameters()), eod_id=None)
     small_tokenizer.save(path)
     return path
 

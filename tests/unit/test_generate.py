@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from gptworks.checkpoint.formats import huggingface
 from gptworks.checkpoint.pretrained import PretrainedGPT
+from gptworks.checkpoint.systems import huggingface
 from gptworks.config.schema import GenerateConfig, InitConfig, ModelConfig
 from gptworks.errors import ConfigError, GenerationError, TokenizerError
 from gptworks.generate.draw import Row, draw
@@ -32,7 +32,7 @@ def folder(small_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Pa
     cfg = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=ROWS, max_positions=CONTEXT, tied=False)
     model = build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.25), 2, seed=4))
     path = tmp_path_factory.mktemp("generate")
-    huggingface.write(path, cfg, dict(model.named_parameters()), eod_id=small_tokenizer.eod_id)
+    huggingface.save(path, cfg, dict(model.named_parameters()), eod_id=small_tokenizer.eod_id)
     small_tokenizer.save(path)
     return path
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gptworks.checkpoint.formats import huggingface
 from gptworks.checkpoint.pretrained import PretrainedGPT
+from gptworks.checkpoint.systems import huggingface
 from gptworks.config.schema import GenerateConfig, InitConfig, ModelConfig
 from gptworks.errors import GenerationError
 from gptworks.generate.engine import continue_tokens, generate, generations, stream_text
@@ -28,7 +28,7 @@ def model(small_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Pre
     cfg = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=520, max_positions=CONTEXT, tied=False)
     weights = build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.25), 2, seed=4))
     path = tmp_path_factory.mktemp("text")
-    huggingface.write(path, cfg, dict(weights.named_parameters()), eod_id=small_tokenizer.eod_id)
+    huggingface.save(path, cfg, dict(weights.named_parameters()), eod_id=small_tokenizer.eod_id)
     small_tokenizer.save(path)
     return PretrainedGPT.from_pretrained(path)
 

@@ -22,13 +22,13 @@ CONTEXT = 24
 
 @pytest.fixture(scope="module")
 def folder(small_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from gptworks.checkpoint.formats import huggingface
+    from gptworks.checkpoint.systems import huggingface
 
     path = tmp_path_factory.mktemp("harness")
     shape = {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "vocab_size": 512, "max_positions": CONTEXT}
     cfg = ModelConfig.model_validate(shape)
     model = build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.3), 2, seed=3))
-    huggingface.write(path, cfg, dict(model.named_parameters()), eod_id=511)
+    huggingface.save(path, cfg, dict(model.named_parameters()), eod_id=511)
     small_tokenizer.save(path)
     return path
 

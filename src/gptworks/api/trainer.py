@@ -9,8 +9,8 @@ from gptworks.api.evaluate import measure
 from gptworks.api.pipeline import pipeline
 from gptworks.api.tasks import TEXT_GENERATION, require_task
 from gptworks.api.texts import as_texts, write_store
-from gptworks.checkpoint.formats import huggingface
 from gptworks.checkpoint.pretrained import Pretrained, PretrainedGPT
+from gptworks.checkpoint.systems import huggingface
 from gptworks.config import presets
 from gptworks.config.load import flatten, load_with_origins
 from gptworks.config.schema import ModelConfig, RunConfig
@@ -234,6 +234,6 @@ def _write_model(model: PretrainedGPT, folder: Path) -> None:
             'saved. Load it with weights="fp32".'
         )
     eod_id = model.tokenizer.eod_id if model.tokenizer else None
-    huggingface.write(folder, model.cfg, dict(model.named_parameters()), eod_id=eod_id)
+    huggingface.save(folder, model.cfg, dict(model.named_parameters()), eod_id=eod_id)
     if model.tokenizer:
         model.tokenizer.save(folder)

@@ -4,7 +4,6 @@ Tensor by tensor: the ranks that have a slice send it to the rank that writes th
 writes it and forgets it. Beside its own part no rank ever holds more than one tensor.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,14 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gptworks.checkpoint.formats import huggingface, safetensors_file
+from gptworks.checkpoint.formats import safetensors_file
 from gptworks.checkpoint.formats.safetensors_file import Writer
+from gptworks.checkpoint.systems import huggingface
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
 from gptworks.parallel.ranks import Ranks
 from gptworks.parallel.slices import Slice, slice_of
 
-FILE_BYTES = 5 * 10**9  # a larger model is spread over files of this size, as Hugging Face does
 _PIECE_BYTES = 4 * 2**20  # what is sent, turned around and written at once
 
 
@@ -44,15 +43,16 @@ def write(
     ranks: Ranks,
     *,
     eod_id: int | None,
-    file_bytes: int = FILE_BYTES,
+    file_bytes: int = safetensors_file.FILE_BYTES,
 ) -> list[Path]:
     """All ranks call it, each with the slices it has; gives the files this rank wrote."""
     if ranks.size == 1:
-        huggingface.write(folder, cfg, {n: slice_of(t).here for n, t in weights.items()}, eod_id=eod_id)
+        huggingface.save(folder, cfg, {n: slice_of(t).here for n, t in weights.items()}, eod_id=eod_id)
         return [folder / "model.safetensors", folder / "config.json"]
     here = {name: slice_of(tensor) for name, tensor in weights.items()}
     held = _who_has_what(here, cfg, ranks)
-    files = _cut_into_files(held, file_bytes)
+    shapes = {name: (each.shape, each.dtype) for name, each in held.items()}
+    files = safetensors_file.cut_into_files(shapes, file_bytes)
     writers = {file: number * ranks.size // len(files) for number, file in enumerate(files)}
 
     def write_all() -> list[Path]:
@@ -71,7 +71,7 @@ def write(
 
 def _who_has_what(here: dict[str, Slice], cfg: ModelConfig, ranks: Ranks) -> dict[str, _Held]:
     """Under the names of the file, in their order."""
-    mine = ranks.all_do(lambda: {huggingface.their_name(name): name for name in here})
+    mine = ranks.all_do(lambda: {_their_name(name): name for name in here})
     told = {
         theirs: (name, part.shape, part.here.dtype, part.offsets, part.here.shape)
         for theirs, name in mine.items()
@@ -91,21 +91,6 @@ def _who_has_what(here: dict[str, Slice], cfg: ModelConfig, ranks: Ranks) -> dic
     return {names[theirs]: found[theirs] for theirs in sorted(found)}
 
 
-def _cut_into_files(held: dict[str, _Held], file_bytes: int) -> dict[str, list[str]]:
-    groups: list[list[str]] = [[]]
-    room = file_bytes
-    for name, tensor in held.items():
-        size = safetensors_file.num_bytes(tensor.shape, tensor.dtype)
-        if size > room and groups[-1]:
-            groups.append([])
-            room = file_bytes
-        groups[-1].append(name)
-        room -= size
-    if len(groups) == 1:
-        return {"model.safetensors": groups[0]}
-    return {f"model-{i:05d}-of-{len(groups):05d}.safetensors": group for i, group in enumerate(groups, 1)}
-
-
 def _write_file(
     path: Path,
     names: list[str],
@@ -122,7 +107,7 @@ def _write_file(
                 _send(here[name].here, ranks, writer_rank)
         return None
     failure: Exception | None = None
-    shapes = {huggingface.their_name(name): (_their_shape(name, held[name].shape), held[name].dtype) for name in names}
+    shapes = {_their_name(name): (_their_shape(name, held[name].shape), held[name].dtype) for name in names}
     with ExitStack() as stack:
         file: Writer | None = None
         try:
@@ -176,16 +161,21 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
 
 def _in_their_order(name: str, tensor: Tensor, cfg: ModelConfig) -> Iterator[Tensor]:
     """Rows of their matrix are columns of ours: a few at a time, so that no second copy of the tensor exists."""
-    if not huggingface.is_transposed(name):
-        yield from _pieces(huggingface.to_theirs(name, tensor, cfg))
+    rule = huggingface.rule_of(name)
+    if not rule.transposed or tensor.ndim == 1:
+        yield from _pieces(*rule.to_theirs(tensor, cfg.head_size))
         return
     columns = max(1, _PIECE_BYTES // (tensor.shape[0] * tensor.element_size()))
     for piece in tensor.split(columns, dim=1):
-        yield huggingface.to_theirs(name, piece, cfg)
+        yield from rule.to_theirs(piece, cfg.head_size)
+
+
+def _their_name(name: str) -> str:
+    return huggingface.rule_of(name).theirs[0]
 
 
 def _their_shape(name: str, shape: torch.Size) -> torch.Size:
-    return shape[::-1] if huggingface.is_transposed(name) else shape
+    return huggingface.rule_of(name).their_shapes(shape)[0]
 
 
 def _describe(
@@ -193,12 +183,7 @@ def _describe(
 ) -> list[Path]:
     paths = [huggingface.write_config(folder, cfg, eod_id=eod_id)]
     if len(files) > 1:
-        index = {
-            "metadata": {
-                "total_size": sum(safetensors_file.num_bytes(tensor.shape, tensor.dtype) for tensor in held.values())
-            },
-            "weight_map": {huggingface.their_name(name): file for file, names in files.items() for name in names},
-        }
-        paths.append(folder / "model.safetensors.index.json")
-        paths[-1].write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        total = sum(safetensors_file.num_bytes(tensor.shape, tensor.dtype) for tensor in held.values())
+        theirs = {file: [_their_name(name) for name in names] for file, names in files.items()}
+        paths.append(huggingface.write_index(folder, theirs, total))
     return paths

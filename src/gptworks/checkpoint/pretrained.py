@@ -10,7 +10,8 @@ from torch import Tensor
 from gptworks import names
 from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint import manifest as manifests
-from gptworks.checkpoint.formats import dcp, huggingface
+from gptworks.checkpoint.formats import dcp
+from gptworks.checkpoint.systems import huggingface
 from gptworks.config.load import from_dict
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import TokenizerError
@@ -55,8 +56,8 @@ class Pretrained:
 
     @classmethod
     def _portable(cls, path: Path) -> "Pretrained":
-        model = huggingface.read_config(path)
-        return cls(path, model, huggingface.Weights(path, model), _tokenizer_in(path))
+        opened = huggingface.open(path, {}).require_whole()
+        return cls(path, opened.model, opened, _tokenizer_in(path))
 
     def require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -127,8 +128,6 @@ class PretrainedGPT(GPT):
         require_kind(weights)
         opened = Pretrained.open(name_or_path, download=download)
         model = build(opened.model, World(pick_device(device)), dtype, opened.weights, model_type=cls)
-        if isinstance(opened.weights, huggingface.Weights):
-            opened.weights.require_all_used()
         assert isinstance(model, cls)
         model.tokenizer, model.folder = opened.tokenizer, opened.folder
         store_weights(model, weights)

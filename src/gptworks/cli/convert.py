@@ -1,29 +1,105 @@
-"""gptworks convert: a dataset from one format to another."""
+"""gptworks convert: a checkpoint or a dataset from one system's format to another's."""
 
 import argparse
 import json
+from pathlib import Path
+from typing import Any
 
 from gptworks.cli import options
+from gptworks.errors import UsageError
 
-HELP = "datasets from one format to another"
+HELP = "weights and datasets, from any format to any other"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SRC", help="prefix, file, folder or pattern; recognised by looking")
-    parser.add_argument("destination", metavar="DST", help="prefix of what is written")
-    parser.add_argument("--to", required=True, metavar="FORMAT", help=options.DATASET_FORMATS)
+    parser.add_argument("source", metavar="SRC", help="a checkpoint or a dataset; recognised by looking")
+    parser.add_argument("destination", metavar="DST", help="folder, file or prefix of what is written")
+    parser.add_argument("--to", required=True, metavar="FORMAT", help="see below")
     parser.add_argument("--from", dest="from_format", metavar="FORMAT", help="what SRC is, when several fit")
-    parser.add_argument(
+    parser.add_argument("--verify", action="store_true", help="prove the result before it appears")
+    weights = parser.add_argument_group("checkpoints", f"FORMAT: {options.WEIGHT_FORMATS}")
+    weights.add_argument(
+        "-o", "--override", metavar="KEY=VALUE", action="append", default=[],
+        help="what the source does not carry, such as model.num_heads=16; model.vocab_size pads or cuts the vocabulary",
+    )  # fmt: skip
+    weights.add_argument("--dtype", choices=["fp32", "fp16", "bf16"], help="store as this (default: as it was)")
+    weights.add_argument("--tp", type=int, default=1, metavar="N", help="split for N tensor-parallel ranks")
+    weights.add_argument("--pp", type=int, default=1, metavar="N", help="split for N pipeline stages")
+    data = parser.add_argument_group("datasets", f"FORMAT: {options.DATASET_FORMATS}")
+    data.add_argument(
         "--tokenizer",
         metavar="NAME",
         help="of a source that does not say; also tells where documents end in formats without an index",
     )
-    parser.add_argument("--row-length", type=int, metavar="N", help="mindrecord: tokens per row, seq_len + 1")
-    parser.add_argument("--verify", action="store_true", help="read everything back and compare before publishing")
+    data.add_argument("--row-length", type=int, metavar="N", help="mindrecord: tokens per row, seq_len + 1")
     options.add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if options.is_checkpoint(args.source, args.from_format):
+        return _convert_weights(args)
+    return _convert_dataset(args)
+
+
+def _convert_weights(args: argparse.Namespace) -> int:
+    for option, value in (("--tokenizer", args.tokenizer), ("--row-length", args.row_length)):
+        if value is not None:
+            raise UsageError(f"{option}: {args.source} is a checkpoint; the option is for datasets.")
+    for option, number in (("--tp", args.tp), ("--pp", args.pp)):
+        if number < 1:
+            raise UsageError(f"{option}: got {number}; needs 1 or more.")
+
+    from gptworks.checkpoint.convert import convert
+    from gptworks.checkpoint.systems.contract import Cut
+
+    done = convert(
+        options.checkpoint_path(args.source),
+        args.destination,
+        args.to,
+        from_name=args.from_format,
+        given=options.stated_model(args.override),
+        dtype=options.dtype(args.dtype),
+        cut=Cut(args.tp, args.pp),
+        verify=args.verify,
+    )
+    proved = done.certificate
+    if args.json:
+        values = {
+            "from": done.source.system,
+            "to": done.to,
+            "files": [str(file) for file in done.files],
+            "tensors": len(done.source.tensors),
+            "notes": done.notes,
+            "certificate": proved,
+        }
+        print(json.dumps(values))
+        return 0
+    model = done.source.model
+    shape = f"{model.num_layers} x {model.hidden_size}, {model.num_heads} heads, {model.vocab_size:,} words"
+    print(f"{done.source.path} ({done.source.system}) -> {done.to}: {len(done.source.tensors)} tensors; {shape}")
+    for file in done.files:
+        print(f"  {file}  {file.stat().st_size:,} bytes")
+    for note in done.notes:
+        print(f"note: {note}")
+    if proved is not None:
+        _print_proof(proved, done.files[-1])
+    return 0
+
+
+def _print_proof(proved: dict[str, Any], certificate: Path) -> None:
+    tensors, logits = proved["tensors"], proved["logits"]
+    total = tensors["equal_to_the_bit"] + tensors["different"]
+    print(
+        f"verified: {tensors['equal_to_the_bit']} of {total} tensors equal to the bit; largest difference of logits "
+        f"{logits['difference']:.2g} (allowed {logits['allowed']:.2g}); {certificate.name} has the hashes"
+    )
+    if english := proved.get("english"):
+        print(f"  a plain English text: loss {english['loss']:.2f} per token (chance: {english['chance']:.2f})")
+
+
+def _convert_dataset(args: argparse.Namespace) -> int:
+    if args.override or args.dtype or (args.tp, args.pp) != (1, 1):
+        raise UsageError(f"-o, --dtype, --tp and --pp are for checkpoints; {args.source} is not one.")
     to = options.dataset_format(args.to, "--to")
     source = options.dataset_format(args.from_format, "--from") if args.from_format else None
 

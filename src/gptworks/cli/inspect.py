@@ -1,4 +1,4 @@
-"""gptworks inspect: what is this dataset?"""
+"""gptworks inspect: what is this checkpoint or dataset?"""
 
 import argparse
 import json
@@ -7,19 +7,61 @@ from typing import TYPE_CHECKING
 from gptworks.cli import options
 
 if TYPE_CHECKING:
+    from gptworks.checkpoint.inspect import Report as WeightsReport
     from gptworks.data.inspect import Report
 
-HELP = "what a dataset is: format, documents, tokens, lengths, text, problems"
+HELP = "what a checkpoint or dataset is: system, size, tensors; format, documents, problems"
 _BAR = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help="prefix, file or folder of a dataset")
+    parser.add_argument("path", metavar="PATH", help="a checkpoint, or prefix, file or folder of a dataset")
+    parser.add_argument("--from", dest="from_format", metavar="FORMAT", help="what a checkpoint is, when several fit")
     parser.add_argument("--tokenizer", metavar="NAME", help="to decode with, when the dataset does not say")
     options.add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if options.is_checkpoint(args.path, args.from_format):
+        return _inspect_weights(args)
+    return _inspect_dataset(args)
+
+
+def _inspect_weights(args: argparse.Namespace) -> int:
+    from gptworks.checkpoint.inspect import inspect
+
+    report = inspect(options.checkpoint_path(args.path), name=args.from_format)
+    if args.json:
+        print(json.dumps(report.as_dict()))
+    else:
+        _print_weights(report)
+    return 0
+
+
+def _print_weights(report: "WeightsReport") -> None:
+    found, model = report.as_dict(), report.opened.model
+    print(f"{found['path']}: {found['system']} ({found['title']})")
+    heads = f"{model.num_heads} heads" if report.heads_known else "heads not stored (-o model.num_heads=N converts it)"
+    print(
+        f"model: {model.num_layers} layers of {model.hidden_size}, {heads}, feed-forward {model.ffn_size:,}, "
+        f"{model.vocab_size:,} words, {model.max_positions:,} positions, head {'tied' if model.tied else 'of its own'}"
+    )
+    print(f"weights: {found['parameters']:,} parameters, {', '.join(found['dtype'])}, {found['bytes']:,} bytes")
+    for key, value in found["about"].items():
+        print(f"{key.replace('_', ' ')}: {value}")
+    width = max((len(name) for name, *_ in report.rows()), default=0)
+    for name, shape, dtype in report.rows():
+        print(f"  {name:<{width}}  {shape:<16} {dtype}")
+    for remark in found["remarks"]:
+        print(f"note: {remark}")
+    for kind in ("missing", "unexpected"):
+        if names := found[kind]:
+            print(f"problem: {len(names)} {kind}: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}")
+    for problem in found["misshapen"]:
+        print(f"problem: {problem}")
+
+
+def _inspect_dataset(args: argparse.Namespace) -> int:
     from gptworks.data.inspect import inspect
     from gptworks.data.store import Store, locate_stores
     from gptworks.tokenizer import Tokenizer

@@ -50,8 +50,48 @@ def add_weights_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-# Written here as well as in the registry of formats, whose import would need numpy; a test compares the two.
+# Written here as well as in the registries of formats, whose import would need numpy and torch; a test compares them.
 DATASET_FORMATS = "megatron, tnt, paddle, paddle-npz, mindrecord, nanogpt or llmc"
+WEIGHT_FORMATS = "gptworks, hf"
+
+
+def is_checkpoint(path: str, from_format: str | None = None) -> bool:
+    """Whether a path (or the name of a model) means weights; a dataset is what is not."""
+    from gptworks.checkpoint.systems import registry
+
+    if from_format in registry.NAMES and from_format not in DATASET_FORMATS:
+        return True
+    return registry.recognise(checkpoint_path(path)) is not None
+
+
+def checkpoint_path(source: str) -> Path:
+    """The folder of a name such as gpt2, where that is on this machine; otherwise the path itself."""
+    from gptworks import names
+
+    return Path(source) if Path(source).exists() else names.find(source) or Path(source)
+
+
+def stated_model(overrides: list[str]) -> dict[str, object]:
+    """model.KEY=VALUE pairs of -o."""
+    from gptworks.config import yaml_text
+    from gptworks.config.schema import ModelConfig
+    from gptworks.errors import UsageError
+
+    stated: dict[str, object] = {}
+    for each in overrides:
+        key, equals, value = each.partition("=")
+        name = key.strip().removeprefix("model.")
+        if not equals or not key.strip().startswith("model.") or name not in ModelConfig.model_fields:
+            known = ", ".join(ModelConfig.model_fields)
+            raise UsageError(f"-o {each}: needed model.KEY=VALUE, such as model.num_heads=16. Keys: {known}.")
+        stated[name] = yaml_text.parse_scalar(value)
+    return stated
+
+
+def dtype(name: str | None):  # type: ignore[no-untyped-def]
+    import torch
+
+    return {None: None, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[name]
 
 
 def dataset_format(name: str, option: str):  # type: ignore[no-untyped-def]

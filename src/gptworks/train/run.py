@@ -16,7 +16,7 @@ from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint import manifest as manifests
 from gptworks.checkpoint.background import Background
 from gptworks.checkpoint.folder import CheckpointFolder
-from gptworks.checkpoint.formats import dcp, huggingface
+from gptworks.checkpoint.formats import dcp
 from gptworks.checkpoint.manifest import Manifest
 from gptworks.checkpoint.pretrained import Pretrained
 from gptworks.config import yaml_text
@@ -84,9 +84,6 @@ class Run:
         ranks.main_does(lambda: folders.check_free_space(folder, needed))
         weights = ranks.all_do(self._weights_to_tune) if cfg.init.checkpoint and source is None else None
         self.part = ranks.all_do(lambda: self._build_part(weights))
-        if isinstance(weights, huggingface.Weights):
-            weights.used.update(*ranks.gather(weights.used))  # a pipeline stage has use for some of them only
-            weights.require_all_used()
         self.optimizer = optim.build(self.part, cfg.optim)
         self.scaler = LossScaler(cfg.precision.scaler, enabled=cfg.precision.compute == "fp16")
         self.progress = self._restore(source, manifest) if source and manifest else Progress()

@@ -1,6 +1,6 @@
-"""A safetensors file written tensor by tensor, so that no more than one of them is in memory.
+"""Safetensors files, tensor by tensor, so that no more than one of them is in memory.
 
-Byte for byte what safetensors.torch.save_file writes: it wants all tensors at once.
+What is written is byte for byte what safetensors.torch.save_file writes: it wants all tensors at once.
 """
 
 import json
@@ -8,10 +8,65 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
+import safetensors
 import torch
 from torch import Tensor
 
+from gptworks.checkpoint.stored import Stored
+from gptworks.errors import CheckpointError
+
+FILE_BYTES = 5 * 10**9  # a larger model is spread over files of this size, as Hugging Face does
+_READ = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 _TYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+def read(path: Path) -> dict[str, Stored]:
+    try:
+        handle = safetensors.safe_open(path, framework="pt")
+        found = {}
+        for name in handle.keys():  # noqa: SIM118  # it is no dictionary
+            about = handle.get_slice(name)
+            dtype = _READ.get(about.get_dtype())
+            if dtype is None:
+                raise CheckpointError(
+                    f"{path}: '{name}' is of type {about.get_dtype()}, which holds no weights of a GPT."
+                )
+            shape = torch.Size(about.get_shape())
+            found[name] = Stored(shape, dtype, lambda name=name: handle.get_tensor(name))  # type: ignore[misc]
+        return found
+    except CheckpointError:
+        raise
+    except Exception as error:  # SafetensorError, OSError
+        raise CheckpointError(f"{path}: cannot be read ({error}). The file is damaged: copy it again.") from None
+
+
+def cut_into_files(
+    shapes: dict[str, tuple[torch.Size, torch.dtype]], file_bytes: int = FILE_BYTES
+) -> dict[str, list[str]]:
+    """Which tensors go into which file, in the order given."""
+    groups: list[list[str]] = [[]]
+    room = file_bytes
+    for name, (shape, dtype) in shapes.items():
+        size = num_bytes(shape, dtype)
+        if size > room and groups[-1]:
+            groups.append([])
+            room = file_bytes
+        groups[-1].append(name)
+        room -= size
+    if len(groups) == 1:
+        return {"model.safetensors": groups[0]}
+    return {f"model-{i:05d}-of-{len(groups):05d}.safetensors": group for i, group in enumerate(groups, 1)}
 
 
 def header(shapes: dict[str, tuple[torch.Size, torch.dtype]]) -> bytes:

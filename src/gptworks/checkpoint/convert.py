@@ -1,0 +1,223 @@
+"""Weights from one system's checkpoint to another's, a tensor at a time."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gptworks import __version__
+from gptworks.checkpoint import proof
+from gptworks.checkpoint.rules import Matched
+from gptworks.checkpoint.stored import Stored
+from gptworks.checkpoint.systems import registry
+from gptworks.checkpoint.systems.contract import Cut, Opened, System, Weights
+from gptworks.errors import CheckpointError, TokenizerError, VerificationError
+from gptworks.tokenizer import Tokenizer
+
+CERTIFICATE = "certificate.json"
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt", "encoder.json",
+    "vocab.bpe", "generation_config.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Converted:
+    source: Opened
+    destination: Path
+    to: str
+    files: list[Path]
+    certificate: dict[str, Any] | None
+    notes: list[str] = field(default_factory=list)
+
+
+def convert(
+    source: str | Path,
+    destination: str | Path,
+    to: str,
+    *,
+    from_name: str | None = None,
+    given: Mapping[str, object] | None = None,
+    dtype: torch.dtype | None = None,
+    cut: Cut | None = None,
+    verify: bool = False,
+) -> Converted:
+    """Nothing appears at `destination` before all of it is there, and with `verify` before it is proved equal.
+
+    `given`: numbers of the model that the source does not carry, and a `vocab_size` to pad or cut the vocabulary to.
+    `dtype`: None keeps that of each tensor.
+
+    >>> convert("gpt2", "gpt2.ckpt", "mindspore", verify=True)   # doctest: +SKIP
+    """
+    cut = cut or Cut()
+    source, destination = Path(source), Path(destination)
+    target = registry.system(to)
+    if (cut.tp, cut.pp) != (1, 1) and not target.CUTS:
+        raise CheckpointError(f"--to {to}: keeps a model in one piece; it has no --tp {cut.tp} --pp {cut.pp}.")
+    _require_free(destination)
+    stated = dict(given or {})
+    vocab_size = stated.pop("vocab_size", None)
+    opened = registry.open_any(source, stated, name=from_name).require_whole()
+    notes = list(opened.remarks)
+    if vocab_size is not None:
+        opened = _with_vocabulary(opened, _count(vocab_size), notes)
+    tensors = {name: each.cast(dtype) if dtype else each for name, each in opened.tensors.items()}
+    weights = Weights(opened.model, tensors, opened.eod_id, int(opened.about.get("step") or 0))
+    part = destination.with_name(destination.name + ".part")
+    _remove(part)
+    try:
+        if not target.SUFFIX:
+            part.mkdir(parents=True)
+        else:
+            part.parent.mkdir(parents=True, exist_ok=True)
+        written = target.write(part, weights, cut)
+        if part.is_dir():
+            written += _copy_tokenizer(opened, part)
+        certificate = _prove(opened, weights, target, part, written, stated) if verify else None
+        if certificate is not None:
+            inside = part / CERTIFICATE if part.is_dir() else destination.with_name(f"{destination.name}.{CERTIFICATE}")
+            inside.write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
+        if destination.is_dir():
+            destination.rmdir()
+        part.replace(destination)
+    except BaseException:
+        _remove(part)
+        raise
+    files = [destination / file.relative_to(part) if file != part else destination for file in written]
+    if certificate is not None:
+        files.append(destination / CERTIFICATE if destination.is_dir() else Path(f"{destination}.{CERTIFICATE}"))
+        if remark := _about_english(certificate):
+            notes.append(remark)
+    return Converted(opened, destination, target.NAME, files, certificate, notes)
+
+
+def _require_free(destination: Path) -> None:
+    if destination.is_dir() and any(destination.iterdir()):
+        raise CheckpointError(f"{destination}: exists and is not empty. Name another folder, or remove it first.")
+    if destination.is_file():
+        raise CheckpointError(f"{destination}: exists. Name another file, or remove it first.")
+
+
+def _remove(part: Path) -> None:
+    if part.is_dir():
+        shutil.rmtree(part)
+    else:
+        part.unlink(missing_ok=True)
+
+
+def _count(value: object) -> int:
+    try:
+        number = int(str(value))
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise CheckpointError(f"model.vocab_size: got {value!r}; needs a number of 1 or more.")
+    return number
+
+
+def _with_vocabulary(opened: Opened, vocab_size: int, notes: list[str]) -> Opened:
+    """Rows are left out at the end, or the last one is repeated, as Megatron's own tools pad."""
+    had = opened.model.vocab_size
+    if vocab_size == had:
+        return opened
+
+    def resized(stored: Stored) -> Stored:
+        def read() -> Tensor:
+            rows = stored.read()
+            if vocab_size <= had:
+                return rows[:vocab_size]
+            return torch.cat([rows, rows[-1:].expand(vocab_size - had, -1)])
+
+        return Stored(torch.Size([vocab_size, stored.shape[1]]), stored.dtype, read)
+
+    tensors = {
+        name: resized(each) if name in ("wte.weight", "head.weight") else each for name, each in opened.tensors.items()
+    }
+    how = "left out" if vocab_size < had else "added, copies of the last one"
+    notes.append(f"vocabulary: {had:,} -> {vocab_size:,} rows, {abs(vocab_size - had):,} {how}")
+    return replace(
+        opened,
+        model=opened.model.model_copy(update={"vocab_size": vocab_size}),
+        matched=Matched(tensors, [], [], []),
+    )
+
+
+def _copy_tokenizer(opened: Opened, folder: Path) -> list[Path]:
+    if opened.tokenizer is None or not opened.tokenizer.is_dir():
+        return []
+    copied = []
+    for file in sorted(opened.tokenizer.iterdir()):
+        is_wanted = file.name in _TOKENIZER_FILES or file.suffix == ".model"
+        if is_wanted and file.is_file() and not (folder / file.name).exists():
+            copied.append(Path(shutil.copyfile(file, folder / file.name)))
+    return copied
+
+
+def _prove(
+    opened: Opened, weights: Weights, target: System, part: Path, written: list[Path], stated: dict[str, object]
+) -> dict[str, Any]:
+    """The result is opened as a user would open it, and both sides compute. Raises when they differ."""
+    unsaid = {name: getattr(opened.model, name) for name in ("num_heads", "gelu", "layernorm_eps")}
+    result = target.open(part, {**unsaid, **stated}).require_whole()
+    if result.model.vocab_size != opened.model.vocab_size:
+        raise VerificationError(f"{part}: {result.model.vocab_size} words, needed {opened.model.vocab_size}.")
+    same = [torch.equal(each.read(), result.tensors[name].read()) for name, each in weights.tensors.items()]
+    tokens = proof.test_tokens(opened.model)
+    expected = proof.logits(opened.model, weights.tensors, tokens)
+    largest = float(expected.abs().max())
+    difference = float((expected - proof.logits(result.model, result.tensors, tokens)).abs().max())
+    allowed = target.TOLERANCE * max(1.0, largest)
+    if not difference <= allowed:
+        raise VerificationError(
+            f"{opened.path}: as {target.NAME} its logits differ by {difference:.3g}, allowed {allowed:.3g}. "
+            "Nothing was written."
+        )
+    certificate: dict[str, Any] = {
+        "gptworks": __version__,
+        "source": {"system": opened.system, "name": opened.path.name, "sha256": _hashes(opened.files, opened.path)},
+        "result": {"system": target.NAME, "sha256": _hashes(written, part)},
+        "model": opened.model.model_dump(),
+        "dtype": sorted({str(each.dtype).removeprefix("torch.") for each in weights.tensors.values()}),
+        "tensors": {"equal_to_the_bit": sum(same), "different": len(same) - sum(same)},
+        "logits": {"tokens": tokens.tolist(), "largest": largest, "difference": difference, "allowed": allowed},
+    }
+    if (tokenizer := _english_tokenizer(opened)) is not None:
+        loss = proof.english_loss(opened.model, weights.tensors, tokenizer)
+        certificate["english"] = {"loss": round(loss, 4), "chance": round(proof.chance(tokenizer.vocab_size), 4)}
+    return certificate
+
+
+def _english_tokenizer(opened: Opened) -> Tokenizer | None:
+    """Its own, or GPT-2's where the vocabulary has that size (or is padded from it)."""
+    try:
+        found = Tokenizer.from_pretrained(opened.tokenizer) if opened.tokenizer else None
+    except TokenizerError:
+        found = None
+    if found is None and 50257 <= opened.model.vocab_size < 50257 + 1024:
+        found = Tokenizer.from_pretrained("gpt2")
+    return found if found and found.vocab_size <= opened.model.vocab_size else None
+
+
+def _about_english(certificate: dict[str, Any]) -> str | None:
+    english = certificate.get("english")
+    if english is None or english["loss"] < 0.85 * english["chance"]:
+        return None
+    return (
+        f"a plain English text has a loss of {english['loss']:.2f} per token, and chance is {english['chance']:.2f}: "
+        "the weights are untrained or of another language, or the number of heads or the order of QKV is wrong"
+    )
+
+
+def _hashes(files: list[Path], base: Path) -> dict[str, str]:
+    found = {}
+    for path in files:
+        with path.open("rb") as file:
+            name = str(path.relative_to(base)) if path != base and path.is_relative_to(base) else path.name
+            found[name.removesuffix(".part")] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found

@@ -1,0 +1,353 @@
+"""Pickles, read without calling anything they name.
+
+A pickle is a little program whose instructions may import and call whatever it likes. This machine carries out those
+that build plain values; a global it names becomes a `Global`, a call an `Object` that remembers what was to be called
+with what, and nothing is imported. Long byte strings stay in the file: a checkpoint of gigabytes is read in kilobytes.
+
+What a call means (a tensor, an array, an ordered dictionary) is for the reader of the container to say. A file that
+wants to call something of Python's own library is refused: no weights are made that way, exploits are.
+"""
+
+import struct
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gptworks.errors import CheckpointError
+
+LONG = 256  # byte strings above this stay where they are
+
+
+@dataclass(frozen=True)
+class Global:
+    """A name the pickle would import."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{_OLD_MODULES.get(self.module, self.module)}.{self.name}"
+
+
+@dataclass(eq=False)
+class Object:
+    """What a call would have made: its function or class, its arguments, the state it would have been given."""
+
+    made_by: Global
+    args: tuple[Any, ...]
+    state: Any = None
+    items: dict[Any, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Persistent:
+    """What the container keeps outside the pickle, such as the storage of a tensor."""
+
+    id: Any
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """A long byte string that was left in the file."""
+
+    view: memoryview
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+
+class Settings(dict[str, Any]):
+    """What was an argparse.Namespace."""
+
+
+# Of Python's own library, what weights and settings are made of. All of it is read as plain values.
+HARMLESS_CALLS = {
+    "collections.OrderedDict",
+    "collections.defaultdict",
+    "argparse.Namespace",
+    "types.SimpleNamespace",
+    "_codecs.encode",
+    "builtins.set",
+    "builtins.frozenset",
+    "builtins.bytes",
+    "builtins.bytearray",
+    "builtins.complex",
+    "copyreg._reconstructor",
+    "pathlib.PosixPath",
+    "pathlib.Path",
+    "pathlib.PurePosixPath",
+    "datetime.timedelta",
+    "datetime.datetime",
+    "datetime.date",
+    "fractions.Fraction",
+}
+_OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # as Python 2 and protocols 0 to 2 call them
+_PYTHONS = sys.stdlib_module_names
+_MARK = object()
+_LOST = "It is damaged, or not a pickle."
+
+
+class PickleMachine:
+    """One pickle of a file. `end` is where the next would begin (old torch files hold five in a row).
+
+    >>> import pickle
+    >>> PickleMachine(memoryview(pickle.dumps({"weight": [1.5, 2]})), "x.pkl").load()
+    {'weight': [1.5, 2]}
+    """
+
+    def __init__(self, data: memoryview, file: str, start: int = 0) -> None:
+        self.data, self.file, self.end = data, file, start
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+        self.globals: list[Global] = []  # all that were named, in order
+        self.persistent: list[Persistent] = []
+
+    def load(self) -> Any:
+        try:
+            while True:
+                code = self._take(1)[0]
+                if code == ord("."):
+                    return self.stack.pop()
+                step = _STEPS.get(code)
+                if step is None:
+                    raise CheckpointError(
+                        f"{self.file}: byte {self.end - 1:,} is {code:#04x}, no instruction of a pickle that holds "
+                        f"weights. {_LOST}"
+                    )
+                step(self)
+        except CheckpointError:
+            raise
+        except Exception as error:  # whatever malformed instructions lead to: a stack too short, a list that is none
+            raise CheckpointError(
+                f"{self.file}: the pickle breaks off or contradicts itself near byte {self.end:,} "
+                f"({type(error).__name__}: {error}). It is damaged."
+            ) from None
+
+    # Bytes of the program
+
+    def _take(self, count: int) -> memoryview:
+        piece = self.data[self.end : self.end + count]
+        if count < 0 or len(piece) < count:
+            raise CheckpointError(
+                f"{self.file}: ends at byte {len(self.data):,} in the middle of a pickle. {_LOST} Copy it again."
+            )
+        self.end += count
+        return piece
+
+    def _number(self, layout: str) -> Any:
+        return struct.unpack(layout, self._take(struct.calcsize(layout)))[0]
+
+    def _line(self) -> str:
+        start = self.end
+        while self._take(1)[0] != 10:
+            if self.end - start > 65536:
+                raise CheckpointError(f"{self.file}: a line of 64 KB at byte {start:,}. {_LOST}")
+        return bytes(self.data[start : self.end - 1]).decode("latin-1")
+
+    def _text(self, size: int) -> None:
+        self.stack.append(str(self._take(size), "utf-8", "surrogatepass"))
+
+    def _bytes(self, size: int) -> None:
+        piece = self._take(size)
+        self.stack.append(Bytes(piece) if size > LONG else bytes(piece))
+
+    # The stack
+
+    def _since_mark(self) -> list[Any]:
+        at = len(self.stack) - 1
+        while self.stack[at] is not _MARK:
+            at -= 1
+            if at < 0:
+                raise CheckpointError(f"{self.file}: no mark on the stack at byte {self.end:,}. {_LOST}")
+        items = self.stack[at + 1 :]
+        del self.stack[at:]
+        return items
+
+    def _name(self, module: Any, name: Any) -> None:
+        found = Global(str(module), str(name))
+        self.globals.append(found)
+        self.stack.append(found)
+
+    def _call(self, function: Any, args: Any) -> None:
+        if not isinstance(function, Global):
+            raise CheckpointError(
+                f"{self.file}: the pickle calls {str(function)[:80]!r}, which is not a name. Refused: no file with "
+                "weights does that. Do not open it with other tools."
+            )
+        if str(function).partition(".")[0] in _PYTHONS and str(function) not in HARMLESS_CALLS:
+            raise CheckpointError(
+                f"{self.file}: the pickle calls {function} with {str(args)[:120]}. Refused, and nothing was called: "
+                "no file with weights does that. Do not open it with other tools."
+            )
+        self.stack.append(_plain(function, tuple(args)))
+
+    def _append(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if isinstance(target, list):
+            target.extend(items)
+        elif isinstance(target, set):
+            target.update(items)
+        elif isinstance(target, Object):  # a subclass of list
+            target.items.update(enumerate(items, start=len(target.items)))
+        else:
+            raise TypeError(f"items for a {type(target).__name__}")
+
+    def _set_items(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        pairs = dict(zip(items[::2], items[1::2], strict=True))
+        if isinstance(target, dict):
+            target.update(pairs)
+        elif isinstance(target, Object):
+            target.items.update(pairs)
+        else:
+            raise TypeError(f"keys for a {type(target).__name__}")
+
+    def _dictionary(self) -> None:
+        items = self._since_mark()
+        self.stack.append({})
+        self._set_items(items)
+
+    def _build(self) -> None:
+        state, target = self.stack.pop(), self.stack[-1]
+        if isinstance(target, Object):
+            target.state = state
+        elif isinstance(target, Settings) and isinstance(state, dict):
+            target.update(state)  # attributes of an ordered dictionary are torch's own notes
+        elif not isinstance(target, dict):
+            raise TypeError(f"a state for a {type(target).__name__}")
+
+    def _reduce(self) -> None:
+        args = self.stack.pop()
+        self._call(self.stack.pop(), args)
+
+    def _new_object(self, with_keywords: bool) -> None:
+        keywords = self.stack.pop() if with_keywords else {}
+        args = self.stack.pop()
+        self._call(self.stack.pop(), (*args, *keywords.values()))
+
+    def _make_instance(self, named: bool) -> None:
+        if named:
+            self._name(self._line(), self._line())
+            function = self.stack.pop()
+            self._call(function, self._since_mark())
+        else:
+            function, *args = self._since_mark()
+            self._call(function, args)
+
+    def _outside(self, id_: Any) -> None:
+        self.persistent.append(Persistent(id_))
+        self.stack.append(self.persistent[-1])
+
+    def _memoize(self, at: int) -> None:
+        self.memo[at] = self.stack[-1]
+
+
+def _plain(function: Global, args: tuple[Any, ...]) -> Any:
+    """Calls that mean a plain value."""
+    name = str(function)
+    if name in ("collections.OrderedDict", "collections.defaultdict"):
+        pairs = args[0] if args and name == "collections.OrderedDict" else []
+        return dict(pairs)
+    if name in ("argparse.Namespace", "types.SimpleNamespace"):
+        return Settings()
+    if name == "copyreg._reconstructor" and isinstance(args[0], Global):
+        return _plain(args[0], ())
+    if name == "builtins.bytes" and not args:
+        return b""
+    if name == "builtins.frozenset":
+        return frozenset(args[0] if args else ())
+    if name == "_codecs.encode":  # how protocol 2 spells bytes
+        return args[0].encode(args[1] if len(args) > 1 else "utf-8")
+    if name == "builtins.set":
+        return set(args[0]) if args else set()
+    if name.startswith("pathlib."):
+        return "/".join(map(str, args))
+    return Object(function, args)
+
+
+def _two(machine: PickleMachine) -> tuple[Any, Any]:
+    second = machine.stack.pop()
+    return machine.stack.pop(), second
+
+
+def _long(data: memoryview) -> int:
+    return int.from_bytes(data, "little", signed=True)
+
+
+def _escaped(text: str) -> Any:
+    quoted = text.strip()
+    if len(quoted) < 2 or quoted[0] not in "'\"" or quoted[-1] != quoted[0]:
+        raise ValueError("a string without quotes")
+    return quoted[1:-1].encode("latin-1").decode("unicode_escape")
+
+
+def _old_number(text: str) -> int | bool:
+    return {"00": False, "01": True}.get(text) if text in ("00", "01") else int(text)  # type: ignore[return-value]
+
+
+_STEPS: dict[int, Callable[[PickleMachine], object]] = {
+    0x80: lambda m: m._take(1),  # protocol
+    0x95: lambda m: m._take(8),  # frame: how much follows
+    ord("("): lambda m: m.stack.append(_MARK),
+    ord("0"): lambda m: m.stack.pop(),
+    ord("1"): lambda m: m._since_mark(),
+    ord("2"): lambda m: m.stack.append(m.stack[-1]),
+    ord("N"): lambda m: m.stack.append(None),
+    0x88: lambda m: m.stack.append(True),
+    0x89: lambda m: m.stack.append(False),
+    ord("I"): lambda m: m.stack.append(_old_number(m._line())),
+    ord("J"): lambda m: m.stack.append(m._number("<i")),
+    ord("K"): lambda m: m.stack.append(m._number("<B")),
+    ord("M"): lambda m: m.stack.append(m._number("<H")),
+    ord("L"): lambda m: m.stack.append(int(m._line().rstrip("L"))),
+    0x8A: lambda m: m.stack.append(_long(m._take(m._number("<B")))),
+    0x8B: lambda m: m.stack.append(_long(m._take(m._number("<i")))),
+    ord("F"): lambda m: m.stack.append(float(m._line())),
+    ord("G"): lambda m: m.stack.append(m._number(">d")),
+    ord("S"): lambda m: m.stack.append(_escaped(m._line())),
+    ord("U"): lambda m: m.stack.append(bytes(m._take(m._number("<B"))).decode("latin-1")),
+    ord("T"): lambda m: m.stack.append(bytes(m._take(m._number("<i"))).decode("latin-1")),
+    ord("V"): lambda m: m.stack.append(m._line().encode("latin-1").decode("raw_unicode_escape")),
+    ord("X"): lambda m: m._text(m._number("<I")),
+    0x8C: lambda m: m._text(m._number("<B")),
+    0x8D: lambda m: m._text(m._number("<Q")),
+    ord("B"): lambda m: m._bytes(m._number("<I")),
+    ord("C"): lambda m: m._bytes(m._number("<B")),
+    0x8E: lambda m: m._bytes(m._number("<Q")),
+    0x96: lambda m: m._bytes(m._number("<Q")),
+    0x98: lambda m: None,  # read-only
+    ord(")"): lambda m: m.stack.append(()),
+    ord("t"): lambda m: m.stack.append(tuple(m._since_mark())),
+    0x85: lambda m: m.stack.append((m.stack.pop(),)),
+    0x86: lambda m: m.stack.append(_two(m)),
+    0x87: lambda m: m.stack.append((lambda last: (*_two(m), last))(m.stack.pop())),
+    ord("]"): lambda m: m.stack.append([]),
+    ord("l"): lambda m: m.stack.append(m._since_mark()),
+    ord("a"): lambda m: m._append([m.stack.pop()]),
+    ord("e"): lambda m: m._append(m._since_mark()),
+    ord("}"): lambda m: m.stack.append({}),
+    ord("d"): lambda m: m._dictionary(),
+    ord("s"): lambda m: m._set_items(list(_two(m))),
+    ord("u"): lambda m: m._set_items(m._since_mark()),
+    0x8F: lambda m: m.stack.append(set()),
+    0x90: lambda m: m._append(m._since_mark()),
+    0x91: lambda m: m.stack.append(frozenset(m._since_mark())),
+    ord("p"): lambda m: m._memoize(int(m._line())),
+    ord("q"): lambda m: m._memoize(m._number("<B")),
+    ord("r"): lambda m: m._memoize(m._number("<I")),
+    0x94: lambda m: m._memoize(len(m.memo)),
+    ord("g"): lambda m: m.stack.append(m.memo[int(m._line())]),
+    ord("h"): lambda m: m.stack.append(m.memo[m._number("<B")]),
+    ord("j"): lambda m: m.stack.append(m.memo[m._number("<I")]),
+    ord("c"): lambda m: m._name(m._line(), m._line()),
+    0x93: lambda m: m._name(*_two(m)),
+    ord("i"): lambda m: m._make_instance(named=True),
+    ord("o"): lambda m: m._make_instance(named=False),
+    ord("R"): lambda m: m._reduce(),
+    0x81: lambda m: m._new_object(with_keywords=False),
+    0x92: lambda m: m._new_object(with_keywords=True),
+    ord("b"): lambda m: m._build(),
+    ord("P"): lambda m: m._outside(m._line()),
+    ord("Q"): lambda m: m._outside(m.stack.pop()),
+}

@@ -1,0 +1,336 @@
+"""Files of torch.save: zip archives, and the five pickles in a row of before 2020. Nothing in them is ever called.
+
+Tensors are read from the mapped file, and written one at a time: no more than one is in memory.
+"""
+
+import io
+import mmap
+import pickle
+import struct
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gptworks.checkpoint.formats.pickle_machine import Global, Object, Persistent, PickleMachine
+from gptworks.checkpoint.stored import Stored
+from gptworks.errors import CheckpointError
+
+_STORAGES = {
+    "DoubleStorage": torch.float64,
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+}
+_STORAGE_OF = {dtype: name for name, dtype in _STORAGES.items()}
+_REBUILD = {"torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3", "torch._utils._rebuild_tensor"}
+_PARAMETER = {"torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"}
+_OLD_MAGIC = 0x1950A86A20F9469CFC6C
+
+
+@dataclass(frozen=True)
+class TorchFile:
+    """`content`: what was saved, with a `Stored` for each tensor and an `Object` for each thing that is not plain."""
+
+    content: Any
+    unknown: list[str]  # names of classes and functions that were left alone
+
+
+def read(path: Path) -> TorchFile:
+    """Nested dictionaries, lists and numbers as they were; argparse.Namespace as a dictionary.
+
+    >>> read(Path("ckpt.pt")).content["model_args"]["n_head"]   # doctest: +SKIP
+    12
+    """
+    try:
+        with path.open("rb") as file:
+            # A private mapping: torch knows no read-only tensors, and writing to one would not reach the file.
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file.") from None
+    except (OSError, ValueError) as error:  # a folder; an empty file cannot be mapped
+        raise CheckpointError(f"{path}: cannot be read ({error}). Needed: a file of torch.save.") from None
+    if bytes(data[:4]) == b"PK\x03\x04":
+        machine, storages = _open_zip(path, data)
+        loaded = machine.load()
+    elif _is_old(data):
+        machine = _after_preamble(path, data)
+        loaded = machine.load()
+        storages = _old_storages(path, data, machine)
+    else:
+        raise CheckpointError(
+            f"{path}: begins with {bytes(data[:4])!r}; not a file of torch.save (a zip archive or its older form)."
+        )
+    meaning = _Meaning(path, storages)
+    content = meaning.of(loaded)
+    return TorchFile(content, sorted(meaning.unknown))
+
+
+def is_torch_file(path: Path) -> bool:
+    """Looks at the first bytes only."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(64)
+    except OSError:
+        return False
+    return start[:4] == b"PK\x03\x04" or _is_old(memoryview(start))
+
+
+class _Meaning:
+    """Walks over what the pickle built and says what the calls in it mean."""
+
+    def __init__(self, path: Path, storages: dict[str, memoryview]) -> None:
+        self.path, self.storages = path, storages
+        self.unknown: set[str] = set()
+        self.seen: dict[int, Any] = {}  # shared values stay shared, and cycles end
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, dict | list | Object):
+            if id(value) in self.seen:
+                return self.seen[id(value)]
+            return self._build(value)
+        if isinstance(value, tuple):
+            return tuple(self.of(item) for item in value)
+        if isinstance(value, Global):
+            if value.module == "torch" and isinstance(getattr(torch, value.name, None), torch.dtype):
+                return getattr(torch, value.name)
+            self.unknown.add(str(value))
+        return value
+
+    def _build(self, value: dict[Any, Any] | list[Any] | Object) -> Any:
+        if isinstance(value, dict):
+            made: dict[Any, Any] = {}
+            self.seen[id(value)] = made
+            made.update((self.of(key), self.of(item)) for key, item in value.items())
+            return made
+        if isinstance(value, list):
+            items: list[Any] = []
+            self.seen[id(value)] = items
+            items.extend(self.of(item) for item in value)
+            return items
+        result = self._of_call(value)
+        self.seen[id(value)] = result
+        return result
+
+    def _of_call(self, call: Object) -> Any:
+        name = str(call.made_by)
+        if name in _REBUILD:
+            return self._tensor(*call.args[:4], *call.args[6:7])
+        if name in _PARAMETER:
+            return self.of(call.args[0])
+        if name == "torch.Size":
+            return torch.Size(call.args[0])
+        if name == "torch.device":
+            return str(call.args[0])
+        self.unknown.add(name)
+        # What it would have held may hold tensors, so it is looked through as well.
+        self.seen[id(call)] = call
+        call.args, call.state = tuple(self.of(item) for item in call.args), self.of(call.state)
+        call.items = {self.of(key): self.of(item) for key, item in call.items.items()}
+        return call
+
+    def _tensor(self, storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *kind: Any) -> Stored:
+        if not isinstance(storage, Persistent) or not isinstance(storage.id, tuple) or len(storage.id) < 5:
+            raise CheckpointError(f"{self.path}: a tensor without a storage. It is damaged.")
+        storage_type, key = storage.id[1], str(storage.id[2])
+        dtype = _STORAGES.get(getattr(storage_type, "name", ""))
+        if kind and isinstance(kind[0], Global):  # version 3 names the type beside an untyped storage
+            dtype = getattr(torch, kind[0].name, None)
+        if not isinstance(dtype, torch.dtype):
+            raise CheckpointError(f"{self.path}: a tensor of type {storage_type}, which holds no weights.")
+        data = self.storages.get(key)
+        if data is None:
+            raise CheckpointError(f"{self.path}: storage '{key}' is missing. It is damaged: copy it again.")
+        shape, strides = _whole_numbers(self.path, size), _whole_numbers(self.path, stride)
+        last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) if 0 not in shape else -1
+        if offset < 0 or (last + 1) * dtype.itemsize > len(data):
+            raise CheckpointError(
+                f"{self.path}: a tensor of shape {list(shape)} needs {(last + 1) * dtype.itemsize:,} bytes of storage "
+                f"'{key}', which has {len(data):,}. It is damaged: copy it again."
+            )
+
+        def read_tensor() -> Tensor:
+            if 0 in shape:
+                return torch.empty(shape, dtype=dtype)
+            flat = torch.frombuffer(data, dtype=dtype, count=last + 1)
+            return flat.as_strided(shape, strides, offset)
+
+        return Stored(torch.Size(shape), dtype, read_tensor)
+
+
+def _whole_numbers(path: Path, values: Any) -> tuple[int, ...]:
+    if isinstance(values, Object):  # torch.Size
+        values = values.args[0]
+    if not isinstance(values, tuple | list) or not all(type(n) is int and n >= 0 for n in values):
+        raise CheckpointError(f"{path}: {str(values)[:80]!r} is no shape or stride of a tensor. It is damaged.")
+    return tuple(values)
+
+
+# The archive of today
+
+
+def _open_zip(path: Path, data: memoryview) -> tuple[PickleMachine, dict[str, memoryview]]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, struct.error) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}). It is damaged: copy it again.") from None
+    pieces = {entry.filename: _entry(path, data, entry) for entry in entries if not entry.is_dir()}
+    pickles = [name for name in pieces if name.endswith("/data.pkl") and name.count("/") == 1]
+    if len(pickles) != 1:
+        raise CheckpointError(f"{path}: a zip archive without data.pkl; not a file of torch.save.")
+    folder = pickles[0].removesuffix("data.pkl")
+    order = pieces.get(folder + "byteorder")
+    if order is not None and bytes(order).strip() != b"little":
+        raise CheckpointError(f"{path}: saved on a big-endian machine, which is not supported.")
+    inside = folder + "data/"
+    storages = {name.removeprefix(inside): piece for name, piece in pieces.items() if name.startswith(inside)}
+    return PickleMachine(pieces[pickles[0]], str(path)), storages
+
+
+def _entry(path: Path, data: memoryview, entry: zipfile.ZipInfo) -> memoryview:
+    if entry.compress_type != zipfile.ZIP_STORED:
+        raise CheckpointError(f"{path}: '{entry.filename}' is compressed; torch.save does not do that.")
+    header = data[entry.header_offset : entry.header_offset + 30]
+    if len(header) < 30 or bytes(header[:4]) != b"PK\x03\x04":
+        raise CheckpointError(f"{path}: no header for '{entry.filename}'. It is damaged: copy it again.")
+    name_len, extra_len = struct.unpack("<HH", header[26:30])
+    begin = entry.header_offset + 30 + name_len + extra_len
+    piece = data[begin : begin + entry.file_size]
+    if len(piece) != entry.file_size:
+        raise CheckpointError(f"{path}: '{entry.filename}' is cut off. It is damaged: copy it again.")
+    return piece
+
+
+# Five pickles in a row (magic number, protocol, machine, content, keys of storages), then the storages
+
+
+def _is_old(data: memoryview) -> bool:
+    try:
+        return bool(PickleMachine(data[:64], "").load() == _OLD_MAGIC)
+    except CheckpointError:
+        return False
+
+
+def _after_preamble(path: Path, data: memoryview) -> PickleMachine:
+    at = 0
+    for _ in range(3):
+        machine = PickleMachine(data, str(path), at)
+        machine.load()
+        at = machine.end
+    return PickleMachine(data, str(path), at)
+
+
+def _old_storages(path: Path, data: memoryview, content: PickleMachine) -> dict[str, memoryview]:
+    machine = PickleMachine(data, str(path), content.end)
+    keys = machine.load()
+    if not isinstance(keys, list):
+        raise CheckpointError(f"{path}: no list of storages. It is damaged: copy it again.")
+    sizes = {str(found[2]): _STORAGES.get(getattr(found[1], "name", "")) for found in _persistent_ids(content)}
+    at, storages = machine.end, {}
+    for key in map(str, keys):
+        dtype = sizes.get(key)
+        count = struct.unpack("<q", data[at : at + 8])[0] if len(data) >= at + 8 else -1
+        size = count * (dtype.itemsize if dtype else 0)
+        if dtype is None or count < 0 or at + 8 + size > len(data):
+            raise CheckpointError(f"{path}: storage '{key}' is cut off. It is damaged: copy it again.")
+        storages[key] = data[at + 8 : at + 8 + size]
+        at += 8 + size
+    return storages
+
+
+def _persistent_ids(machine: PickleMachine) -> Iterator[tuple[Any, ...]]:
+    for value in machine.persistent:
+        if isinstance(value.id, tuple) and len(value.id) >= 5:
+            yield value.id
+
+
+# Writing
+
+
+class _Storage:
+    def __init__(self, key: str, stored: Stored) -> None:
+        self.key, self.stored = key, stored
+
+
+class _Reference:
+    """Pickles as the tensor whose bytes will follow."""
+
+    def __init__(self, storage: _Storage) -> None:
+        self.storage = storage
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        shape = self.storage.stored.shape
+        stride = torch.empty(shape, device="meta").stride()
+        return torch._utils._rebuild_tensor_v2, (self.storage, 0, tuple(shape), stride, False, OrderedDict())
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, value: Any) -> Any:
+        if not isinstance(value, _Storage):
+            return None
+        kind = getattr(torch, _STORAGE_OF[value.stored.dtype])
+        return ("storage", kind, value.key, "cpu", value.stored.shape.numel())
+
+
+def write(path: Path, content: Any) -> None:
+    """What torch.save would write of `content`, in which tensors are `Stored`: read, written and forgotten in turn.
+
+    One `Stored` under two names is saved once, as tied weights are.
+    """
+    storages: dict[int, _Storage] = {}
+
+    def referenced(value: Any) -> Any:
+        if isinstance(value, Stored):
+            return _Reference(storages.setdefault(id(value), _Storage(str(len(storages)), value)))
+        if isinstance(value, dict):
+            return type(value)((key, referenced(item)) for key, item in value.items())
+        if isinstance(value, list | tuple):
+            return type(value)(referenced(item) for item in value)
+        return value
+
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=2).dump(referenced(content))
+    folder = path.stem
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        _add(archive, f"{folder}/data.pkl", [buffer.getbuffer()], len(buffer.getbuffer()))
+        _add(archive, f"{folder}/byteorder", [memoryview(b"little")], 6)
+        for storage in storages.values():
+            _add(archive, f"{folder}/data/{storage.key}", _pieces(storage.stored), storage.stored.num_bytes)
+        _add(archive, f"{folder}/version", [memoryview(b"3\n")], 2)
+
+
+_PIECE = 4 * 2**20
+
+
+def _pieces(stored: Stored) -> Iterator[memoryview]:
+    tensor = stored.read().detach().contiguous()
+    if tensor.shape != stored.shape or tensor.dtype != stored.dtype:
+        raise AssertionError(f"announced {stored.shape} {stored.dtype}, got {tensor.shape} {tensor.dtype}")
+    flat = tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
+    for start in range(0, len(flat), _PIECE):
+        yield flat[start : start + _PIECE]
+
+
+def _add(archive: zipfile.ZipFile, name: str, pieces: Any, size: int) -> None:
+    entry = zipfile.ZipInfo(name)
+    # Data begins at a multiple of 64 bytes, as torch does it, so that a mapped file gives aligned tensors. zipfile adds
+    # 20 bytes of its own to the header of an entry that may pass 2 GiB.
+    large = size * 1.05 > zipfile.ZIP64_LIMIT
+    begin = archive.fp.tell() + 30 + len(name.encode()) + (20 if large else 0)  # type: ignore[union-attr]
+    padding = -(begin + 4) % 64
+    entry.extra = struct.pack("<HH", 0x4246, padding) + b"Z" * padding
+    with archive.open(entry, "w", force_zip64=large) as file:
+        for piece in pieces:
+            file.write(piece)

@@ -1,0 +1,286 @@
+"""How the tensors of another system are named and laid out: one rule per tensor, read in both directions.
+
+Ours: matrices [out, in]; fused QKV with rows ordered (head, q|k|v, head size).
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gptworks.checkpoint.stored import Stored, StoredTensors
+from gptworks.config.schema import ModelConfig
+from gptworks.errors import CheckpointError
+
+
+class HeadsUnknownError(CheckpointError):
+    """The files do not say how many heads there are."""
+
+
+OURS = "a3d"
+MODULES = ("ln1", "attn.qkv", "attn.out", "ln2", "mlp.up", "mlp.down")
+# Which dim of our tensors tensor parallelism cuts; the others every rank has whole.
+_CUT = {
+    "wte.weight": 0,
+    "head.weight": 0,
+    "attn.qkv.weight": 0,
+    "attn.qkv.bias": 0,
+    "attn.out.weight": 1,
+    "mlp.up.weight": 0,
+    "mlp.up.bias": 0,
+    "mlp.down.weight": 1,
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`{i}` in a name is the number of the block."""
+
+    ours: str
+    theirs: tuple[str, ...]  # one name, or one each for q, k and v
+    transposed: bool = False  # their matrix is [in, out]
+    order: str = OURS  # of their QKV rows, outermost first: a head, 3 q|k|v, d inside the head
+
+    @property
+    def cut(self) -> int | None:
+        return cut_dim(self.ours)
+
+    @property
+    def is_qkv(self) -> bool:
+        return ".attn.qkv." in self.ours
+
+    def at(self, layer: int) -> "Rule":
+        theirs = tuple(name.replace("{i}", str(layer)) for name in self.theirs)
+        return replace(self, ours=self.ours.replace("{i}", str(layer)), theirs=theirs)
+
+    def from_theirs(self, tensors: Sequence[Tensor], head_size: int) -> Tensor:
+        """Whole, or the shard of a tensor-parallel rank: the number of heads is read off the shape."""
+        turned = [tensor.T if self._is_transposed(tensor) else tensor for tensor in tensors]
+        tensor = torch.cat(turned) if len(turned) > 1 else turned[0]
+        return _reorder(tensor, self._order, OURS, head_size) if self.is_qkv else tensor
+
+    def to_theirs(self, tensor: Tensor, head_size: int) -> list[Tensor]:
+        if self.is_qkv:
+            tensor = _reorder(tensor, OURS, self._order, head_size)
+        pieces = tensor.chunk(len(self.theirs)) if len(self.theirs) > 1 else [tensor]
+        return [piece.T if self._is_transposed(piece) else piece for piece in pieces]
+
+    def their_shapes(self, shape: torch.Size) -> list[torch.Size]:
+        """Of one of our tensors of this shape."""
+        found = torch.Size([shape[0] // len(self.theirs), *shape[1:]])
+        turned = self.transposed and len(shape) == 2
+        return [found[::-1] if turned else found for _ in self.theirs]
+
+    @property
+    def _order(self) -> str:
+        return "3ad" if len(self.theirs) > 1 else self.order
+
+    def _is_transposed(self, tensor: Tensor) -> bool:
+        return self.transposed and tensor.ndim == 2
+
+
+def cut_dim(name: str) -> int | None:
+    return _CUT.get(re.sub(r"^blocks\.\d+\.|^blocks\.\{i\}\.", "", name))
+
+
+def _reorder(tensor: Tensor, order: str, needed: str, head_size: int) -> Tensor:
+    if order == needed:
+        return tensor
+    sizes = {"3": 3, "d": head_size, "a": tensor.shape[0] // (3 * head_size)}
+    parts = tensor.reshape(*(sizes[letter] for letter in order), *tensor.shape[1:])
+    dims = [order.index(letter) for letter in needed]
+    return parts.permute(*dims, *range(3, parts.ndim)).reshape(tensor.shape)
+
+
+class Table:
+    """All rules of a system. `at(model)` are those of a model: its blocks, its head if it has one of its own."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self.rules = list(rules)
+
+    def at(self, model: ModelConfig) -> dict[str, Rule]:
+        found: dict[str, Rule] = {}
+        for rule in self.rules:
+            if "{i}" in rule.ours:
+                found.update((each.ours, each) for each in map(rule.at, range(model.num_layers)))
+            elif rule.ours != "head.weight" or not model.tied:
+                found[rule.ours] = rule
+        if not model.tied and "head.weight" not in found:
+            raise CheckpointError(
+                "model.tied is false: the model has a head of its own, for which this format has no place."
+            )
+        return found
+
+
+def block_rules(
+    modules: Mapping[str, str | tuple[str, ...]],
+    *,
+    transposed: Iterable[str] = (),
+    order: str = OURS,
+    norm: tuple[str, str] = ("weight", "bias"),
+    linear: tuple[str, str] = ("weight", "bias"),
+    sep: str = ".",
+) -> list[Rule]:
+    """Weight and bias of each module of a block. `modules`: ours -> theirs, with `{i}`; `norm`, `linear`: how weight
+    and bias of a LayerNorm and of a matrix are called; `transposed`: our modules whose matrices are [in, out] there.
+    """
+    turned = set(transposed)
+    rules = []
+    for ours, theirs in modules.items():
+        names = (theirs,) if isinstance(theirs, str) else theirs
+        for kind, called in zip(("weight", "bias"), norm if "ln" in ours else linear, strict=True):
+            rules.append(
+                Rule(
+                    f"blocks.{{i}}.{ours}.{kind}",
+                    tuple(f"{name}{sep}{called}" for name in names),
+                    transposed=ours in turned,
+                    order=order,
+                )
+            )
+    return rules
+
+
+def our_shapes(model: ModelConfig) -> dict[str, torch.Size]:
+    """Every tensor of the model, in the order of the network; a tied head is the word embedding."""
+    hidden, ffn = model.hidden_size, model.ffn_size
+    sizes: dict[str, tuple[int, ...]] = {
+        "ln1": (hidden,),
+        "attn.qkv": (3 * hidden, hidden),
+        "attn.out": (hidden, hidden),
+        "ln2": (hidden,),
+    }
+    sizes |= {"mlp.up": (ffn, hidden), "mlp.down": (hidden, ffn)}
+    found: dict[str, tuple[int, ...]] = {
+        "wte.weight": (model.vocab_size, hidden),
+        "wpe.weight": (model.max_positions, hidden),
+    }
+    for layer in range(model.num_layers):
+        for module in MODULES:
+            found[f"blocks.{layer}.{module}.weight"] = sizes[module]
+            found[f"blocks.{layer}.{module}.bias"] = sizes[module][:1]
+    found |= {"ln_f.weight": (hidden,), "ln_f.bias": (hidden,)}
+    if not model.tied:
+        found["head.weight"] = (model.vocab_size, hidden)
+    return {name: torch.Size(shape) for name, shape in found.items()}
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Their tensors under our names and in our order, read when asked for; and what did not fit."""
+
+    tensors: dict[str, Stored]
+    missing: list[str]  # their names
+    unexpected: list[str]
+    misshapen: list[str]  # one sentence each
+
+
+def match(table: Table, shards: Sequence[StoredTensors], model: ModelConfig, *, ignored: str = "$^") -> Matched:
+    """`shards`: the tensors of each tensor-parallel rank, all pipeline stages together; one for a whole model.
+
+    `ignored`: a pattern (searched) of names that are known and not needed, such as causal masks.
+    """
+    rules, shapes = table.at(model), our_shapes(model)
+    tensors, missing, misshapen = {}, [], []
+    for name, shape in shapes.items():
+        rule = rules[name]
+        absent = [theirs for theirs in rule.theirs if any(theirs not in shard for shard in shards)]
+        missing += absent
+        if absent:
+            continue
+        local = _local_shape(shape, rule.cut, len(shards))
+        for theirs, needed in zip(rule.theirs, rule.their_shapes(local), strict=True):
+            for number, shard in enumerate(shards):
+                if shard[theirs].shape != needed:
+                    where = f" (tensor-parallel rank {number})" if len(shards) > 1 else ""
+                    misshapen.append(f"'{theirs}'{where} has shape {list(shard[theirs].shape)}, needed {list(needed)}")
+        tensors[name] = _joined(rule, shards, shape, model.head_size)
+    known = {theirs for rule in rules.values() for theirs in rule.theirs}
+    if model.tied:
+        known |= {theirs for rule in table.rules if rule.ours == "head.weight" for theirs in rule.theirs}
+    present = dict.fromkeys(name for shard in shards for name in shard)
+    unexpected = [name for name in present if name not in known and not re.search(ignored, name)]
+    return Matched(tensors, missing, unexpected, misshapen)
+
+
+def _local_shape(shape: torch.Size, cut: int | None, parts: int) -> torch.Size:
+    if cut is None:
+        return shape
+    return torch.Size(n // parts if dim == cut else n for dim, n in enumerate(shape))
+
+
+def _joined(rule: Rule, shards: Sequence[StoredTensors], shape: torch.Size, head_size: int) -> Stored:
+    def read() -> Tensor:
+        if rule.cut is None:  # every rank has it whole
+            return rule.from_theirs([shards[0][name].read() for name in rule.theirs], head_size)
+        parts = [rule.from_theirs([shard[name].read() for name in rule.theirs], head_size) for shard in shards]
+        return torch.cat(parts, dim=rule.cut) if len(parts) > 1 else parts[0]
+
+    return Stored(shape, shards[0][rule.theirs[0]].dtype, read)
+
+
+def split(
+    table: Table, tensors: StoredTensors, model: ModelConfig, *, rank: int = 0, ranks: int = 1
+) -> dict[str, Stored]:
+    """Our tensors under their names: whole, or what tensor-parallel rank `rank` of `ranks` has. Read when asked for."""
+    found: dict[str, Stored] = {}
+    for name, rule in table.at(model).items():
+        stored = tensors[name]
+        local = _local_shape(stored.shape, rule.cut, ranks)
+        for number, (theirs, shape) in enumerate(zip(rule.theirs, rule.their_shapes(local), strict=True)):
+            found[theirs] = Stored(shape, stored.dtype, _reader(rule, stored, number, rank, ranks, model.head_size))
+    return found
+
+
+def _reader(rule: Rule, stored: Stored, number: int, rank: int, ranks: int, head_size: int) -> Callable[[], Tensor]:
+    def read() -> Tensor:
+        tensor = stored.read()
+        if rule.cut is not None and ranks > 1:
+            tensor = tensor.chunk(ranks, dim=rule.cut)[rank]
+        return rule.to_theirs(tensor, head_size)[number].contiguous()
+
+    return read
+
+
+def infer_model(
+    table: Table, shards: Sequence[StoredTensors], known: Mapping[str, object], given: Mapping[str, object], where: str
+) -> dict[str, object]:
+    """The numbers of the `model` section: from `known` (what the files say), from shapes, and from `given`, which wins.
+
+    Heads cannot be seen in any shape: whoever does not know them asks for -o model.num_heads=N.
+    """
+    first, parts = shards[0], len(shards)
+    by_name = {rule.ours: rule for rule in table.rules}
+
+    def shape(ours: str, layer: int = 0) -> torch.Size:
+        rule = by_name[ours].at(layer)
+        if rule.theirs[0] not in first:
+            some = ", ".join(f"'{name}'" for name in list(first)[:3]) or "no tensors"
+            raise CheckpointError(f"{where}: tensor '{rule.theirs[0]}' is missing; it holds {some} ...")
+        found = first[rule.theirs[0]].shape
+        return torch.Size(reversed(found)) if rule.transposed and len(found) == 2 else found
+
+    marker = by_name["blocks.{i}.ln1.weight"]
+    layers = 0
+    while marker.at(layers).theirs[0] in first:
+        layers += 1
+    hidden = shape("wte.weight")[1]
+    found: dict[str, object] = {
+        "num_layers": layers,
+        "hidden_size": hidden,
+        "vocab_size": shape("wte.weight")[0] * parts,
+        "max_positions": shape("wpe.weight")[0],
+        "ffn_size": shape("blocks.{i}.mlp.up.weight")[0] * parts if layers else 4 * hidden,
+    }
+    if not layers:
+        raise CheckpointError(f"{where}: tensor '{marker.at(0).theirs[0]}' is missing: no block of a GPT is in it.")
+    found |= known
+    found |= given
+    if "num_heads" not in found:
+        usual = f" (GPT-2 and GPT-3 of this width mostly have {hidden // 64})" if hidden % 64 == 0 else ""
+        raise HeadsUnknownError(
+            f"{where}: the format does not carry the number of heads, and no shape tells it. "
+            f"Give it with -o model.num_heads=N{usual}; a wrong number loads and computes nonsense."
+        )
+    return found

@@ -1,0 +1,131 @@
+"""What a module of this package offers, and what is handed in and out of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gptworks.checkpoint.rules import Matched
+from gptworks.checkpoint.stored import Stored
+from gptworks.config.load import from_dict
+from gptworks.config.schema import ModelConfig
+from gptworks.errors import CheckpointError, ConfigError
+
+EXACT = 1e-5  # the tolerance of a format that keeps the numbers: sums may be taken in another order
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint of some system: its shape is known, its tensors (our names, our order) are read when asked for.
+
+    It is also the `WeightSource` a model is filled from.
+    """
+
+    path: Path
+    system: str
+    model: ModelConfig
+    matched: Matched
+    about: dict[str, Any] = field(default_factory=dict)  # for people: step, layout, QKV order, where numbers came from
+    files: list[Path] = field(default_factory=list)  # all that hold weights
+    tokenizer: Path | None = None  # folder or file of a tokenizer that lies beside
+    eod_id: int | None = None
+    remarks: list[str] = field(default_factory=list)  # what a user should know: ignored tensors, unknown classes
+
+    @property
+    def tensors(self) -> dict[str, Stored]:
+        return self.matched.tensors
+
+    def require_whole(self) -> "Opened":
+        """Every tensor is there, none is left over, all have the right shape."""
+        problems = []
+        if self.matched.missing:
+            problems.append(f"{len(self.matched.missing)} missing: {_some(self.matched.missing)}")
+        if self.matched.unexpected:
+            problems.append(
+                f"{len(self.matched.unexpected)} that have no place in the model: {_some(self.matched.unexpected)}"
+            )
+        problems += self.matched.misshapen[:5]
+        if len(self.matched.misshapen) > 5:
+            problems.append(f"and {len(self.matched.misshapen) - 5} more shapes")
+        if problems:
+            listed = "\n".join(f"  {problem}" for problem in problems)
+            raise CheckpointError(
+                f"{self.path}: its tensors are not those of a {self.system} GPT with {self.model.num_layers} layers "
+                f"of {self.model.hidden_size}:\n{listed}\nIt belongs to another model, or to another version."
+            )
+        return self
+
+    def tensor(self, name: str, shape: torch.Size) -> Tensor:
+        if name not in self.tensors:
+            self.require_whole()
+        tensor = self.tensors[name].read()
+        if tensor.shape != shape:
+            raise CheckpointError(f"{self.path}: '{name}' has shape {list(tensor.shape)}, needed {list(shape)}.")
+        return tensor
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a writer gets: our tensors and what else a checkpoint can say."""
+
+    model: ModelConfig
+    tensors: Mapping[str, Stored]
+    eod_id: int | None = None
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the written checkpoint is split. Systems that keep a model whole refuse anything but one."""
+
+    tp: int = 1
+    pp: int = 1
+
+
+class System(Protocol):
+    """A module of this package."""
+
+    NAME: str  # as in --to
+    TITLE: str  # for people, one line
+    CUTS: bool  # whether tp and pp splits can be written
+    SUFFIX: str  # of the one file that is written, or "" for a folder
+    TOLERANCE: float  # how far logits of what it writes may be from those of what it was given, x the largest
+
+    def recognise(self, path: Path) -> bool:
+        """Whether this looks like one of ours. Cheap: names in a folder, first bytes of a file."""
+
+    def open(self, path: Path, given: Mapping[str, object]) -> Opened:
+        """`given`: numbers of the model section that the user states (-o model.num_heads=16)."""
+
+    def write(self, path: Path, weights: Weights, cut: Cut) -> list[Path]:
+        """Into a folder that is empty and exists, or the file to make. Gives the files written."""
+
+
+def model_config(values: Mapping[str, object], where: str) -> ModelConfig:
+    """Checked as a config of ours is; what is wrong is the checkpoint's."""
+    try:
+        return from_dict({"model": dict(values)}, where).model
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from None
+
+
+def require_divisible(model: ModelConfig, cut: Cut) -> None:
+    """Before any file is made."""
+    for what, number in (("heads", model.num_heads), ("vocabulary", model.vocab_size), ("ffn_size", model.ffn_size)):
+        if number % cut.tp:
+            advice = (
+                f" Pad it with -o model.vocab_size={-(-number // cut.tp) * cut.tp}." if what == "vocabulary" else ""
+            )
+            raise CheckpointError(f"--tp {cut.tp}: {what} {number} cannot be cut into {cut.tp} equal parts.{advice}")
+    if cut.pp > model.num_layers:
+        raise CheckpointError(f"--pp {cut.pp}: the model has {model.num_layers} layers; no stage may be empty.")
+    if model.num_layers % cut.pp:
+        raise CheckpointError(f"--pp {cut.pp}: {model.num_layers} layers cannot be cut into {cut.pp} equal stages.")
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:6])
+    return shown + (f", ... ({len(names) - 6} more)" if len(names) > 6 else "")

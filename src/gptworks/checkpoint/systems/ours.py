@@ -1,0 +1,73 @@
+"""gptworks: a run folder or one of its training checkpoints. What is written is the portable form, a Hugging Face
+folder: a training checkpoint without its optimizer could not be continued."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gptworks.checkpoint import folder as folders
+from gptworks.checkpoint import manifest as manifests
+from gptworks.checkpoint.formats import dcp
+from gptworks.checkpoint.rules import Matched, our_shapes
+from gptworks.checkpoint.stored import Stored
+from gptworks.checkpoint.systems import huggingface
+from gptworks.checkpoint.systems.contract import EXACT, Opened, model_config
+
+NAME = "gptworks"
+TITLE = "gptworks run or training checkpoint"
+CUTS = False
+SUFFIX = ""
+TOLERANCE = EXACT
+write = huggingface.write
+
+
+def recognise(path: Path) -> bool:
+    is_pointer = path.name in (folders.LATEST, folders.BEST) and path.is_file()
+    return is_pointer or (path / manifests.NAME).is_file() or (path / "checkpoints").is_dir()
+
+
+def open(path: Path, given: Mapping[str, object]) -> Opened:
+    step = folders.find(path)
+    manifest = manifests.read(step)
+    about = {"step": manifest.step, "layout": manifest.layout, "samples": manifest.consumed}
+    portable = step / folders.PORTABLE
+    if (portable / "config.json").is_file():
+        opened = huggingface.open(portable, given)
+        return replace(opened, path=step, system=NAME, about=about)
+    values = manifest.config.get("model", {})
+    model = model_config({**values, **given}, str(step))
+    state = step / folders.STATE
+    shapes = dcp.shapes(state)
+
+    def stored(name: str, shape: torch.Size) -> Stored:
+        def read() -> Tensor:
+            target = {f"model.{name}": torch.empty(shape)}
+            dcp.load_into(state, target)
+            return target[f"model.{name}"]
+
+        return Stored(shape, torch.float32, read)
+
+    needed = our_shapes(model)
+    present = {name: shape for name, shape in needed.items() if f"model.{name}" in shapes}
+    misshapen = [
+        f"'{name}' has shape {list(shapes[f'model.{name}'])}, needed {list(shape)}"
+        for name, shape in present.items()
+        if shapes[f"model.{name}"] != shape
+    ]
+    return Opened(
+        step,
+        NAME,
+        model,
+        Matched(
+            {name: stored(name, shape) for name, shape in present.items()},
+            [name for name in needed if name not in present],
+            [],
+            misshapen,
+        ),
+        about=about,
+        files=sorted(file for file in state.rglob("*") if file.is_file()),
+        tokenizer=step / folders.TOKENIZER,
+    )

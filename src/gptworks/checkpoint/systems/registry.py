@@ -1,0 +1,38 @@
+"""All systems whose checkpoints are known, and which of them a path belongs to."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+from gptworks.checkpoint.systems.contract import Opened, System
+from gptworks.errors import CheckpointError
+
+# As in --to and --from; looked at in this order. A module is imported when it is needed.
+_MODULES = {
+    "gptworks": "ours",
+    "hf": "huggingface",
+}
+NAMES = tuple(_MODULES)
+
+
+def system(name: str) -> System:
+    found = _MODULES.get(name)
+    if found is None:
+        raise CheckpointError(f"{name!r} is no format of checkpoints. Known: {', '.join(NAMES)}.")
+    return cast(System, import_module(f"gptworks.checkpoint.systems.{found}"))
+
+
+def recognise(path: Path) -> System | None:
+    """By looking at names and first bytes; None when it is nobody's."""
+    return next((each for each in map(system, NAMES) if each.recognise(path)), None)
+
+
+def open_any(path: Path, given: Mapping[str, object] | None = None, *, name: str | None = None) -> Opened:
+    """`name`: the system, for what is not recognised; `given`: numbers of the model that the files do not carry."""
+    found = system(name) if name else recognise(path)
+    if found is None:
+        raise CheckpointError(
+            f"{path}: not a checkpoint of any known system ({', '.join(NAMES)}). Name it with --from if it is one."
+        )
+    return found.open(path, given or {})
