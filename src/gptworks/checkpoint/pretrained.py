@@ -1,18 +1,16 @@
-"""Weights for use: from a run, a step of it, a Hugging Face GPT-2 folder, or the name of one."""
+"""Weights for use: from a run, a step of it, a checkpoint of another system, or a name."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import torch
-from torch import Tensor
 
 from gptworks import names
 from gptworks.checkpoint import folder as folders
-from gptworks.checkpoint import manifest as manifests
-from gptworks.checkpoint.formats import dcp
-from gptworks.checkpoint.systems import huggingface
-from gptworks.config.load import from_dict
+from gptworks.checkpoint.systems import registry
+from gptworks.checkpoint.systems.contract import Opened
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import TokenizerError
 from gptworks.model import GPT
@@ -25,71 +23,75 @@ from gptworks.tokenizer.sentencepiece import model_in
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A folder with weights, opened: its shape is known, its tensors are read when asked for."""
+    """A checkpoint with weights, opened: its shape is known, its tensors are read when asked for."""
 
     folder: Path
     model: ModelConfig
     weights: WeightSource
     tokenizer: Tokenizer | None
+    files: list[Path]  # all that hold weights
 
     @classmethod
-    def open(cls, name_or_path: str | Path, *, download: bool | None = None) -> "Pretrained":
-        """`download`: whether a name that is not on this machine may be fetched; None = as $GPTWORKS_DOWNLOAD says."""
+    def open(
+        cls,
+        name_or_path: str | Path,
+        *,
+        download: bool | None = None,
+        tokenizer: str | Path | None = None,
+        shape: Mapping[str, object] | None = None,
+    ) -> "Pretrained":
+        """`download`: whether a name that is not on this machine may be fetched; None = as $GPTWORKS_DOWNLOAD says.
+
+        `tokenizer`: instead of that beside the weights. `shape`: numbers of the model that the files do not carry.
+        """
         path = Path(name_or_path)
-        if path.is_dir() or path.name in (folders.LATEST, folders.BEST):
-            return cls._open_folder(path)
-        opened = cls._open_folder(names.resolve(str(name_or_path), download=download))
-        if opened.tokenizer is None and _is_gpt2(str(name_or_path), opened.model):
-            return replace(opened, tokenizer=Tokenizer.from_pretrained("gpt2"))
-        return opened
-
-    @classmethod
-    def _open_folder(cls, path: Path) -> "Pretrained":
-        if (path / "config.json").is_file():
-            return cls._portable(path)
-        step = folders.find(path)
-        if (step / folders.PORTABLE / "config.json").is_file():
-            return cls._portable(step / folders.PORTABLE)
-        manifest = manifests.read(step)
-        model = from_dict(manifest.config, str(step)).model
-        return cls(step, model, _StateWeights(step / folders.STATE), _tokenizer_in(step / folders.TOKENIZER))
-
-    @classmethod
-    def _portable(cls, path: Path) -> "Pretrained":
-        opened = huggingface.open(path, {}).require_whole()
-        return cls(path, opened.model, opened, _tokenizer_in(path))
+        is_here = path.exists() or path.name in (folders.LATEST, folders.BEST)
+        opened = _open(path if is_here else names.resolve(str(name_or_path), download=download), shape or {})
+        return cls(
+            opened.path,
+            opened.model,
+            opened,
+            _tokenizer_for(opened, tokenizer, None if is_here else str(name_or_path)),
+            opened.files,
+        )
 
     def require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
             raise TokenizerError(
-                f"{self.folder}: has no tokenizer. Put tokenizer.json (or vocab.json and merges.txt, "
-                "or a sentencepiece .model) beside the weights."
+                f"{self.folder}: has no tokenizer. Name one with --tokenizer (gpt2 comes with the installation), or "
+                "put tokenizer.json (or vocab.json and merges.txt, or a sentencepiece .model) beside the weights."
             )
         return self.tokenizer
 
 
-def _tokenizer_in(folder: Path) -> Tokenizer | None:
+def _open(path: Path, shape: Mapping[str, object]) -> Opened:
+    found = registry.recognise(path)
+    if found is None and (path / "config.json").is_file():
+        found = registry.system("hf")  # which says what is wrong with it
+    if found is None:
+        folders.find(path)  # says what was needed
+        found = registry.system("gptworks")
+    return found.open(path, shape).require_whole()
+
+
+def _tokenizer_for(opened: Opened, given: str | Path | None, name: str | None) -> Tokenizer | None:
     """Weights alone are fine; whoever needs a tokenizer asks for it. One that is there must be readable."""
-    names = ("tokenizer.json", "vocab.json", "encoder.json")
-    is_there = any((folder / name).is_file() for name in names) or model_in(folder)
-    return Tokenizer.from_pretrained(folder) if is_there else None
-
-
-def _is_gpt2(name: str, model: ModelConfig) -> bool:
-    """Whether GPT-2's vocabulary, which comes with the installation, is that of the weights."""
-    return name in names.GPT2_NAMES and model.vocab_size >= 50257
-
-
-class _StateWeights:
-    """The parameters inside a training checkpoint."""
-
-    def __init__(self, state: Path) -> None:
-        self.state = state
-
-    def tensor(self, name: str, shape: torch.Size) -> Tensor:
-        target = {f"model.{name}": torch.empty(shape)}
-        dcp.load_into(self.state, target)
-        return target[f"model.{name}"]
+    if given is not None:
+        found = Tokenizer.from_pretrained(given)
+        if found.vocab_size > opened.model.vocab_size:
+            raise TokenizerError(
+                f"{given}: has {found.vocab_size:,} tokens, but the model in {opened.path} has "
+                f"{opened.model.vocab_size:,} words. Needed: the tokenizer it was trained with."
+            )
+        return found
+    folder = opened.tokenizer
+    if folder is not None:
+        files = ("tokenizer.json", "vocab.json", "encoder.json")
+        if any((folder / file).is_file() for file in files) or model_in(folder):
+            return Tokenizer.from_pretrained(folder)
+    # GPT-2's vocabulary comes with the installation.
+    is_gpt2 = name in names.GPT2_NAMES and opened.model.vocab_size >= 50257
+    return Tokenizer.from_pretrained("gpt2") if is_gpt2 else None
 
 
 class PretrainedGPT(GPT):
@@ -114,8 +116,10 @@ class PretrainedGPT(GPT):
         dtype: torch.dtype = torch.float32,
         weights: str = "fp32",
         download: bool | None = None,
+        tokenizer: str | Path | None = None,
+        shape: Mapping[str, object] | None = None,
     ) -> Self:
-        """From a run folder, one of its steps, a Hugging Face GPT-2 folder, or a name; in evaluation mode.
+        """From a run folder, one of its steps, a checkpoint of another system, or a name; in evaluation mode.
 
         A name such as gpt2, gpt2-medium-en or openai-community/gpt2-xl is looked for in $GPTWORKS_HOME/models and in
         the Hugging Face cache. It is downloaded only with `download=True` or GPTWORKS_DOWNLOAD=1.
@@ -123,10 +127,13 @@ class PretrainedGPT(GPT):
         dtype: what activations are computed in. weights: bf16 or int8 keep the matrices in half or a quarter of the
         memory, which is what generation on a CPU waits for; such a model predicts, and cannot be trained or saved.
 
+        tokenizer: a name or folder, where none lies beside the weights. shape: numbers that some systems do not store.
+
         >>> model = gptworks.GPT.from_pretrained("gpt2", device="auto", dtype=torch.bfloat16)   # doctest: +SKIP
+        >>> model = gptworks.GPT.from_pretrained("gpt2.ckpt", tokenizer="gpt2", shape={"num_heads": 12})  # doctest: +SKIP
         """
         require_kind(weights)
-        opened = Pretrained.open(name_or_path, download=download)
+        opened = Pretrained.open(name_or_path, download=download, tokenizer=tokenizer, shape=shape)
         model = build(opened.model, World(pick_device(device)), dtype, opened.weights, model_type=cls)
         assert isinstance(model, cls)
         model.tokenizer, model.folder = opened.tokenizer, opened.folder

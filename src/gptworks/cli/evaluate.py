@@ -16,8 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar="DIR",
         action="append",
-        help="run folder, checkpoint, or Hugging Face GPT-2 folder; repeatable",
+        help="run folder, checkpoint of any known system, or name; repeatable",
     )
+    options.add_model_options(parser)
     parser.add_argument("--task", choices=["heldout", "wikitext", "lambada"], default="heldout", help="what to measure")
     parser.add_argument(
         "--data",
@@ -73,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
     from gptworks.evaluate.run import Request, evaluate
 
     request = Request(
+        tokenizer=args.tokenizer,
+        shape=options.stated_model(args.override),
         task=args.task,
         data=args.data,
         protocol=args.protocol,

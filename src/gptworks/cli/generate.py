@@ -43,8 +43,9 @@ _SETTINGS: dict[str, tuple[Any, str, str]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", required=True, metavar="DIR", help="run folder, checkpoint, Hugging Face GPT-2 folder, or .gguf file"
+        "--model", required=True, metavar="DIR", help="run folder, checkpoint of any known system, or name"
     )
+    options.add_model_options(parser)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", action="append", help="repeatable; - = all of standard input")
     source.add_argument(
@@ -120,8 +121,9 @@ def _engine(args: argparse.Namespace) -> Any:
     from gptworks.generate import fast_decode
     from gptworks.generate.engine import Native
 
-    Pretrained.open(args.model).require_tokenizer()
-    model = PretrainedGPT.from_pretrained(args.model, device=args.device, weights=args.weights)
+    stated: dict[str, Any] = {"tokenizer": args.tokenizer, "shape": options.stated_model(args.override)}
+    Pretrained.open(args.model, **stated).require_tokenizer()
+    model = PretrainedGPT.from_pretrained(args.model, device=args.device, weights=args.weights, **stated)
     reason = fast_decode.why_not() if model.device.type == "cpu" else None
     if reason and fast_decode.OFF not in reason:
         print(f"note: torch computes alone, which is slower: {reason}", file=sys.stderr)

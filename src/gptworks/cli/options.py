@@ -33,6 +33,18 @@ def default_run_folder(args: argparse.Namespace) -> str:
     return str(Path("runs") / (Path(args.config).stem if args.config else args.preset or "run"))
 
 
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tokenizer", metavar="NAME", help="name or folder, where none lies beside the weights")
+    parser.add_argument(
+        "-o",
+        "--override",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="what the files do not say, such as model.num_heads=16; repeatable",
+    )
+
+
 def add_json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 

@@ -3,10 +3,8 @@
 import hashlib
 from pathlib import Path
 
-from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint.pretrained import Pretrained
 from gptworks.data.store import Store, sha256_of
-from gptworks.errors import CheckpointError
 
 
 def of_weights(opened: Pretrained) -> str:
@@ -14,14 +12,7 @@ def of_weights(opened: Pretrained) -> str:
 
     The same weights in another container or another precision have another hash: it names files, not numbers.
     """
-    state = opened.folder / folders.STATE
-    if state.is_dir():
-        files = [path for path in state.rglob("*") if path.is_file()]
-    else:
-        files = list(opened.folder.glob("*.safetensors")) or list(opened.folder.glob("*.bin"))
-    if not files:
-        raise CheckpointError(f"{opened.folder}: no file of weights. Needed: model.safetensors or pytorch_model.bin.")
-    return _of_files(sorted(files))
+    return _of_files(sorted(opened.files))
 
 
 def of_stores(stores: list[Store]) -> str:

@@ -1,7 +1,7 @@
 """A task on one or several models, and the result as a dictionary: what `gptworks eval` does."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class Request:
     batch_size: int = 8
     device: str = "auto"
     weights: str = "fp32"  # how matrices are kept: fp32, bf16 or int8
+    tokenizer: str | None = None  # instead of that beside the weights
+    shape: Mapping[str, object] = field(default_factory=dict)  # of the model, where its files do not say
     per_document: Path | None = None
     split: str = "held-out"
     shares: str | None = None
@@ -51,17 +53,18 @@ class Subject:
     kept_in: str
 
     @classmethod
-    def load(cls, path: str, device: str, kept_in: str) -> "Subject":
-        opened = Pretrained.open(path)
-        model = PretrainedGPT.from_pretrained(path, device=device, weights=kept_in)
-        return cls(path, model, identity.of_weights(opened), kept_in)
+    def load(cls, path: str, request: Request) -> "Subject":
+        stated: dict[str, Any] = {"tokenizer": request.tokenizer, "shape": request.shape}
+        opened = Pretrained.open(path, **stated)
+        model = PretrainedGPT.from_pretrained(path, device=request.device, weights=request.weights, **stated)
+        return cls(path, model, identity.of_weights(opened), request.weights)
 
     @property
     def tokenizer(self) -> Tokenizer:
         if self.model.tokenizer is None:
             raise TokenizerError(
-                f"{self.path}: has no tokenizer, and this task is text. Put tokenizer.json (or vocab.json and "
-                "merges.txt, or a sentencepiece .model) beside the weights."
+                f"{self.path}: has no tokenizer, and this task is text. Name one with --tokenizer, or put "
+                "tokenizer.json (or vocab.json and merges.txt, or a sentencepiece .model) beside the weights."
             )
         return self.model.tokenizer
 
@@ -82,9 +85,7 @@ def evaluate(models: Sequence[str], request: Request, watcher: Watcher | None = 
     tasks = {"heldout": _heldout, "wikitext": _wikitext, "lambada": _lambada}
     result: dict[str, Any] = {}
     for path in models:  # one after the other: two need not fit into memory together
-        measured = tasks[request.task](
-            Subject.load(path, request.device, request.weights), request, watcher or Watcher()
-        )
+        measured = tasks[request.task](Subject.load(path, request), request, watcher or Watcher())
         if not result:
             result = measured
         else:

@@ -75,7 +75,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         model,
         match(TABLE, [_with_prefix(tensors)], model, ignored=_BUFFERS),
         about=about,
-        files=[path / "config.json", *files],
+        files=files,
         tokenizer=path,
         eod_id=eod_id if type(eod_id) is int else None,
     )
