@@ -130,7 +130,7 @@ class PretrainedGPT(GPT):
         tokenizer: a name or folder, where none lies beside the weights. shape: numbers that some systems do not store.
 
         >>> model = gptworks.GPT.from_pretrained("gpt2", device="auto", dtype=torch.bfloat16)   # doctest: +SKIP
-        >>> model = gptworks.GPT.from_pretrained("gpt2.ckpt", tokenizer="gpt2", shape={"num_heads": 12})  # doctest: +SKIP
+        >>> model = gptworks.GPT.from_pretrained("x.ckpt", tokenizer="gpt2", shape={"num_heads": 12})  # doctest: +SKIP
         """
         require_kind(weights)
         opened = Pretrained.open(name_or_path, download=download, tokenizer=tokenizer, shape=shape)
