@@ -147,15 +147,29 @@ def test_several_texts_of_one_prompt_are_set_apart(model_folder: Path, call: Cal
 
 
 def test_a_conversation(model_folder: Path, model: Any, call: Call, type_in: Any) -> None:
-    type_in("Anna\n/set strategy greedy\nAnna\n/set max_new_tokens 3\nAnna\n\n/reset\nAnna\n//x\n/quit\nnever read\n")
+    type_in(
+        "Anna\n/set strategy greedy\nAnna\n/set max_new_tokens 3\nAnna\n\n/reset\nAnna\n//x\nAnna\n/quit\nnever read\n"
+    )
     done = call("generate", "--model", model_folder, "--interactive", *SHORT, "--seed", 9)
-    sampled, slash = (generations(model, p, max_new_tokens=6, seed=9)[0].text for p in ("Anna", "/x"))
+    asked = (("Anna", 9), ("/x", 10), ("Anna", 11))  # each answer is a draw of its own
+    sampled, slash, again = (generations(model, p, max_new_tokens=6, seed=seed)[0].text for p, seed in asked)
+    assert sampled != again
     greedy, short = (generations(model, "Anna", strategy="greedy", max_new_tokens=n, seed=9)[0].text for n in (6, 3))
     before_reset, shown = done.out.split(f"Anna{short}\n")
     assert before_reset == f'Anna{sampled}\nstrategy: "greedy"\nAnna{greedy}\nmax_new_tokens: 3\n'
     assert shown.startswith('strategy: "sampling"\nmax_new_tokens: 6\n')
-    assert shown.endswith(f"Anna{sampled}\n/x{slash}\n")
+    assert shown.endswith(f"Anna{sampled}\n/x{slash}\nAnna{again}\n")
     assert done.err == ""
+
+
+def test_texts_of_several_prompts_are_told_apart(model_folder: Path, model: Any, call: Call, type_in: Any) -> None:
+    texts = [generations(model, p, strategy="greedy", max_new_tokens=6)[0].text for p in ("Anna", "b")]
+    expected = f"Anna{texts[0]}\n---\nb{texts[1]}\n"
+    given = ("generate", "--model", model_folder, "--strategy", "greedy", *SHORT)
+    assert call(*given, "--prompt", "Anna", "--prompt", "b").out == expected
+    for typed in ("Anna\nb\n", '{"prompt": "Anna"}\n{"prompt": "b"}\n'):
+        type_in(typed)
+        assert call(*given, "--prompts", "-").out == expected
 
 
 def test_settings_are_shown_and_changed(model_folder: Path, call: Call, type_in: Any) -> None:

@@ -117,3 +117,15 @@ def test_what_has_no_loss_is_refused(model: gw.GPT, tokens: list, mask: list | N
 
 def test_the_context_may_be_filled(model: gw.GPT) -> None:
     assert model.loss(torch.arange(CONTEXT + 1)[None]).isfinite()
+
+
+@pytest.mark.parametrize("tokens", [[[3, 999]], [[-1, 2]]])
+def test_tokens_outside_the_vocabulary(tokens: list[list[int]], model: gw.GPT) -> None:
+    with pytest.raises(UsageError, match=r"model: token (999|-1) is not in the vocabulary \(0 to"):
+        model(torch.tensor(tokens))
+
+
+@pytest.mark.parametrize("tokens", [torch.tensor([1, 2]), torch.tensor([[1.0, 2.0]])])
+def test_what_are_no_tokens(tokens: torch.Tensor, model: gw.GPT) -> None:
+    with pytest.raises(UsageError, match=r"needs whole numbers \[rows, tokens\]"):
+        model(tokens)

@@ -3,16 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from gptworks import names
 from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint.systems import registry
 from gptworks.checkpoint.systems.contract import Opened
 from gptworks.config.schema import ModelConfig
-from gptworks.errors import TokenizerError
+from gptworks.errors import TokenizerError, UsageError
 from gptworks.model import GPT
 from gptworks.model.inference import require_kind, store_weights
 from gptworks.parallel.apply import WeightSource, build
@@ -106,6 +107,21 @@ class PretrainedGPT(GPT):
 
     tokenizer: Tokenizer | None = None
     folder: Path | None = None  # where the weights came from
+
+    def forward(self, tokens_BT: Tensor, **options: Any) -> Tensor:
+        if tokens_BT.ndim != 2 or tokens_BT.is_floating_point():
+            raise UsageError(
+                f"model: got a {str(tokens_BT.dtype).removeprefix('torch.')} tensor of shape {list(tokens_BT.shape)}; "
+                "needs whole numbers [rows, tokens], such as torch.tensor([tokenizer.encode(text)])."
+            )
+        if tokens_BT.device.type == "cpu" and tokens_BT.numel():  # elsewhere looking would wait for the device
+            lowest, highest = (int(value) for value in tokens_BT.aminmax())
+            if lowest < 0 or highest >= self.cfg.vocab_size:
+                raise UsageError(
+                    f"model: token {lowest if lowest < 0 else highest} is not in the vocabulary "
+                    f"(0 to {self.cfg.vocab_size - 1}). Use the tokenizer the model was trained with."
+                )
+        return super().forward(tokens_BT, **options)
 
     @classmethod
     def from_pretrained(

@@ -42,6 +42,7 @@ _SETTINGS: dict[str, tuple[Any, str, str]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s --model DIR (--prompt TEXT | --prompts FILE | --interactive) [options]"
     parser.add_argument(
         "--model", required=True, metavar="DIR", help="run folder, checkpoint of any known system, or name"
     )
@@ -103,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(dataclasses.asdict(generation), ensure_ascii=False))
             continue
-        if number and cfg.num_return_sequences > 1:
+        if number:
             print("---")
         print(generation.prompt + generation.text)
     return 0
@@ -192,9 +193,19 @@ def _read_prompts(name: str) -> list[str]:
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:
         raise UsageError(f"{'standard input' if name == '-' else name}: no prompt in it. Needed: {needed}.")
-    if not name.endswith(".jsonl"):
+    is_jsonl = name.endswith(".jsonl") or (name == "-" and all(_is_prompt(line) for _, line in lines))
+    if not is_jsonl:
         return [line.removesuffix("\r") for _, line in lines]
     return [_prompt_of(line, f"{name}, line {number}") for number, line in lines]
+
+
+def _is_prompt(line: str) -> bool:
+    """Whether a line of standard input, which has no name that ends in .jsonl, is meant as one."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and "prompt" in found
 
 
 def _prompt_of(line: str, where: str) -> str:

@@ -22,6 +22,7 @@ A prompt that begins with a slash is written with two of them."""
 def converse(engine: Any, settings: dict[str, Any]) -> int:
     """Until /quit or the end of the input. A mistake is told and changes nothing."""
     start, now = dict(settings), dict(settings)
+    answers = 0  # since the seed was set: each draws anew, and the same session gives the same texts
     if sys.stdin.isatty():
         print("Type a prompt, or /help.")
     for line in _lines():
@@ -33,8 +34,11 @@ def converse(engine: Any, settings: dict[str, Any]) -> int:
                 continue
             if command.startswith("/") and not command.startswith("//"):
                 now = _obey(command, rest.strip(), now, start)
+                if command == "/reset" or (command == "/set" and "seed" in rest.split()):
+                    answers = 0
             else:
-                _answer(engine, line.removeprefix("/") if line.startswith("//") else line, now)
+                _answer(engine, line.removeprefix("/") if line.startswith("//") else line, now, answers)
+                answers += 1
         except GPTWorksError as error:
             sys.stdout.flush()
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -96,11 +100,13 @@ def _shown(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _answer(engine: Any, prompt: str, settings: dict[str, Any]) -> None:
+def _answer(engine: Any, prompt: str, settings: dict[str, Any], earlier: int) -> None:
     from gptworks.cli.generate import show_stream
     from gptworks.generate.engine import can_stream, settings_of
 
-    if can_stream(settings_of(settings)):
+    cfg = settings_of(settings)
+    settings = settings | {"seed": cfg.seed + earlier}
+    if can_stream(cfg):
         show_stream(engine, prompt, settings)
         return
     for generation in engine.generations(prompt, **settings):

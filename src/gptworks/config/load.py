@@ -79,7 +79,7 @@ def load_with_origins(
 
 def from_dict(values: dict[str, Any], source: str = "config") -> RunConfig:
     """The configuration from nested dictionaries, with the same checks and messages as from a file."""
-    return _validate({key: Leaf(value, source) for key, value in flatten(values).items()}, source, []).config
+    return _validate({key: Leaf(value, "") for key, value in flatten(values).items()}, source, []).config
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -186,7 +186,7 @@ def _place(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _located(problem: str, leaf: Leaf | None) -> str:
-    return f"{problem} ({leaf.origin})" if leaf is not None else problem
+    return f"{problem} ({leaf.origin})" if leaf is not None and leaf.origin else problem
 
 
 def _unknown(key: str, known: set[str], value: Any) -> str:

@@ -32,9 +32,9 @@ def print_result(result: dict[str, Any]) -> None:
     table = Table()
     table.add_column("model", overflow="fold")
     for name in shown:
-        table.add_column(_METRICS[name][0], justify="right")
+        table.add_column(_METRICS[name][0], justify="right", overflow="fold")  # a figure is never cut short
     for row in rows:
-        cells = [_METRICS[name][1].format(row[name]) if row.get(name) is not None else "" for name in shown]
+        cells = [_figure(_METRICS[name][1], row[name]) if row.get(name) is not None else "" for name in shown]
         kept_in = row.get("weights_kept_in", "fp32")
         table.add_row(row["model"] if kept_in == "fp32" else f"{row['model']} ({kept_in})", *cells)
     console.print(table)
@@ -46,6 +46,11 @@ def print_result(result: dict[str, Any]) -> None:
         console.print(
             f"  {each['model']:26} {form.format(each['value']):>8} {heading} ({how})", highlight=False, soft_wrap=True
         )
+
+
+def _figure(form: str, value: float) -> str:
+    """Perplexities of untrained models have dozens of digits."""
+    return f"{value:.4e}" if abs(value) >= 1e9 and "," not in form else form.format(value)
 
 
 def head_lines(result: dict[str, Any]) -> list[str]:
