@@ -41,7 +41,7 @@ def logits(model: ModelConfig, tensors: StoredTensors, tokens_BT: Tensor) -> Ten
     return torch.cat([F.linear(x_BTD, rows.float()) for rows in head.split(_ROWS)], dim=-1)
 
 
-def test_tokens(model: ModelConfig) -> Tensor:
+def sample_tokens(model: ModelConfig) -> Tensor:
     """Two rows spread over the vocabulary, the same ones every time."""
     length = min(32, model.max_positions)
     return (torch.arange(2 * length) * 7919 + 13).remainder(model.vocab_size).view(2, length)

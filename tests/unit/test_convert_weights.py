@@ -1,0 +1,201 @@
+"""convert, inspect and the proof between systems: nothing half-written, nothing silently wrong."""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gptworks.checkpoint import convert as conversion
+from gptworks.checkpoint import proof
+from gptworks.checkpoint.convert import convert
+from gptworks.checkpoint.inspect import inspect
+from gptworks.checkpoint.pretrained import PretrainedGPT
+from gptworks.checkpoint.rules import our_shapes
+from gptworks.checkpoint.stored import in_memory
+from gptworks.checkpoint.systems import huggingface, registry
+from gptworks.checkpoint.systems.contract import Cut
+from gptworks.config.schema import InitConfig, ModelConfig
+from gptworks.errors import CheckpointError, VerificationError
+from gptworks.model import GPT
+from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.launch import World
+
+CFG = ModelConfig(num_layers=3, hidden_size=24, num_heads=4, vocab_size=48, max_positions=16)
+
+
+def fresh(cfg: ModelConfig = CFG) -> GPT:
+    weights = FreshWeights(InitConfig(std=0.3), cfg.num_layers, seed=5)
+    return build(cfg, World(torch.device("cpu")), torch.float32, weights).eval()
+
+
+def stored(model: GPT) -> dict[str, Any]:
+    return {name: in_memory(each.detach()) for name, each in model.named_parameters()}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    model = fresh()
+    huggingface.save(tmp_path / "hf", model.cfg, dict(model.named_parameters()), eod_id=47)
+    return tmp_path / "hf"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_block_by_block_are_those_of_the_model(tied: bool) -> None:
+    model = fresh(CFG.model_copy(update={"tied": tied, "gelu": "erf"}))
+    tokens = proof.sample_tokens(model.cfg)
+    with torch.no_grad():
+        expected = model(tokens)
+    found = proof.logits(model.cfg, stored(model), tokens)
+    assert torch.allclose(found, expected, atol=1e-5 * float(expected.abs().max()))
+    assert {int(t) for t in tokens.flatten()} <= set(range(48))
+
+
+def test_shapes_are_those_of_the_model() -> None:
+    for tied in (True, False):
+        cfg = CFG.model_copy(update={"tied": tied, "ffn_size": 20})
+        assert our_shapes(cfg) == {name: each.shape for name, each in fresh(cfg).named_parameters()}
+
+
+def test_a_folder_and_its_certificate(source: Path, tmp_path: Path) -> None:
+    done = convert(source, tmp_path / "out", "hf", verify=True)
+    assert done.source.system == "hf"
+    for name in ("model.safetensors", "config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+    certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())
+    assert certificate == done.certificate
+    assert certificate["tensors"] == {"equal_to_the_bit": 3 * 12 + 4, "different": 0}
+    assert certificate["logits"]["difference"] == 0.0
+    digest = hashlib.sha256((source / "model.safetensors").read_bytes()).hexdigest()
+    assert certificate["source"]["sha256"] == {"model.safetensors": digest}
+    assert certificate["result"]["sha256"]["model.safetensors"] == digest
+    assert sorted(tmp_path.iterdir()) == [source, tmp_path / "out"]
+
+
+def test_types_are_kept_unless_asked(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "half", "hf", dtype=torch.float16, verify=True)
+    convert(tmp_path / "half", tmp_path / "again", "hf")
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (
+        tmp_path / "half" / "model.safetensors"
+    ).read_bytes()
+    for folder in ("half", "again"):
+        assert {each.dtype for each in huggingface.open(tmp_path / folder, {}).tensors.values()} == {torch.float16}
+        assert json.loads((tmp_path / folder / "config.json").read_text())["dtype"] == "float16"
+
+
+def test_the_vocabulary_is_padded_and_cut(source: Path, tmp_path: Path) -> None:
+    done = convert(source, tmp_path / "wide", "hf", given={"vocab_size": 64}, verify=True)
+    assert done.notes == ["vocabulary: 48 -> 64 rows, 16 added, copies of the last one"]
+    wide = PretrainedGPT.from_pretrained(tmp_path / "wide")
+    assert wide.cfg.vocab_size == 64
+    assert torch.equal(wide.wte.weight[:48], fresh().wte.weight)
+    assert torch.equal(wide.wte.weight[48:], fresh().wte.weight[47:].expand(16, -1))
+    back = convert(tmp_path / "wide", tmp_path / "back", "hf", given={"vocab_size": 48})
+    assert "16 left out" in back.notes[0]
+    assert (tmp_path / "back" / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+    for wrong in (0, -3, "many"):
+        with pytest.raises(CheckpointError, match=f"model.vocab_size: got {wrong!r}"):
+            convert(source, tmp_path / "x", "hf", given={"vocab_size": wrong})
+
+
+def test_a_run_is_a_source(tmp_path: Path, source: Path, small_tokenizer: Any) -> None:
+    small_tokenizer.save(source)
+    convert(source, tmp_path / "out", "gptworks")
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+
+
+def test_a_result_that_computes_something_else_is_not_kept(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table that reads q, k and v in another order than it writes: loads everywhere, and is caught here."""
+    wrong = [
+        rule if not rule.is_qkv else rule.__class__(**{**vars(rule), "order": "ad3"})
+        for rule in huggingface.TABLE.rules
+    ]
+    write = huggingface.write
+
+    def write_wrongly(*args: Any) -> list[Path]:
+        with monkeypatch.context() as patch:
+            patch.setattr(huggingface.TABLE, "rules", wrong)
+            return write(*args)
+
+    monkeypatch.setattr(huggingface, "write", write_wrongly)
+    with pytest.raises(VerificationError, match=r"its logits differ by .*Nothing was written"):
+        convert(source, tmp_path / "out", "hf", verify=True)
+    assert sorted(tmp_path.iterdir()) == [source]
+
+
+def test_nothing_is_overwritten_or_left_behind(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckpointError, match="hf: exists and is not empty"):
+        convert(source, source, "hf")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(CheckpointError, match="file: exists"):
+        convert(source, tmp_path / "file", "hf")
+    assert (tmp_path / "file").read_text() == "mine"
+
+    def fails(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(conversion, "_copy_tokenizer", fails)
+    with pytest.raises(OSError, match="No space left"):
+        convert(source, tmp_path / "out", "hf")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "hf"]
+
+
+def test_bad_requests(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"'nonsense' is no format of checkpoints. Known: .*hf"):
+        convert(source, tmp_path / "out", "nonsense")
+    with pytest.raises(CheckpointError, match="keeps a model in one piece; it has no --tp 2 --pp 1"):
+        convert(source, tmp_path / "out", "hf", cut=Cut(tp=2))
+    with pytest.raises(CheckpointError, match="not a checkpoint of any known system"):
+        convert(tmp_path / "nowhere", tmp_path / "out", "hf")
+    with pytest.raises(CheckpointError, match="num_heads: 5 does not divide"):
+        convert(source, tmp_path / "out", "hf", given={"num_heads": 5})
+    assert sorted(tmp_path.iterdir()) == [source]
+
+
+def test_a_wrong_number_of_heads_is_noticed_by_the_loss_of_english() -> None:
+    """What `--verify` warns of: the certificate's loss is compared with chance."""
+    chance = math.log(50257)
+    note = conversion._about_english({"english": {"loss": 0.95 * chance, "chance": chance}})
+    assert note is not None and "number of heads" in note
+    assert conversion._about_english({"english": {"loss": 0.5 * chance, "chance": chance}}) is None
+    assert conversion._about_english({}) is None
+
+
+def test_a_report_tells_what_a_checkpoint_is(source: Path) -> None:
+    report = inspect(source)
+    found = report.as_dict()
+    assert found["system"] == "hf"
+    assert found["parameters"] == sum(each.numel() for each in fresh().parameters())
+    assert found["dtype"] == ["float32"]
+    assert found["tensors"]["blocks.2.attn.qkv.weight"] == {"shape": [72, 24], "dtype": "float32"}
+    assert ("blocks.{0..2}.attn.qkv.weight", "[72, 24]", "float32") in report.rows()
+    assert (found["missing"], found["unexpected"], found["misshapen"]) == ([], [], [])
+
+
+def test_a_report_lists_what_is_missing(source: Path) -> None:
+    import safetensors.torch
+
+    tensors = safetensors.torch.load_file(source / "model.safetensors")
+    del tensors["transformer.h.1.ln_1.bias"]
+    tensors["adapter"] = torch.ones(1)
+    tensors["transformer.ln_f.bias"] = torch.ones(2)
+    safetensors.torch.save_file(tensors, source / "model.safetensors")
+    found = inspect(source).as_dict()
+    assert found["missing"] == ["transformer.h.1.ln_1.bias"]
+    assert found["unexpected"] == ["adapter"]
+    assert found["misshapen"] == ["'transformer.ln_f.bias' has shape [2], needed [24]"]
+    rows = [name for name, *_ in inspect(source).rows()]
+    assert "blocks.{0,2}.ln1.bias" in rows
+
+
+def test_every_registered_system_keeps_the_contract() -> None:
+    for name in registry.NAMES:
+        each = registry.system(name)
+        assert name == each.NAME
+        assert each.TITLE and isinstance(each.CUTS, bool) and isinstance(each.SUFFIX, str) and each.TOLERANCE > 0
+        assert not each.recognise(Path("/nowhere/at/all"))
