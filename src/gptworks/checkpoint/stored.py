@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Stored:
-    """`read` may give a view of a mapped file: it is to be copied from, not written to."""
+    """What `read` gives may be somebody else's memory: it is to be copied from, not written to."""
 
     shape: torch.Size
     dtype: torch.dtype

@@ -1,6 +1,6 @@
 """Files of torch.save: zip archives, and the five pickles in a row of before 2020. Nothing in them is ever called.
 
-Tensors are read from the mapped file, and written one at a time: no more than one is in memory.
+Tensors are read and written one at a time: no more than one is in memory.
 """
 
 import io
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gptworks.checkpoint.formats import raw_bytes
 from gptworks.checkpoint.formats.pickle_machine import Global, Object, Persistent, PickleMachine
 from gptworks.checkpoint.stored import Stored
 from gptworks.errors import CheckpointError
@@ -55,8 +56,7 @@ def read(path: Path) -> TorchFile:
     """
     try:
         with path.open("rb") as file:
-            # A private mapping: torch knows no read-only tensors, and writing to one would not reach the file.
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file.") from None
     except (OSError, ValueError) as error:  # a folder; an empty file cannot be mapped
@@ -90,7 +90,7 @@ def is_torch_file(path: Path) -> bool:
 class _Meaning:
     """Walks over what the pickle built and says what the calls in it mean."""
 
-    def __init__(self, path: Path, storages: dict[str, memoryview]) -> None:
+    def __init__(self, path: Path, storages: dict[str, range]) -> None:
         self.path, self.storages = path, storages
         self.unknown: set[str] = set()
         self.seen: dict[int, Any] = {}  # shared values stay shared, and cycles end
@@ -163,8 +163,8 @@ class _Meaning:
         def read_tensor() -> Tensor:
             if 0 in shape:
                 return torch.empty(shape, dtype=dtype)
-            flat = torch.frombuffer(data, dtype=dtype, count=last + 1)
-            return flat.as_strided(shape, strides, offset)
+            flat = raw_bytes.read(self.path, data.start + offset * dtype.itemsize, last + 1 - offset, dtype)
+            return flat.as_strided(shape, strides)
 
         return Stored(torch.Size(shape), dtype, read_tensor)
 
@@ -180,7 +180,7 @@ def _whole_numbers(path: Path, values: Any) -> tuple[int, ...]:
 # The archive of today
 
 
-def _open_zip(path: Path, data: memoryview) -> tuple[PickleMachine, dict[str, memoryview]]:
+def _open_zip(path: Path, data: memoryview) -> tuple[PickleMachine, dict[str, range]]:
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
@@ -192,14 +192,16 @@ def _open_zip(path: Path, data: memoryview) -> tuple[PickleMachine, dict[str, me
         raise CheckpointError(f"{path}: a zip archive without data.pkl; not a file of torch.save.")
     folder = pickles[0].removesuffix("data.pkl")
     order = pieces.get(folder + "byteorder")
-    if order is not None and bytes(order).strip() != b"little":
+    if order is not None and bytes(data[order.start : order.stop]).strip() != b"little":
         raise CheckpointError(f"{path}: saved on a big-endian machine, which is not supported.")
     inside = folder + "data/"
     storages = {name.removeprefix(inside): piece for name, piece in pieces.items() if name.startswith(inside)}
-    return PickleMachine(pieces[pickles[0]], str(path)), storages
+    program = pieces[pickles[0]]
+    return PickleMachine(data[program.start : program.stop], str(path)), storages
 
 
-def _entry(path: Path, data: memoryview, entry: zipfile.ZipInfo) -> memoryview:
+def _entry(path: Path, data: memoryview, entry: zipfile.ZipInfo) -> range:
+    """Its bytes in the file."""
     if entry.compress_type != zipfile.ZIP_STORED:
         raise CheckpointError(f"{path}: '{entry.filename}' is compressed; torch.save does not do that.")
     header = data[entry.header_offset : entry.header_offset + 30]
@@ -207,10 +209,9 @@ def _entry(path: Path, data: memoryview, entry: zipfile.ZipInfo) -> memoryview:
         raise CheckpointError(f"{path}: no header for '{entry.filename}'. It is damaged: copy it again.")
     name_len, extra_len = struct.unpack("<HH", header[26:30])
     begin = entry.header_offset + 30 + name_len + extra_len
-    piece = data[begin : begin + entry.file_size]
-    if len(piece) != entry.file_size:
+    if begin + entry.file_size > len(data):
         raise CheckpointError(f"{path}: '{entry.filename}' is cut off. It is damaged: copy it again.")
-    return piece
+    return range(begin, begin + entry.file_size)
 
 
 # Five pickles in a row (magic number, protocol, machine, content, keys of storages), then the storages
@@ -232,7 +233,7 @@ def _after_preamble(path: Path, data: memoryview) -> PickleMachine:
     return PickleMachine(data, str(path), at)
 
 
-def _old_storages(path: Path, data: memoryview, content: PickleMachine) -> dict[str, memoryview]:
+def _old_storages(path: Path, data: memoryview, content: PickleMachine) -> dict[str, range]:
     machine = PickleMachine(data, str(path), content.end)
     keys = machine.load()
     if not isinstance(keys, list):
@@ -245,7 +246,7 @@ def _old_storages(path: Path, data: memoryview, content: PickleMachine) -> dict[
         size = count * (dtype.itemsize if dtype else 0)
         if dtype is None or count < 0 or at + 8 + size > len(data):
             raise CheckpointError(f"{path}: storage '{key}' is cut off. It is damaged: copy it again.")
-        storages[key] = data[at + 8 : at + 8 + size]
+        storages[key] = range(at + 8, at + 8 + size)
         at += 8 + size
     return storages
 
