@@ -1,0 +1,2 @@
+"""Foreign commands and configurations, translated into ours at the edge. One module per system; nothing else knows
+their words."""

@@ -1,0 +1,147 @@
+"""The settings of a foreign command: a table of the keys that exist, what was given, what it became.
+
+Every given key ends in a note. A key that the table lacks is the user's mistake; one that no rule looked at is ours.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gptworks.errors import ConfigError
+from gptworks.interop.notes import Note, shown
+
+Read = Callable[[str], Any]
+
+
+def whole(text: str) -> int:
+    value = float(text)
+    if value != int(value):
+        raise ValueError(f"got {text}; needs a whole number")
+    return int(value)
+
+
+def number(text: str) -> float:
+    return float(text)
+
+
+def truth(text: str) -> bool:
+    """As their argument parsers read it."""
+    if text.lower() in ("true", "t", "yes", "y", "1", "on"):
+        return True
+    if text.lower() in ("false", "f", "no", "n", "0", "off", "none", ""):
+        return False
+    raise ValueError(f"got {text}; needs true or false")
+
+
+def words(text: str) -> str:
+    return text
+
+
+@dataclass(frozen=True)
+class Key:
+    """One setting of a foreign system.
+
+    `ours`: the key of ours that takes the value as it is; `default`: what their code takes when it is not given (only
+    where it differs from ours it matters, but it is their number that counts). Without `ours` it is either `why`, the
+    reason to ignore it, or a rule of the module that looks at it.
+    """
+
+    theirs: str
+    read: Read = words
+    ours: str = ""
+    default: Any = None
+    why: str = ""
+    switch: bool = False  # a flag without a value
+
+
+class Settings:
+    """>>> settings = Settings("x", [Key("--layers", whole, "model.num_layers", default=12)], {"--layers": "4"})
+    >>> settings.map_plain(); settings.ours
+    {'model.num_layers': 4}
+    """
+
+    def __init__(
+        self, where: str, keys: Iterable[Key], given: Mapping[str, str], *, hints: Mapping[str, str] = {}
+    ) -> None:
+        """`given`: as written, in text; an empty text keeps their default. `hints`: answers to known misspellings."""
+        self.where = where
+        self.keys = {key.theirs: key for key in keys}
+        self.given = dict(given)
+        self.ours: dict[str, Any] = {}
+        self.notes: list[Note] = []
+        self.values: dict[str, Any] = {}
+        self._check(hints)
+
+    def _check(self, hints: Mapping[str, str]) -> None:
+        problems = []
+        for name, text in self.given.items():
+            key = self.keys.get(name)
+            if key is None:
+                problems.append(f"{name}: {hints.get(name) or _unknown(name, self.keys)}")
+                continue
+            try:
+                if text != "" or key.read is words:
+                    self.values[name] = key.read(text)
+            except ValueError as error:
+                reason = str(error) if str(error).startswith("got") else f"got {text!r}; needs {_KINDS[key.read]}"
+                problems.append(f"{name}: {reason}.")
+        if problems:
+            raise ConfigError(self.where, problems)
+
+    def __getitem__(self, name: str) -> Any:
+        """What counts: the value given, else their default."""
+        found = self.values.get(name)
+        return self.keys[name].default if found is None or found == "" else found
+
+    def is_given(self, name: str) -> bool:
+        return name in self.given
+
+    def map(
+        self, name: str | Iterable[str], ours: str | Mapping[str, Any], value: Any = None, *, why: str = ""
+    ) -> None:
+        """Set ours; with a note on each of their keys that were given. `why`: it is not quite the same."""
+        names = [name] if isinstance(name, str) else list(name)
+        if isinstance(ours, str):
+            ours = {ours: self[names[0]] if value is None else value}
+        self.ours.update(ours)
+        told = ", ".join(f"{key}={shown(each)}" for key, each in ours.items())
+        self._note(names, "approximated" if why else "mapped", told, why)
+
+    def ignore(self, name: str | Iterable[str], why: str) -> None:
+        self._note([name] if isinstance(name, str) else list(name), "ignored", "", why)
+
+    def _note(self, names: list[str], how: Any, ours: str, why: str) -> None:
+        noted = {note.theirs for note in self.notes}
+        for name in names:
+            if name not in self.keys:
+                raise KeyError(f"{name} is not in the table of {self.where}")
+            if self.is_given(name) and name not in noted:
+                self.notes.append(Note(name, self.given[name], how, ours, why))
+
+    def map_plain(self) -> None:
+        """All keys that take a value as it is, by their defaults where they were not given; and those nobody needs."""
+        for name, key in self.keys.items():
+            if key.ours and self[name] is not None:
+                self.map(name, key.ours)
+            elif key.ours:
+                self.ignore(name, "empty: their default and ours is to leave it open")
+            elif key.why:
+                self.ignore(name, key.why)
+
+    def require_noted(self) -> None:
+        """Our own check: a key in the table that no rule looked at."""
+        noted = {note.theirs for note in self.notes}
+        if left := [name for name in self.given if name not in noted]:
+            raise AssertionError(f"{self.where}: no note for {left}")
+
+
+_KINDS: dict[Any, str] = {whole: "a whole number", number: "a number", truth: "true or false"}
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), 1, cutoff=0.6)
+    if not near:
+        last = name.rpartition(".")[2]
+        near = [key for key in known if key.rpartition(".")[2] == last][:1]
+    return f"unknown; did you mean {near[0]}?" if near else "unknown, and nothing known is like it."

@@ -1,0 +1,56 @@
+"""A foreign command in our words: what to run, with which settings, and what became of each of theirs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gptworks.interop.notes import Note
+
+
+@dataclass(frozen=True)
+class AfterTraining:
+    """Checkpoints under the names the foreign system would have given them, made from ours."""
+
+    system: str  # of checkpoint/systems
+    path: str  # such as output/model_{step}/; {step} is the step, {file} nothing
+    tp: int = 1
+    pp: int = 1
+
+
+@dataclass(frozen=True)
+class Translation:
+    system: str
+    verb: str  # of ours
+    config: dict[str, Any] = field(default_factory=dict)  # dotted keys, for verbs that take a configuration
+    arguments: list[str] = field(default_factory=list)  # the rest of our command line
+    notes: list[Note] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)  # about the whole, loud
+    after: list[AfterTraining] = field(default_factory=list)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    device: str = ""  # what their command asked for: gpu, xpu, npu, cpu
+    processes: int = 1
+
+    def sections(self) -> dict[str, Any]:
+        """The configuration as our YAML nests it."""
+        nested: dict[str, Any] = {}
+        for key, value in self.config.items():
+            *parts, last = key.split(".")
+            place = nested
+            for part in parts:
+                place = place.setdefault(part, {})
+            place[last] = list(value) if isinstance(value, tuple) else value
+        return nested
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line, taken apart: NAME=value in front, launcher and its options, the program, its arguments."""
+
+    words: list[str]  # all of it, expanded
+    environment: dict[str, str]
+    program: str  # run_pretrain.py, oneflow_gpt.training, pretrain_345M.sh ...
+    arguments: list[str]
+    launcher: str = ""
+    launcher_options: dict[str, str] = field(default_factory=dict)
+    folder: Path = Path()

@@ -1,0 +1,51 @@
+"""Foreign YAML: plain safe YAML, with the ways those systems let one file build upon another."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gptworks.errors import ConfigError
+
+
+def read(path: Path) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(str(path), ["no such file."]) from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(str(path), [f"cannot be read ({' '.join(str(error).split())})."]) from None
+    if not isinstance(found, dict):
+        raise ConfigError(str(path), [f"holds a {type(found).__name__}, needed keys and values."])
+    return found
+
+
+def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = deep_merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys. Lists are values, and so are empty blocks."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def as_text(value: Any) -> str:
+    """As it could have been written: what a table reads is text."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, list):
+        return ",".join(map(as_text, value))
+    return str(value)
