@@ -18,7 +18,9 @@ from gptworks.cli import (
     launch,
     plot,
     prepare,
+    run,
     train,
+    translate,
     verify,
 )
 from gptworks.errors import GPTWorksError
@@ -32,6 +34,8 @@ VERBS = {
     "convert": convert,
     "inspect": inspect,
     "verify": verify,
+    "run": run,
+    "translate": translate,
     "plot": plot,
     "config": config,
     "launch": launch,

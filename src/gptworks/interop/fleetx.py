@@ -259,7 +259,7 @@ def translate_values(
     if verb == "generate":
         arguments = _generate_arguments(settings, arguments)
     return Translation(
-        NAME, verb, config=ours, arguments=arguments, notes=settings.notes, remarks=remarks, after=after, device=device,
+        NAME, verb, command.program if command else "", config=ours, arguments=arguments, notes=settings.notes, remarks=remarks, after=after, device=device,
         processes=processes,
     )  # fmt: skip
 
@@ -480,3 +480,7 @@ def _generate_arguments(settings: Settings, arguments: list[str]) -> list[str]:
     for name, value in shape.items():
         arguments += ["-o", f"model.{name}={value}"]
     return [*arguments, "--tokenizer", "gpt2", "--log-style", "fleetx", "--prompt", PROMPT]
+
+
+def translate_yaml(path: Path) -> Translation:
+    return translate_values(yaml_files.flatten(read_yaml(path)), str(path))

@@ -134,6 +134,8 @@ class Settings:
         noted = {note.theirs for note in self.notes}
         if left := [name for name in self.given if name not in noted]:
             raise AssertionError(f"{self.where}: no note for {left}")
+        order = {name: number for number, name in enumerate(self.given)}
+        self.notes.sort(key=lambda note: order[note.theirs])  # as they were written
 
 
 _KINDS: dict[Any, str] = {whole: "a whole number", number: "a number", truth: "true or false"}

@@ -22,6 +22,7 @@ class AfterTraining:
 class Translation:
     system: str
     verb: str  # of ours
+    program: str = ""  # theirs
     config: dict[str, Any] = field(default_factory=dict)  # dotted keys, for verbs that take a configuration
     arguments: list[str] = field(default_factory=list)  # the rest of our command line
     notes: list[Note] = field(default_factory=list)

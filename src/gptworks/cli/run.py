@@ -1,0 +1,114 @@
+"""gptworks run: a command of another system, as it was written."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gptworks.errors import UsageError
+
+if TYPE_CHECKING:
+    from gptworks.interop.notes import Note
+    from gptworks.interop.translation import Translation
+
+HELP = "a command of another system, as it is: FleetX, PaddleNLP, OneFlow, MindFormers, Megatron, nanoGPT"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [options] -- COMMAND..."
+    add_translation_options(parser)
+    parser.add_argument("--dry-run", action="store_true", help="translate and check; run nothing")
+
+
+def add_translation_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --, exactly as written")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], help="instead of the device the command names")
+    parser.add_argument("--shrink", choices=["tiny"], help="the same command on a model that a laptop can train")
+    parser.add_argument("--cwd", type=Path, default=Path(), metavar="DIR", help="where the command is run")
+    parser.add_argument("--strict", action="store_true", help="a setting that would be ignored is an error")
+
+
+def run(args: argparse.Namespace) -> int:
+    translation = translated(args)
+    show(translation)
+    arguments = native(translation, args.cwd)
+    print(f"\n$ {' '.join(_quoted(word) for word in arguments)}\n", flush=True)
+    if args.dry_run:
+        return 0
+    from gptworks.cli.main import main
+
+    here = Path.cwd()
+    os.chdir(args.cwd)
+    try:
+        os.environ.update(translation.environment)
+        code = main(arguments[1:])
+        if code == 0:
+            _write_their_names(translation)
+        return code
+    finally:
+        os.chdir(here)
+
+
+def translated(args: argparse.Namespace) -> "Translation":
+    from gptworks.interop import command_line, registry
+    from gptworks.interop.adapt import adapted
+
+    words = [word for word in args.command if word != "--"] if args.command[:1] == ["--"] else list(args.command)
+    if not words:
+        raise UsageError("run: no command. Needed: gptworks run -- COMMAND as it was written.")
+    if not args.cwd.is_dir():
+        raise UsageError(f"--cwd: {args.cwd} is not a folder.")
+    command = command_line.split(words, os.environ, args.cwd)
+    files = registry.Files(args.cwd)
+    found = registry.of_command(command).translate(command, files)
+    return adapted(found, files.remarks, device=args.device, shrink=bool(args.shrink), strict=args.strict)
+
+
+def show(translation: "Translation") -> None:
+    """A line per setting of theirs: what it became, and why not where it did not."""
+    print(f"{translation.system}: {len(translation.notes)} settings")
+    width = max((len(_setting(note)) for note in translation.notes), default=0)
+    for note in translation.notes:
+        became = f"-> {note.ours}" if note.ours else "ignored"
+        why = f": {note.why}" if note.why and not note.ours else f"  ({note.why})" if note.why else ""
+        print(f"  {_setting(note):<{min(width, 60)}}  {became}{why}")
+    for remark in translation.remarks:
+        print(f"note: {remark}")
+
+
+def _setting(note: "Note") -> str:
+    return f"{note.theirs} {note.value}" if note.value else note.theirs
+
+
+def native(translation: "Translation", folder: Path) -> list[str]:
+    """Our command line. A configuration is written down first, where it can be looked at and used again."""
+    if not translation.config:
+        return ["gptworks", translation.verb, *translation.arguments]
+    from gptworks.interop.write_yaml import as_yaml
+
+    file = f"{Path(translation.program).stem or translation.system}.gptworks.yaml"
+    (folder / file).write_text(as_yaml(translation), encoding="utf-8")
+    out = str(Path(str(translation.config["run.out"])))
+    return ["gptworks", translation.verb, "-c", file, "--out", out, *translation.arguments]
+
+
+def _write_their_names(translation: "Translation") -> None:
+    """Each checkpoint that was kept, under the name the other system would have given it."""
+    from gptworks.checkpoint.convert import convert
+    from gptworks.checkpoint.folder import CheckpointFolder
+    from gptworks.checkpoint.systems.contract import Cut
+
+    for after in translation.after:
+        run_folder = Path(str(translation.config["run.out"]))
+        for step, folder in CheckpointFolder(run_folder).steps().items():
+            target = Path(after.path.format(step=step))
+            if target.exists():
+                continue
+            done = convert(folder, target, after.system, cut=Cut(after.tp, after.pp))
+            print(f"{done.destination} ({after.system}: the same weights under the name it would have given them)")
+
+
+def _quoted(word: Any) -> str:
+    import shlex
+
+    return shlex.quote(str(word))

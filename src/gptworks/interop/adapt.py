@@ -1,0 +1,35 @@
+"""What the user says beside a foreign command: on which device, how small, how strict."""
+
+from dataclasses import replace
+
+from gptworks.errors import ConfigError, UsageError
+from gptworks.interop import shrink as shrinking
+from gptworks.interop.translation import Translation
+
+_SERVED = {"", "cpu", "cuda", "gpu", "auto"}
+
+
+def adapted(
+    translation: Translation, remarks: list[str], *, device: str | None, shrink: bool, strict: bool
+) -> Translation:
+    if strict:
+        ignored = [f"{note.theirs}: ignored ({note.why})." for note in translation.notes if note.how == "ignored"]
+        if ignored:
+            raise ConfigError("--strict", ignored)
+    asked = translation.device.lower()
+    if device is None and asked not in _SERVED:
+        raise UsageError(
+            f"{translation.system}: the command asks for {translation.device}, which torch cannot serve here. "
+            "Run it with --device cpu (or cuda)."
+        )
+    config, arguments, told = dict(translation.config), list(translation.arguments), [*translation.remarks, *remarks]
+    chosen = device or {"gpu": "cuda", "": "auto"}.get(asked, asked)
+    if config:
+        config["run.device"] = chosen
+    elif translation.verb in ("generate", "eval"):
+        arguments += ["--device", chosen]
+    if shrink and config:
+        small = shrinking.tiny(config)
+        told.append(shrinking.describe(config, small))
+        config = small
+    return replace(translation, config=config, arguments=arguments, remarks=told)
