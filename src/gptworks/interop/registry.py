@@ -8,7 +8,7 @@ from gptworks.errors import UsageError
 from gptworks.interop import yaml_files
 from gptworks.interop.translation import Command, Translation
 
-NAMES = ("fleetx",)
+NAMES = ("fleetx", "paddlenlp", "oneflow")
 
 
 class Find(Protocol):

@@ -1,0 +1,422 @@
+"""PaddleNLP GPT and GPT-3: run_pretrain(.py, _static.py), run_eval.py, export_model.py, inference.py,
+create_pretraining_data.py, by their flags."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gptworks.errors import ConfigError, UsageError
+from gptworks.interop import command_line
+from gptworks.interop.notes import Note
+from gptworks.interop.settings import Key, Settings, number, truth, whole, words
+from gptworks.interop.translation import AfterTraining, Command, Translation
+
+NAME = "paddlenlp"
+TITLE = "PaddleNLP GPT and GPT-3"
+
+# Layers, width, heads, words; heads of 13B as they ship them. Positions are 1024.
+PRESETS = {
+    "gpt2-en": (12, 768, 12, 50257),
+    "gpt2-medium-en": (24, 1024, 16, 50304),
+    "gpt2-large-en": (36, 1280, 20, 50257),
+    "gpt2-xl-en": (48, 1600, 25, 50257),
+    "gpt2-small-en": (4, 1024, 4, 50304),
+    "gpt3-1.3B-en": (24, 2048, 16, 50304),
+    "gpt3-13B-en": (40, 5120, 128, 50304),
+    "gpt-cpm-large-cn": (32, 2560, 32, 30000),
+    "gpt-cpm-small-cn-distill": (12, 768, 12, 30000),
+}
+
+# run_pretrain.py of these flags also exists in FleetX, which names a YAML with -c.
+_HINTS = {
+    "--mirco_batch_size": "the document's misspelling; the flag is --micro_batch_size.",
+    "--mini_batch_size": "did you mean --micro_batch_size?",
+}
+_KERNEL = "a choice of kernels, not of numbers; torch chooses"
+
+TRAINING = [
+    Key("--model_type", words, default="gpt"),
+    Key("--model_name_or_path", words),
+    Key("--input_dir", words),
+    Key("--output_dir", words),
+    Key("--split", words, "data.split", default="949,50,1"),
+    Key("--max_seq_len", whole, "data.seq_len", default=1024),
+    Key("--micro_batch_size", whole, "batch.micro_size", default=8),
+    Key("--global_batch_size", whole),
+    Key("--local_batch_size", whole),
+    Key("--weight_decay", number, "optim.weight_decay", default=0.0),
+    Key("--grad_clip", number, "optim.clip", default=0.0),
+    Key("--max_lr", number, default=1e-4),
+    Key("--min_lr", number, default=1e-5),
+    Key("--warmup_rate", number, default=0.01),
+    Key("--decay_steps", whole, default=360000),
+    Key("--lr_decay_style", words, default="cosine"),
+    Key("--adam_beta1", number, "optim.beta1", default=0.9),
+    Key("--adam_beta2", number, "optim.beta2", default=0.999),
+    Key("--adam_epsilon", number, "optim.eps", default=1e-8),
+    Key("--max_steps", whole, "train.steps", default=500000),
+    Key("--save_steps", whole, "checkpoint.every", default=500),
+    Key("--num_train_epochs", whole, why="their data set is laid out for max_steps, so the steps end first"),
+    Key("--logging_freq", whole, "train.log_every", default=1),
+    Key("--eval_freq", whole, "evaluate.every", default=500),
+    Key("--eval_iters", whole, "evaluate.batches", default=10),
+    Key("--use_sharding", truth, default=False),
+    Key("--sharding_degree", whole, default=1),
+    Key("--sharding_stage", whole, default=1),
+    Key("--sharding_offload", truth, "parallel.offload", default=False),
+    Key("--dp_degree", whole, default=1),
+    Key("--mp_degree", whole, "parallel.tp", default=1),
+    Key("--pp_degree", whole, "parallel.pp", default=1),
+    Key("--use_amp", truth, default=False),
+    Key("--use_pure_fp16", truth, default=False),
+    Key("--amp_level", words, default="O1"),
+    Key("--scale_loss", number, "precision.scaler.init", default=32768.0),
+    Key("--use_recompute", truth, default=False),
+    Key("--recompute_granularity", words, default="full"),
+    Key("--enable_addto", truth, why=_KERNEL),
+    Key("--fuse_transformer", truth, why=_KERNEL),
+    Key("--hidden_dropout_prob", number, default=0.1),
+    Key("--attention_probs_dropout_prob", number, default=0.1),
+    Key("--to_static", truth, "train.compile", default=False),
+    Key("--seed", whole, "train.seed", default=1234),
+    Key("--check_accuracy", truth, default=False),
+    Key("--device", words, default="gpu"),
+    Key("-p", words),
+    Key("--profiler_options", words),
+    Key("--num_workers", whole, why="samples are cut while the model computes"),
+]
+EVALUATION = [
+    Key("--model_name", words),
+    Key("--eval_path", words),
+    Key("--cloze_eval", words, switch=True),
+    Key("--overlapping_eval", whole, default=32),
+    Key("--init_checkpoint_path", words),
+    Key("--batch_size", whole, default=8),
+    Key("--seq_length", whole, default=1024),
+    Key("--device", words, default="gpu"),
+    Key(
+        "--logging_steps", whole, why="a bar shows the progress; with --log-style fleetx every hundredth batch is told"
+    ),
+    Key("--model_type", words, why="the tokenizer is that of --model_name"),
+]
+EXPORT = [
+    Key("--model_type", words, why="the tokenizer is that of --model_path"),
+    Key("--model_path", words),
+    Key("--output_path", words),
+]
+INFERENCE = [
+    Key("--model_type", words),
+    Key("--model_path", words),
+    Key("--select_device", words, default="gpu"),
+]
+PREPARATION = [
+    Key("--model_name", words, default="gpt2-en"),
+    Key("--tokenizer_name", words),
+    Key("--data_format", words, why="recognised by looking"),
+    Key("--input_path", words),
+    Key("--json_key", words, default="text"),
+    Key("--append_eos", words, switch=True),
+    Key("--output_prefix", words),
+    Key("--workers", whole, default=1),
+    Key("--log_interval", whole, why="a bar shows the progress"),
+    Key("--split_sentences", words, switch=True, why="GPT reads whole documents"),
+    Key("--chinese", words, switch=True, why="the tokenizer says how Chinese is cut"),
+    Key("--cn_whole_word_segment", words, switch=True, why="is for BERT"),
+]
+PROGRAMS: dict[str, Any] = {}
+QUESTIONS = [
+    "Question: Who is the CEO of Apple? Answer:",
+    "Question: Who is the CEO of Facebook? Answer:",
+    "Question: How tall is the highest peak in the world? Answer:",
+    "Question: Who is the president of the united states? Answer:",
+    "Question: Where is the capital of France? Answer:",
+    "Question: What is the largest animal in the ocean? Answer:",
+    "Question: Who is the chancellor of Germany? Answer:",
+]  # the built-in prompts of their inference.py
+CHINESE_QUESTIONS = [
+    "问题：中国的首都是哪里？答案：北京。\n问题：苹果的CEO是谁? 答案：",
+    "问题：中国的首都是哪里？答案：北京。\n问题：百度的厂长是谁? 答案：",
+    "问题：中国的首都是哪里？答案：北京。\n问题：世界最高峰是什么? 答案：",
+]
+
+
+def recognise(command: Command) -> bool:
+    return Path(command.program).name in PROGRAMS and not any(w in ("-c", "--config") for w in command.arguments)
+
+
+def recognise_yaml(values: Mapping[str, Any]) -> bool:
+    return False  # PaddleNLP has flags only
+
+
+def translate_yaml(path: Path) -> Translation:
+    raise UsageError(f"{path}: PaddleNLP has no YAML; translate its command with `gptworks translate -- COMMAND`.")
+
+
+def translate(command: Command, find: Any) -> Translation:
+    return PROGRAMS[Path(command.program).name](command)
+
+
+def _settings(command: Command, keys: list[Key]) -> Settings:
+    given = command_line.flags(command.arguments, {key.theirs for key in keys if key.switch})
+    settings = Settings(command.program, keys, given, hints=_HINTS)
+    bare = [name for name, text in given.items() if text == "" and settings.keys[name].read is truth]
+    for name in bare:  # their parser takes the bare flag for an empty text, which is false
+        settings.values[name] = False
+    return settings
+
+
+def _bare(settings: Settings) -> list[str]:
+    return [
+        f"{name} stands alone: PaddleNLP's parser reads that as false, and so do we. Write {name} true."
+        for name, text in settings.given.items()
+        if text == "" and settings.keys[name].read is truth
+    ]
+
+
+def _train(command: Command) -> Translation:
+    settings = _settings(command, TRAINING)
+    needed = [name for name in ("--model_name_or_path", "--input_dir", "--output_dir") if not settings[name]]
+    if needed:
+        raise ConfigError(command.program, [f"{name}: is required." for name in needed])
+    remarks = _bare(settings)
+    launched = _launcher(command, remarks)
+    output = str(settings["--output_dir"])
+    arguments = _weights(settings, output)
+    _layout(settings, launched)
+    _schedule(settings, remarks)
+    _rest(settings)
+    settings.map_plain()
+    settings.require_noted()
+    ours = settings.ours
+    after = [AfterTraining(NAME, f"{output}/model_{{step}}")]
+    log_dir = command.launcher_options.get("--log_dir")
+    arguments += ["--log-dir", log_dir] if log_dir else []
+    return Translation(
+        NAME, "train", command.program, config=ours, arguments=arguments, notes=_launch_notes(command) + settings.notes,
+        remarks=remarks, after=after, device=str(settings["--device"]), processes=launched or 1,
+    )  # fmt: skip
+
+
+def _launcher(command: Command, remarks: list[str]) -> int:
+    """How many devices are launched; 0 = no launcher."""
+    if not command.launcher:
+        return 0
+    named = command.launcher_options.get("--gpus") or command.launcher_options.get("--devices") or "0"
+    return len(named.strip("\"'").split(","))
+
+
+def _launch_notes(command: Command) -> list[Note]:
+    known = {"--gpus": "one process per device", "--devices": "one process per device", "--log_dir": ""}
+    notes = []
+    for name, value in command.launcher_options.items():
+        if name == "--log_dir":
+            notes.append(Note(name, value, "mapped", f"--log-dir {value}"))
+        elif name in known:
+            count = len(value.strip("\"'").split(","))
+            notes.append(Note(name, value, "mapped", f"--nproc {count}"))
+        else:
+            notes.append(Note(name, value, "ignored", "", "processes are started by gptworks on this machine"))
+    return notes
+
+
+def _weights(settings: Settings, output: str) -> list[str]:
+    """A preset is a shape with fresh weights; a folder is where to go on from."""
+    name = str(settings["--model_name_or_path"])
+    if name in PRESETS:
+        layers, width, heads, vocabulary = PRESETS[name]
+        shape = {"num_layers": layers, "hidden_size": width, "num_heads": heads, "vocab_size": vocabulary}
+        told = {f"model.{key}": value for key, value in shape.items()} | {"model.max_positions": 1024}
+        settings.map("--model_name_or_path", told)
+    else:
+        step = re.search(r"model_(\d+)/?$", name)
+        ours = Path(output) / "checkpoints" / f"step-{int(step[1]):08d}" if step else None
+        if ours is not None and ours.is_dir():
+            settings.map("--model_name_or_path", {"init.checkpoint": str(ours)}, why="their steps begin at 0 again")
+        elif Path(name).exists():
+            settings.map("--model_name_or_path", {"init.checkpoint": name}, why="their steps begin at 0 again")
+        else:
+            raise ConfigError(
+                settings.where,
+                [f"--model_name_or_path: {name!r} is neither a folder nor a preset ({', '.join(PRESETS)})."],
+            )
+    chinese = str(settings["--model_type"]).endswith("-cn")
+    settings.map("--model_type", {} if chinese else {"data.tokenizer": "gpt2"})
+    settings.map("--input_dir", {"data.path": (settings["--input_dir"],)})
+    settings.map("--output_dir", {"run.out": output})
+    return []
+
+
+def _layout(settings: Settings, launched: int) -> None:
+    sharded = settings["--sharding_degree"] if settings["--use_sharding"] or settings["--sharding_degree"] > 1 else 1
+    if settings.is_given("--use_sharding") and not settings["--use_sharding"]:
+        sharded = 1
+    told = {"parallel.fsdp": sharded, **({"parallel.zero": settings["--sharding_stage"]} if sharded > 1 else {})}
+    settings.map(["--use_sharding", "--sharding_degree", "--sharding_stage"], told)
+    dp = settings["--dp_degree"]
+    settings.map("--dp_degree", {"parallel.dp": dp})
+    product = dp * sharded * settings["--mp_degree"] * settings["--pp_degree"]
+    if launched and product != launched:
+        raise ConfigError(
+            settings.where,
+            [
+                f"mp {settings['--mp_degree']} x sharding {sharded} x pp {settings['--pp_degree']} x dp {dp} = {product}, "
+                f"but {launched} devices are launched. Their product must be the number of devices."
+            ],
+        )
+    micro, replicas = settings["--micro_batch_size"], dp * sharded
+    whole_batch = settings["--global_batch_size"] or (settings["--local_batch_size"] or micro) * replicas
+    settings.map("--global_batch_size", {"batch.global_size": whole_batch})
+    settings.ignore("--local_batch_size", "global = local x replicas")
+
+
+def _schedule(settings: Settings, remarks: list[str]) -> None:
+    highest, lowest = settings["--max_lr"], settings["--min_lr"]
+    settings.map("--max_lr", "optim.lr")
+    settings.map("--min_lr", "optim.min_lr")
+    decay = settings["--decay_steps"] or settings["--max_steps"]
+    settings.map("--decay_steps", {"optim.decay_steps": decay})
+    settings.map("--warmup_rate", {"optim.warmup_steps": settings["--warmup_rate"] * decay})
+    style = settings["--lr_decay_style"]
+    if style not in ("cosine", "none"):
+        raise ConfigError(settings.where, [f"--lr_decay_style: got {style!r}; needs cosine or none."])
+    settings.map("--lr_decay_style", {"optim.schedule": "cosine" if style == "cosine" else "constant"})
+    if style == "none":
+        settings.ours["optim.warmup_steps"] = 0.0
+    settings.ours |= {"optim.warmup_from": 1, "optim.cosine_clock": "after_warmup"}
+    if lowest > highest:
+        settings.ours["optim.allow_rising_lr"] = True
+        remarks.append(f"max_lr {highest:g} is below min_lr {lowest:g}: the rate will rise. They are probably swapped.")
+
+
+def _rest(settings: Settings) -> None:
+    off = settings["--check_accuracy"]
+    hidden = 0.0 if off else settings["--hidden_dropout_prob"]
+    attention = 0.0 if off else settings["--attention_probs_dropout_prob"]
+    settings.map("--hidden_dropout_prob", {"model.dropout_hidden": hidden, "model.dropout_embed": hidden})
+    settings.map("--attention_probs_dropout_prob", {"model.dropout_attention": attention})
+    settings.map("--check_accuracy", {"model.dropout_hidden": hidden, "model.dropout_attention": attention})
+    on = settings["--use_amp"] or settings["--use_pure_fp16"]
+    settings.map(["--use_amp", "--use_pure_fp16"], {"precision.compute": "fp16" if on else "fp32"})
+    settings.ignore("--amp_level", "products in fp16, parameters, sums and norms in fp32")
+    mode = settings["--recompute_granularity"] if settings["--use_recompute"] else "none"
+    settings.map(["--use_recompute", "--recompute_granularity"], {"train.recompute": mode})
+    settings.map("--device", {"run.device": settings["--device"]})
+    options = str(settings["-p"] or settings["--profiler_options"] or "")
+    steps = re.search(r"batch_range=\[(\d+),\s*(\d+)\]", options)
+    if steps:
+        settings.map(["-p", "--profiler_options"], {"train.profile": (int(steps[1]), int(steps[2]))})
+    else:
+        settings.ignore(["-p", "--profiler_options"], "no batch_range in it")
+    settings.ours |= {
+        "model.gelu": "tanh", "init.residual_scale": "none", "init.std": 0.02, "data.order": "paddle",
+        "train.log_style": "fleetx", "train.nonfinite": "skip", "checkpoint.keep_last": 1_000_000,
+        "precision.scaler.window": 1000, "precision.scaler.hysteresis": 2,
+    }  # fmt: skip
+
+
+def _evaluate(command: Command) -> Translation:
+    settings = _settings(command, EVALUATION)
+    if not settings["--eval_path"] or not settings["--model_name"]:
+        raise ConfigError(command.program, ["--model_name and --eval_path are required."])
+    cloze = settings.is_given("--cloze_eval")
+    arguments = ["--task", "lambada" if cloze else "wikitext", "--data", settings["--eval_path"]]
+    settings.map("--eval_path", {"--data": settings["--eval_path"]})
+    settings.map("--cloze_eval", {"--task": "lambada"})
+    overlap = settings["--overlapping_eval"]
+    if not cloze:
+        arguments += ["--overlap", str(overlap)]
+    settings.map("--overlapping_eval", {"--overlap": overlap})
+    arguments += _model_arguments(settings)
+    arguments += ["--batch-size", str(settings["--batch_size"]), "--log-style", "fleetx"]
+    settings.map("--batch_size", {"--batch-size": settings["--batch_size"]})
+    settings.ignore("--seq_length", "windows are as long as the model's context")
+    settings.map("--device", {"--device": settings["--device"]})
+    settings.map_plain()
+    settings.require_noted()
+    return Translation(
+        NAME, "eval", command.program, arguments=arguments, notes=settings.notes, device=str(settings["--device"])
+    )
+
+
+def _model_arguments(settings: Settings) -> list[str]:
+    """The checkpoint beside which the model is only a shape; without one it is a name."""
+    name, checkpoint = str(settings["--model_name"]), settings["--init_checkpoint_path"]
+    if not checkpoint:
+        settings.map("--model_name", {"--model": name})
+        settings.ignore("--init_checkpoint_path", "empty: the model of that name")
+        return ["--model", name]
+    settings.map("--init_checkpoint_path", {"--model": checkpoint})
+    shape = PRESETS.get(name)
+    arguments = ["--model", str(checkpoint)]
+    if shape and not _is_described(Path(str(checkpoint))):
+        settings.map("--model_name", {"model.num_heads": shape[2]})
+        arguments += ["-o", f"model.num_heads={shape[2]}"]
+    else:
+        settings.ignore("--model_name", "the checkpoint says what it is")
+    return [*arguments, "--tokenizer", "gpt2"] if not name.endswith("-cn") else arguments
+
+
+def _is_described(checkpoint: Path) -> bool:
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    return any((folder / name).is_file() for name in ("model_config.json", "config.json"))
+
+
+def _export(command: Command) -> Translation:
+    settings = _settings(command, EXPORT)
+    prefix = Path(str(settings["--output_path"] or "./infer_model/model"))
+    model = str(settings["--model_path"] or "gpt2-en")
+    settings.map("--model_path", {"--model": model})
+    settings.map("--output_path", {"--out": str(prefix.parent)})
+    settings.map_plain()
+    settings.require_noted()
+    arguments = ["--model", model, "--to", "torch", "--out", str(prefix.parent), "--name", prefix.name]
+    return Translation(NAME, "export", command.program, arguments=arguments, notes=settings.notes)
+
+
+def _infer(command: Command) -> Translation:
+    settings = _settings(command, INFERENCE)
+    folder = Path(str(settings["--model_path"])).parent
+    chinese = str(settings["--model_type"] or "").endswith("-cn")
+    prompts = CHINESE_QUESTIONS if chinese else QUESTIONS
+    settings.map("--model_path", {"DIR": str(folder)})
+    settings.map("--model_type", {"--prompt": f"their {len(prompts)} built-in questions"})
+    settings.ignore("--select_device", "what was exported runs on the CPU")
+    settings.require_noted()
+    arguments = [str(folder)]
+    for prompt in prompts:
+        arguments += ["--prompt", prompt]
+    return Translation(NAME, "infer", command.program, arguments=arguments, notes=settings.notes)
+
+
+def _prepare(command: Command) -> Translation:
+    settings = _settings(command, PREPARATION)
+    needed = [name for name in ("--input_path", "--output_prefix") if not settings[name]]
+    if needed:
+        raise ConfigError(command.program, [f"{name}: is required." for name in needed])
+    prefix = str(settings["--output_prefix"])
+    arguments = [str(settings["--input_path"]), "--out", prefix, "--format", "paddle"]
+    arguments += ["--key", settings["--json_key"], "--workers", str(settings["--workers"]), "--strip"]
+    settings.map("--input_path", {"INPUT": settings["--input_path"]})
+    settings.map("--output_prefix", {"--out": prefix, "--format": "paddle"})
+    settings.map("--json_key", {"--key": settings["--json_key"]})
+    settings.map("--workers", {"--workers": settings["--workers"]})
+    settings.map(["--model_name", "--tokenizer_name"], {"--tokenizer": "gpt2"})
+    if settings.is_given("--append_eos"):
+        arguments.append("--append-eod")
+        settings.map("--append_eos", {"--append-eod": True})
+    settings.map_plain()
+    settings.require_noted()
+    return Translation(NAME, "prepare", command.program, arguments=arguments, notes=settings.notes)
+
+
+PROGRAMS.update(
+    {
+        "run_pretrain.py": _train,
+        "run_pretrain_static.py": _train,
+        "run_eval.py": _evaluate,
+        "export_model.py": _export,
+        "inference.py": _infer,
+        "create_pretraining_data.py": _prepare,
+    }
+)
