@@ -15,7 +15,7 @@ from gptworks import __version__
 from gptworks.checkpoint import proof
 from gptworks.checkpoint.rules import Matched
 from gptworks.checkpoint.stored import Stored
-from gptworks.checkpoint.systems import registry
+from gptworks.checkpoint.systems import gguf_vocabulary, registry
 from gptworks.checkpoint.systems.contract import Cut, Opened, System, Weights
 from gptworks.errors import CheckpointError, TokenizerError, VerificationError
 from gptworks.tokenizer import Tokenizer
@@ -68,7 +68,8 @@ def convert(
     if vocab_size is not None:
         opened = _with_vocabulary(opened, _count(vocab_size), notes)
     tensors = {name: each.cast(dtype) if dtype else each for name, each in opened.tensors.items()}
-    weights = Weights(opened.model, tensors, opened.eod_id, int(opened.about.get("step") or 0))
+    step = int(opened.about.get("step") or 0)
+    weights = Weights(opened.model, tensors, opened.eod_id, step, opened.tokenizer, notes)
     part = destination.with_name(destination.name + ".part")
     _remove(part)
     try:
@@ -78,7 +79,7 @@ def convert(
             part.parent.mkdir(parents=True, exist_ok=True)
         written = target.write(part, weights, cut)
         if part.is_dir():
-            written += _copy_tokenizer(opened, part)
+            written += _copy_tokenizer(opened, part, notes)
         certificate = _prove(opened, weights, target, part, written, stated) if verify else None
         if certificate is not None:
             inside = part / CERTIFICATE if part.is_dir() else destination.with_name(f"{destination.name}.{CERTIFICATE}")
@@ -148,8 +149,12 @@ def _with_vocabulary(opened: Opened, vocab_size: int, notes: list[str]) -> Opene
     )
 
 
-def _copy_tokenizer(opened: Opened, folder: Path) -> list[Path]:
-    if opened.tokenizer is None or not opened.tokenizer.is_dir():
+def _copy_tokenizer(opened: Opened, folder: Path, notes: list[str]) -> list[Path]:
+    if opened.tokenizer is None:
+        return []
+    if opened.tokenizer.is_file():
+        return _save_tokenizer(opened.tokenizer, folder, notes)
+    if not opened.tokenizer.is_dir():
         return []
     copied = []
     for file in sorted(opened.tokenizer.iterdir()):
@@ -157,6 +162,16 @@ def _copy_tokenizer(opened: Opened, folder: Path) -> list[Path]:
         if is_wanted and file.is_file() and not (folder / file.name).exists():
             copied.append(Path(shutil.copyfile(file, folder / file.name)))
     return copied
+
+
+def _save_tokenizer(file: Path, folder: Path, notes: list[str]) -> list[Path]:
+    """Of a source that is a file, and carries its tokenizer inside."""
+    try:
+        gguf_vocabulary.open_tokenizer(file).save(folder)
+    except TokenizerError as error:
+        notes.append(f"no tokenizer was written: {error}")
+        return []
+    return [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
 
 
 def _prove(
@@ -196,7 +211,7 @@ def _prove(
 def _english_tokenizer(opened: Opened) -> Tokenizer | None:
     """Its own, or GPT-2's where the vocabulary has that size (or is padded from it)."""
     try:
-        found = Tokenizer.from_pretrained(opened.tokenizer) if opened.tokenizer else None
+        found = gguf_vocabulary.open_tokenizer(opened.tokenizer) if opened.tokenizer else None
     except TokenizerError:
         found = None
     if found is None and 50257 <= opened.model.vocab_size < 50257 + 1024:

@@ -30,7 +30,7 @@ class Opened:
     matched: Matched
     about: dict[str, Any] = field(default_factory=dict)  # for people: step, layout, QKV order, where numbers came from
     files: list[Path] = field(default_factory=list)  # all that hold weights
-    tokenizer: Path | None = None  # folder or file of a tokenizer that lies beside
+    tokenizer: Path | None = None  # folder or file of a tokenizer that lies beside, or inside (GGUF)
     eod_id: int | None = None
     remarks: list[str] = field(default_factory=list)  # what a user should know: ignored tensors, unknown classes
 
@@ -75,6 +75,8 @@ class Weights:
     tensors: Mapping[str, Stored]
     eod_id: int | None = None
     step: int = 0
+    tokenizer: Path | None = None  # as of `Opened`
+    notes: list[str] = field(default_factory=list)  # a writer adds what a user should know
 
 
 @dataclass(frozen=True)

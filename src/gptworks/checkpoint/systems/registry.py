@@ -12,6 +12,9 @@ from gptworks.errors import CheckpointError
 _MODULES = {
     "gptworks": "ours",
     "hf": "huggingface",
+    "gguf": "gguf",
+    "gguf-q8_0": "gguf_q8_0",
+    "llmc": "llmc",
 }
 NAMES = tuple(_MODULES)
 
