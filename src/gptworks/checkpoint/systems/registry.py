@@ -12,6 +12,8 @@ from gptworks.errors import CheckpointError
 _MODULES = {
     "gptworks": "ours",
     "hf": "huggingface",
+    "mindspore": "mindspore",
+    "oneflow": "oneflow",
 }
 NAMES = tuple(_MODULES)
 
