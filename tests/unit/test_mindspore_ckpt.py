@@ -300,6 +300,15 @@ def test_masks_and_caches_are_left_out_and_other_tensors_are_not(tmp_path: Path)
         mindspore.open(tmp_path / "x.ckpt", HEADS).require_whole()
 
 
+@pytest.mark.parametrize("name", ["embedding.word_embedding.embedding_table", "blocks.0.output.mapping.weight"])
+def test_a_matrix_that_is_none(name: str, tmp_path: Path) -> None:
+    tensors = mindspore_ckpt.read(TRAINED).tensors
+    flat = in_memory(tensors[f"backbone.{name}"].read().view(-1))
+    mindspore_ckpt.write(tmp_path / "x.ckpt", {**tensors, f"backbone.{name}": flat})
+    with pytest.raises(CheckpointError, match="needed a matrix"):
+        mindspore.open(tmp_path / "x.ckpt", HEADS)
+
+
 def test_the_same_weight_under_two_prefixes(tmp_path: Path) -> None:
     tensors = mindspore_ckpt.read(TRAINED).tensors
     again = {"copy.backbone.layernorm.gamma": tensors["backbone.layernorm.gamma"]}

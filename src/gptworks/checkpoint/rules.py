@@ -259,7 +259,9 @@ def infer_model(
             some = ", ".join(f"'{name}'" for name in list(first)[:3]) or "no tensors"
             raise CheckpointError(f"{where}: tensor '{rule.theirs[0]}' is missing; it holds {some} ...")
         found = first[rule.theirs[0]].shape
-        return torch.Size(reversed(found)) if rule.transposed and len(found) == 2 else found
+        if len(found) != 2:
+            raise CheckpointError(f"{where}: '{rule.theirs[0]}' has shape {list(found)}, needed a matrix.")
+        return torch.Size(reversed(found)) if rule.transposed else found
 
     marker = by_name["blocks.{i}.ln1.weight"]
     layers = 0
