@@ -79,7 +79,7 @@ def test_s4_10_w_04_w_05_there_and_back_to_the_bit(
     assert sorted(back) == sorted(expected)
     for key, tensor in expected.items():
         assert torch.equal(back[key], tensor), key
-    tokens = proof.test_tokens(MODEL)
+    tokens = proof.sample_tokens(MODEL)
     logits = []
     for folder in (bin_folder, tmp_path / "back"):
         opened = registry.open_any(folder)

@@ -139,10 +139,10 @@ def test_damaged_descriptions_are_refused_or_read_and_never_crash(data: st.DataO
 def test_a_file_that_changed_after_it_was_opened(tmp_path: Path) -> None:
     found = oneflow_snapshot.read(variable(tmp_path, "shape { dim: 6 } data_type: kFloat", bytes(24)))["x"]
     (tmp_path / "x" / "out").write_bytes(bytes(20))
-    with pytest.raises(CheckpointError, match="20 bytes now"):
+    with pytest.raises(CheckpointError, match="4 bytes too early"):
         found.read()
     (tmp_path / "x" / "out").unlink()
-    with pytest.raises(CheckpointError, match="any more"):
+    with pytest.raises(CheckpointError, match="cannot be read"):
         found.read()
 
 

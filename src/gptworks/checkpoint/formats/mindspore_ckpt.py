@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
+from gptworks.checkpoint.formats import raw_bytes
 from gptworks.checkpoint.stored import Stored, StoredTensors
 from gptworks.errors import CheckpointError
 
@@ -55,7 +55,7 @@ class _Value:
     tag: str = ""
     dims: list[int] = field(default_factory=list)
     kind: str = ""
-    pieces: list[tuple[int, int]] = field(default_factory=list)  # begin and end in the file, in order
+    pieces: list[range] = field(default_factory=list)  # bytes of the file, in order
 
 
 def read(path: Path) -> MindSporeFile:
@@ -169,7 +169,7 @@ class _Message:
             elif number == 2:
                 value.kind = self.text(first, last)
             elif number == 3:
-                value.pieces = [(first, last)]
+                value.pieces = [range(first, last)]
         if not value.kind or not value.pieces:
             raise self.damaged(f"no tensor at byte {begin:,}")
 
@@ -225,7 +225,7 @@ class _Message:
 
 
 def _stored(path: Path, value: _Value, dtype: torch.dtype) -> Stored:
-    held = sum(end - begin for begin, end in value.pieces)
+    held = sum(map(len, value.pieces))
     # A number was saved with dims [0] before MindSpore 2, and without any since.
     dims = [] if value.dims == [0] and held == dtype.itemsize else value.dims
     if math.prod(max(n, 1) for n in dims) >= _MOST_ITEMS or math.prod(dims) * dtype.itemsize != held:
@@ -233,37 +233,14 @@ def _stored(path: Path, value: _Value, dtype: torch.dtype) -> Stored:
             f"{path}: '{value.tag}' has {held:,} bytes, which are no {value.kind} tensor of shape {dims[:8]}. "
             "It is damaged: copy it again."
         )
-    place, shape = path.absolute(), torch.Size(dims)
-
-    def read_tensor() -> Tensor:
-        # Copied, as values lie at any byte of the file and processors want numbers at multiples of their size.
-        tensor = torch.empty(shape, dtype=dtype)
-        if not held:
-            return tensor
-        room = tensor.view(-1).view(torch.uint8).numpy().data
-        filled = 0
-        try:
-            with place.open("rb") as file:
-                for begin, end in value.pieces:
-                    file.seek(begin)
-                    filled += file.readinto(room[filled : filled + end - begin])
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read any more ({error}).") from None
-        if filled != held:
-            raise CheckpointError(f"{path}: '{value.tag}' is cut off: the file has become shorter.")
-        return tensor
-
-    return Stored(shape, dtype, read_tensor)
+    shape = torch.Size(dims)
+    return Stored(shape, dtype, lambda: raw_bytes.read_pieces(path, value.pieces, dtype).view(shape))
 
 
 def _text(path: Path, value: _Value) -> str:
     """Saved as numpy does it: four bytes for each character."""
-    with path.open("rb") as file:
-        found = b""
-        for begin, end in value.pieces:
-            file.seek(begin)
-            found += file.read(end - begin)
-    return found.decode("utf-32-le", errors="replace").rstrip("\0")
+    data = raw_bytes.read_pieces(path, value.pieces, torch.uint8)
+    return bytes(data.numpy().data).decode("utf-32-le", errors="replace").rstrip("\0")
 
 
 def write(path: Path, tensors: StoredTensors, *, checksum: bool = False, chunk_bytes: int = CHUNK_BYTES) -> None:

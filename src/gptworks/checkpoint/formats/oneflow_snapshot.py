@@ -3,13 +3,12 @@ snapshot_done, which is written last.
 """
 
 import math
-import mmap
 import re
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
+from gptworks.checkpoint.formats import raw_bytes
 from gptworks.checkpoint.stored import Stored, StoredTensors
 from gptworks.errors import CheckpointError
 
@@ -75,22 +74,8 @@ def _variable(folder: Path) -> Stored:
             f"{file}: has {size:,} bytes, and meta says {_NAME_OF[dtype]} of shape {shape[:8]}. "
             "It is damaged: copy the folder again."
         )
-    place = file.absolute()
-
-    def read_tensor() -> Tensor:
-        if not size:
-            return torch.empty(shape, dtype=dtype)
-        try:
-            with place.open("rb") as opened:
-                # A private mapping: torch knows no read-only tensors, and writing to one would not reach the file.
-                data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{file}: cannot be read any more ({error}).") from None
-        if len(data) != size:
-            raise CheckpointError(f"{file}: has {len(data):,} bytes now, and had {size:,}.")
-        return torch.frombuffer(data, dtype=dtype).view(shape)
-
-    return Stored(torch.Size(shape), dtype, read_tensor)
+    count = math.prod(shape)
+    return Stored(torch.Size(shape), dtype, lambda: raw_bytes.read(file, 0, count, dtype).view(shape))
 
 
 def _described(meta: Path) -> tuple[list[int], torch.dtype]:
