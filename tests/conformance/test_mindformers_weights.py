@@ -102,4 +102,5 @@ def test_s4_10_on_the_command_line(bin_folder: Path, tmp_path: Path, capsys: pyt
     gptworks("convert", file, back, "--to", "hf", "-o", "model.num_heads=4")
     assert (back / "config.json").is_file()
     shown = gptworks("convert", back, tmp_path / "of", "--to", "oneflow")
+    assert "note: oneflow does not keep model.gelu: it computes with erf, and this model is made for tanh." in shown
     assert "  ... 163 more, " in shown and len(shown.splitlines()) < 12

@@ -431,7 +431,7 @@ def test_convert_proves_itself_and_leaves_nothing_else(tmp_path: Path) -> None:
     done = convert(TRAINED, tmp_path / "hf", "hf", given=HEADS, verify=True)
     again = convert(tmp_path / "hf", tmp_path / "x.ckpt", "mindspore", verify=True)
     for each in (done, again):
-        assert each.certificate is not None
+        assert each.certificate is not None and not any("does not keep" in note for note in each.notes)
         assert each.certificate["tensors"] == {"equal_to_the_bit": 28, "different": 0}
     assert sorted(file.name for file in tmp_path.iterdir()) == ["hf", "x.ckpt", "x.ckpt.certificate.json"]
     assert stat.S_IMODE((tmp_path / "x.ckpt").stat().st_mode) == 0o400
@@ -440,3 +440,11 @@ def test_convert_proves_itself_and_leaves_nothing_else(tmp_path: Path) -> None:
         assert torch.equal(each.read(), first[name].read()), name
     with pytest.raises(CheckpointError, match="exists"):
         convert(tmp_path / "hf", tmp_path / "x.ckpt", "mindspore")
+
+
+def test_what_the_format_does_not_keep_is_said(tmp_path: Path) -> None:
+    given = {**HEADS, "gelu": "erf", "layernorm_eps": 1e-6}
+    done = convert(TRAINED, tmp_path / "x.ckpt", "mindspore", given=given)
+    gelu, eps = done.notes[-2:]
+    assert gelu.startswith("mindspore does not keep model.gelu: it computes with tanh") and "model.gelu=erf" in gelu
+    assert "model.layernorm_eps=1e-06" in eps

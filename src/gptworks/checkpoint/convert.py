@@ -79,6 +79,7 @@ def convert(
         written = target.write(part, weights, cut)
         if part.is_dir():
             written += _copy_tokenizer(opened, part)
+        notes += _not_kept(opened, target, part)
         certificate = _prove(opened, weights, target, part, written, stated) if verify else None
         if certificate is not None:
             inside = part / CERTIFICATE if part.is_dir() else destination.with_name(f"{destination.name}.{CERTIFICATE}")
@@ -157,6 +158,17 @@ def _copy_tokenizer(opened: Opened, folder: Path) -> list[Path]:
         if is_wanted and file.is_file() and not (folder / file.name).exists():
             copied.append(Path(shutil.copyfile(file, folder / file.name)))
     return copied
+
+
+def _not_kept(opened: Opened, target: System, part: Path) -> list[str]:
+    """Where a format does not say how the model computes, and its system computes otherwise."""
+    theirs = target.open(part, {"num_heads": opened.model.num_heads}).model
+    return [
+        f"{target.NAME} does not keep model.{name}: it computes with {getattr(theirs, name)}, and this model is made "
+        f"for {getattr(opened.model, name)}. To read it back, give -o model.{name}={getattr(opened.model, name)}"
+        for name in ("gelu", "layernorm_eps")
+        if getattr(theirs, name) != getattr(opened.model, name)
+    ]
 
 
 def _prove(
