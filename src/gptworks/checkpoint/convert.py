@@ -80,6 +80,7 @@ def convert(
         written = target.write(part, weights, cut)
         if part.is_dir():
             written += _copy_tokenizer(opened, part, notes)
+        notes += _not_kept(opened, target, part)
         certificate = _prove(opened, weights, target, part, written, stated) if verify else None
         if certificate is not None:
             inside = part / CERTIFICATE if part.is_dir() else destination.with_name(f"{destination.name}.{CERTIFICATE}")
@@ -172,6 +173,17 @@ def _save_tokenizer(file: Path, folder: Path, notes: list[str]) -> list[Path]:
         notes.append(f"no tokenizer was written: {error}")
         return []
     return [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
+
+
+def _not_kept(opened: Opened, target: System, part: Path) -> list[str]:
+    """Where a format does not say how the model computes, and its system computes otherwise."""
+    theirs = target.open(part, {"num_heads": opened.model.num_heads}).model
+    return [
+        f"{target.NAME} does not keep model.{name}: it computes with {getattr(theirs, name)}, and this model is made "
+        f"for {getattr(opened.model, name)}. To read it back, give -o model.{name}={getattr(opened.model, name)}"
+        for name in ("gelu", "layernorm_eps")
+        if getattr(theirs, name) != getattr(opened.model, name)
+    ]
 
 
 def _prove(

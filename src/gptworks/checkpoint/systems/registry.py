@@ -15,6 +15,8 @@ _MODULES = {
     "gguf": "gguf",
     "gguf-q8_0": "gguf_q8_0",
     "llmc": "llmc",
+    "mindspore": "mindspore",
+    "oneflow": "oneflow",
 }
 NAMES = tuple(_MODULES)
 
