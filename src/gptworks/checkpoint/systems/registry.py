@@ -12,6 +12,9 @@ from gptworks.errors import CheckpointError
 _MODULES = {
     "gptworks": "ours",
     "hf": "huggingface",
+    "megatron": "megatron",
+    "megatron-core": "megatron_core",
+    "nanogpt": "nanogpt",
 }
 NAMES = tuple(_MODULES)
 
