@@ -103,7 +103,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
 
 
 def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008
-    """What its sample.py and train.py (init_from=resume) read. The optimizer is there without moments: it begins anew."""
+    """What its sample.py and train.py (init_from=resume) read. The optimizer has no moments: it begins anew."""
     model = weights.model
     if not model.tied:
         raise CheckpointError("model.tied is false: nanoGPT has no head of its own. Nothing was written.")
