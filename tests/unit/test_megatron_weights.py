@@ -298,7 +298,7 @@ def dotted_names(content: dict[str, Any]) -> None:
 def as_trained(content: dict[str, Any]) -> None:
     """What else lies in a checkpoint of a training run."""
     content["optimizer"] = {"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": [{"lr": 0.1}]}
-    content["rng_state"] = [{"random_rng_state": random.getstate(), "np_rng_state": np.random.get_state()}]
+    content["rng_state"] = [{"random_rng_state": random.getstate(), "np_rng_state": np.random.get_state()}]  # noqa: NPY002
     content["args"].params_dtype = torch.float16
     content["args"].scheduler = Elsewhere()
 

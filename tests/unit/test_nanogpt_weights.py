@@ -149,6 +149,11 @@ def test_the_tanh_form_and_the_step_survive(tmp_path: Path) -> None:
     opened = registry.open_any(tmp_path / "x.pt").require_whole()
     assert opened.model == model
     assert opened.about["step"] == 9
+    (tmp_path / "hf").mkdir()
+    huggingface.write(tmp_path / "hf", Weights(model, tensors))
+    gelu, epsilon = convert(tmp_path / "hf", tmp_path / "y.pt", "nanogpt", verify=True).notes
+    assert "nanoGPT has the exact one" in gelu
+    assert epsilon == "model.layernorm_eps is 0.0001; nanoGPT has 1e-05"
 
 
 @pytest.mark.parametrize(("change", "message"), [({"tied": False}, "no head of its own"), ({"ffn_size": 20}, "4 x")])

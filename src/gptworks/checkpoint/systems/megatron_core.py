@@ -15,7 +15,7 @@ from gptworks.checkpoint.systems import megatron_folder
 from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights
 
 NAME = "megatron-core"
-TITLE = "Megatron core checkpoint (--ckpt-format torch)"
+TITLE = "Megatron core checkpoint of --ckpt-format torch"
 CUTS = True
 SUFFIX = ""
 TOLERANCE = EXACT

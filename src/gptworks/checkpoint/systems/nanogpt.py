@@ -22,10 +22,11 @@ from gptworks.checkpoint.rules import (
 )
 from gptworks.checkpoint.stored import Stored
 from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config
+from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
 
 NAME = "nanogpt"
-TITLE = "nanoGPT checkpoint (ckpt.pt)"
+TITLE = "nanoGPT checkpoint"
 CUTS = False
 SUFFIX = ".pt"
 TOLERANCE = EXACT
@@ -133,6 +134,18 @@ def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa
     }
     torch_file.write(path, content)
     return [path]
+
+
+def differences(model: ModelConfig) -> list[str]:
+    """What nanoGPT itself would compute otherwise; reading the file with gptworks keeps to the model."""
+    found = []
+    if model.gelu != "erf":
+        found.append(
+            f"the GELU of this model is the {model.gelu} form; nanoGPT has the exact one, and differs a little"
+        )
+    if model.layernorm_eps != _EPSILON:
+        found.append(f"model.layernorm_eps is {model.layernorm_eps:g}; nanoGPT has {_EPSILON:g}")
+    return found
 
 
 def _fresh_optimizer(tensors: Iterable[Stored]) -> dict[str, Any]:
