@@ -65,6 +65,8 @@ def convert(
     vocab_size = stated.pop("vocab_size", None)
     opened = registry.open_any(source, stated, name=from_name).require_whole()
     notes = list(opened.remarks)
+    if differences := getattr(target, "differences", None):  # of what it computes, where it has no setting for it
+        notes += differences(opened.model)
     if vocab_size is not None:
         opened = _with_vocabulary(opened, _count(vocab_size), notes)
     tensors = {name: each.cast(dtype) if dtype else each for name, each in opened.tensors.items()}

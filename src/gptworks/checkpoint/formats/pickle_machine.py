@@ -81,6 +81,8 @@ HARMLESS_CALLS = {
     "datetime.datetime",
     "datetime.date",
     "fractions.Fraction",
+    "_io.BytesIO",  # what Transformer Engine keeps beside its weights
+    "signal.Signals",  # among Megatron's settings
 }
 _OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # as Python 2 and protocols 0 to 2 call them
 _PYTHONS = sys.stdlib_module_names

@@ -17,6 +17,9 @@ _MODULES = {
     "llmc": "llmc",
     "mindspore": "mindspore",
     "oneflow": "oneflow",
+    "megatron": "megatron",
+    "megatron-core": "megatron_core",
+    "nanogpt": "nanogpt",
 }
 NAMES = tuple(_MODULES)
 
