@@ -12,6 +12,8 @@ from gptworks.errors import CheckpointError
 _MODULES = {
     "gptworks": "ours",
     "hf": "huggingface",
+    "paddlenlp": "paddlenlp",
+    "fleetx": "fleetx",
 }
 NAMES = tuple(_MODULES)
 
