@@ -71,6 +71,8 @@ def same(opened: Opened, expected: dict[str, Tensor]) -> None:
         ("fleetx/step_20/mp_00_sharding_00_pp_00", "fused", "fleetx"),
         ("fleetx/step_20/mp_00_sharding_00_pp_00/model.pdparams", "fused", "fleetx"),
         ("nlp/model_state.pdparams", "separate", "paddlenlp"),
+        ("pipeline", "pipeline", "fleetx"),
+        ("interleaved", "interleaved", "fleetx"),
     ],
 )
 def test_logits_are_those_of_the_real_paddlenlp(folder: str, which: str, system: str) -> None:
@@ -290,6 +292,14 @@ def test_heads_from_a_config_beside(tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text("Model: {num_attention_heads: 8}\n", encoding="utf-8")
     with pytest.raises(HeadsUnknownError):
         fleetx.open(tmp_path, {})
+
+
+def test_a_config_of_another_model(tmp_path: Path) -> None:
+    save(tmp_path, expected_state(0, 1, 0, 1))
+    (tmp_path / "gpt.yaml").write_text("Model: {num_attention_heads: 4, hidden_size: 1024}\n", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"gpt\.yaml: hidden_size is 1024, and the weights beside it have 8"):
+        fleetx.open(tmp_path, {})
+    assert "heads" not in fleetx.open(tmp_path, HEADS).about
 
 
 def test_inspection_needs_no_heads() -> None:

@@ -47,11 +47,12 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     files = _files(folder)
     shards, remarks = _shards(folder, files)
     table, qkv = paddle_names.table_of(shards[0])
-    configured, config = _configured([*_where_configs_are(folder, path)])
-    values = infer_model(table, shards, {**FIXED, **configured}, given, str(path))
-    model = model_config(values, str(path))
-    if config is not None:
+    section, config = _configured(_where_configs_are(folder, path))
+    values = infer_model(table, shards, {**FIXED, **_known(section)}, given, str(path))
+    if config is not None and "num_heads" not in given:
+        _require_same_model(section, values, config)
         about["heads"] = f"from {config.name}"
+    model = model_config(values, str(path))
     stages = len({pp for _, _, pp in files})
     if len(shards) * stages > 1:
         about["layout"] = f"tensor {len(shards)} x pipeline {stages}"
@@ -79,8 +80,10 @@ def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa
             folder = path / f"mp_{tp:02d}_sharding_00_pp_{pp:02d}" if (cut.tp, cut.pp) != (1, 1) else path
             folder.mkdir(exist_ok=True)
             pdparams.write(folder / FILE, _saved_names(theirs, model.num_layers, cut, pp))
-            pdparams.write_values(folder / META, {"global_step": weights.step})
-            written += [folder / FILE, folder / META]
+            written.append(folder / FILE)
+            if weights.step:
+                pdparams.write_values(folder / META, {"global_step": weights.step})
+                written.append(folder / META)
     (path / CONFIG).write_text(yaml.safe_dump({"Model": _their_config(model)}, sort_keys=False), encoding="utf-8")
     return [*written, path / CONFIG]
 
@@ -273,24 +276,35 @@ def _progress(folder: Path, remarks: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _configured(places: list[Path]) -> tuple[dict[str, object], Path | None]:
-    """Heads and dropout from a FleetX YAML, where exactly one number of heads is stated."""
+def _configured(places: list[Path]) -> tuple[dict[str, Any], Path | None]:
+    """The Model section of a FleetX YAML, where those that lie there state exactly one number of heads."""
     for place in places:
-        found = {}
-        for file in sorted([*place.glob("*.yaml"), *place.glob("*.yml")]):
-            model = _model_section(file)
-            if type(model.get("num_attention_heads")) is int:
-                found[file] = model
-        if found and len({model["num_attention_heads"] for model in found.values()}) == 1:
-            file, model = next(iter(found.items()))
-            dropouts = {
-                "dropout_embed": model.get("hidden_dropout_prob"),
-                "dropout_hidden": model.get("hidden_dropout_prob"),
-                "dropout_attention": model.get("attention_probs_dropout_prob"),
-            }
-            known = {key: value for key, value in dropouts.items() if value is not None}
-            return {"num_heads": model["num_attention_heads"], **known}, file
+        sections = {file: _model_section(file) for file in sorted([*place.glob("*.yaml"), *place.glob("*.yml")])}
+        sections = {file: each for file, each in sections.items() if type(each.get("num_attention_heads")) is int}
+        if len({each["num_attention_heads"] for each in sections.values()}) == 1:
+            file, section = next(iter(sections.items()))
+            return section, file
     return {}, None
+
+
+def _known(section: Mapping[str, Any]) -> dict[str, object]:
+    """What no shape tells."""
+    found = {
+        "num_heads": section.get("num_attention_heads"),
+        "dropout_embed": section.get("hidden_dropout_prob"),
+        "dropout_hidden": section.get("hidden_dropout_prob"),
+        "dropout_attention": section.get("attention_probs_dropout_prob"),
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _require_same_model(section: Mapping[str, Any], values: Mapping[str, object], config: Path) -> None:
+    for key in ("hidden_size", "num_layers"):
+        if section.get(key) not in (None, values[key]):
+            raise CheckpointError(
+                f"{config}: {key} is {section[key]}, and the weights beside it have {values[key]}: it is of another "
+                "model. Remove it, or state the heads with -o model.num_heads=N."
+            )
 
 
 def _model_section(file: Path) -> dict[str, Any]:
