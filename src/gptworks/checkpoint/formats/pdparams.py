@@ -175,13 +175,22 @@ def _raw(path: Path, data: bytes | str | Bytes | _Text) -> bytearray:
     """A copy: in a pickle arrays begin anywhere, and numbers want to be aligned."""
     if isinstance(data, bytes):
         return bytearray(data)
-    if isinstance(data, Bytes):
-        return bytearray(data.view)
     try:
+        if isinstance(data, Bytes):
+            return bytearray(data.view)
         text = str(data.view, "utf-8") if isinstance(data, _Text) else data  # a str is from Python 2
         return bytearray(text, "latin-1")
     except ValueError as error:
         raise CheckpointError(f"{path}: an array whose text is not bytes ({error}). {_DAMAGED}") from None
+    finally:
+        if isinstance(data, Bytes | _Text):
+            _forget(data.view)
+
+
+def _forget(view: memoryview) -> None:
+    """The pages of the file that were looked at no longer count as our memory; the system may keep them."""
+    if isinstance(view.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        view.obj.madvise(mmap.MADV_DONTNEED)
 
 
 def _joined(path: Path, tensors: dict[str, Stored], slices: Any) -> dict[str, Stored]:
