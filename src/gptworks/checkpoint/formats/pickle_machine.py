@@ -69,6 +69,7 @@ HARMLESS_CALLS = {
     "types.SimpleNamespace",
     "_codecs.encode",
     "builtins.set",
+    "builtins.tuple",
     "builtins.frozenset",
     "builtins.bytes",
     "builtins.bytearray",
@@ -261,6 +262,8 @@ def _plain(function: Global, args: tuple[Any, ...]) -> Any:
         return frozenset(args[0] if args else ())
     if name == "_codecs.encode":  # how protocol 2 spells bytes
         return args[0].encode(args[1] if len(args) > 1 else "utf-8")
+    if name == "builtins.tuple":
+        return tuple(args[0]) if args else ()
     if name == "builtins.set":
         return set(args[0]) if args else set()
     if name.startswith("pathlib."):
