@@ -282,13 +282,13 @@ def test_without_a_tokenizer(tmp_path: Path) -> None:
     assert done.notes[-1] == "no tokenizer is known: llama.cpp will take and give ids only"
     assert gguf_file.read(tmp_path / "x.gguf").settings["tokenizer.ggml.model"] == "none"
     with pytest.raises(TokenizerError, match="carries no tokenizer"):
-        gguf_vocabulary.open_tokenizer(tmp_path / "x.gguf")
+        gguf_vocabulary.carried_by(tmp_path / "x.gguf")
     # Where the size is GPT-2's, its vocabulary comes with the installation.
     model = MODEL.model_copy(update={"vocab_size": 50304, "hidden_size": 4, "num_heads": 1, "ffn_size": 4})
     notes: list[str] = []
     gguf.write(tmp_path / "y.gguf", weights_of(model, notes=notes))
     assert notes == ["no tokenizer comes with the source: GPT-2's was written, since the vocabulary has its size"]
-    assert gguf_vocabulary.open_tokenizer(tmp_path / "y.gguf").eod_id == 50256
+    assert gguf_vocabulary.carried_by(tmp_path / "y.gguf").eod_id == 50256
 
 
 def test_tokenizers_that_llama_cpp_would_not_follow(small_tokenizer: Tokenizer) -> None:
@@ -397,7 +397,9 @@ def test_bad_bytes_are_refused_or_read(small_tokenizer: Tokenizer, tmp_path: Pat
     """Flipped, overwritten with large numbers, cut: never anything but a CheckpointError, and never much memory."""
     small_tokenizer.save(tmp_path / "tokenizer")
     model = MODEL.model_copy(update={"vocab_size": 512, "num_layers": 1})
-    gguf_q8_0.write(tmp_path / "words.gguf", weights_of(model, tokenizer=tmp_path / "tokenizer"))
+    gguf_q8_0.write(
+        tmp_path / "words.gguf", weights_of(model, tokenizer=lambda: Tokenizer.from_pretrained(tmp_path / "tokenizer"))
+    )
     rng = random.Random(0)
     path = tmp_path / "x.gguf"
     refused = total = 0
@@ -421,7 +423,7 @@ def test_bad_bytes_are_refused_or_read(small_tokenizer: Tokenizer, tmp_path: Pat
             tracemalloc.reset_peak()
             try:
                 opened_and_read(path)
-                gguf_vocabulary.open_tokenizer(path)
+                gguf_vocabulary.carried_by(path)
             except CheckpointError:
                 refused += 1
             except TokenizerError:

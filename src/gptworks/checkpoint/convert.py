@@ -15,7 +15,7 @@ from gptworks import __version__
 from gptworks.checkpoint import proof
 from gptworks.checkpoint.rules import Matched
 from gptworks.checkpoint.stored import Stored
-from gptworks.checkpoint.systems import gguf_vocabulary, registry
+from gptworks.checkpoint.systems import registry
 from gptworks.checkpoint.systems.contract import Cut, Opened, System, Weights
 from gptworks.errors import CheckpointError, TokenizerError, VerificationError
 from gptworks.tokenizer import Tokenizer
@@ -65,13 +65,11 @@ def convert(
     vocab_size = stated.pop("vocab_size", None)
     opened = registry.open_any(source, stated, name=from_name).require_whole()
     notes = list(opened.remarks)
-    if differences := getattr(target, "differences", None):  # of what it computes, where it has no setting for it
-        notes += differences(opened.model)
     if vocab_size is not None:
         opened = _with_vocabulary(opened, _count(vocab_size), notes)
     tensors = {name: each.cast(dtype) if dtype else each for name, each in opened.tensors.items()}
     step = int(opened.about.get("step") or 0)
-    weights = Weights(opened.model, tensors, opened.eod_id, step, opened.tokenizer, notes)
+    weights = Weights(opened.model, tensors, opened.eod_id, step, opened.open_tokenizer, notes)
     part = destination.with_name(destination.name + ".part")
     _remove(part)
     try:
@@ -84,9 +82,8 @@ def convert(
             written += _copy_tokenizer(opened, part, notes)
         notes += _not_kept(opened, target, part)
         certificate = _prove(opened, weights, target, part, written, stated) if verify else None
-        if certificate is not None:
-            inside = part / CERTIFICATE if part.is_dir() else destination.with_name(f"{destination.name}.{CERTIFICATE}")
-            inside.write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
+        if certificate is not None and part.is_dir():
+            _write_certificate(certificate, part / CERTIFICATE)
         if destination.is_dir():
             destination.rmdir()
         part.replace(destination)
@@ -96,9 +93,15 @@ def convert(
     files = [destination / file.relative_to(part) if file != part else destination for file in written]
     if certificate is not None:
         files.append(destination / CERTIFICATE if destination.is_dir() else Path(f"{destination}.{CERTIFICATE}"))
+        if not destination.is_dir():
+            _write_certificate(certificate, files[-1])
         if remark := _about_english(certificate):
             notes.append(remark)
     return Converted(opened, destination, target.NAME, files, certificate, notes)
+
+
+def _write_certificate(certificate: dict[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
 
 
 def _require_free(destination: Path) -> None:
@@ -153,11 +156,15 @@ def _with_vocabulary(opened: Opened, vocab_size: int, notes: list[str]) -> Opene
 
 
 def _copy_tokenizer(opened: Opened, folder: Path, notes: list[str]) -> list[Path]:
-    if opened.tokenizer is None:
-        return []
-    if opened.tokenizer.is_file():
-        return _save_tokenizer(opened.tokenizer, folder, notes)
-    if not opened.tokenizer.is_dir():
+    """Its files as they are, or what the source carried inside."""
+    if opened.carried is not None:
+        try:
+            opened.carried().save(folder)
+        except TokenizerError as error:
+            notes.append(f"no tokenizer was written: {error}")
+            return []
+        return [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
+    if opened.tokenizer is None or not opened.tokenizer.is_dir():
         return []
     copied = []
     for file in sorted(opened.tokenizer.iterdir()):
@@ -165,16 +172,6 @@ def _copy_tokenizer(opened: Opened, folder: Path, notes: list[str]) -> list[Path
         if is_wanted and file.is_file() and not (folder / file.name).exists():
             copied.append(Path(shutil.copyfile(file, folder / file.name)))
     return copied
-
-
-def _save_tokenizer(file: Path, folder: Path, notes: list[str]) -> list[Path]:
-    """Of a source that is a file, and carries its tokenizer inside."""
-    try:
-        gguf_vocabulary.open_tokenizer(file).save(folder)
-    except TokenizerError as error:
-        notes.append(f"no tokenizer was written: {error}")
-        return []
-    return [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
 
 
 def _not_kept(opened: Opened, target: System, part: Path) -> list[str]:
@@ -225,7 +222,7 @@ def _prove(
 def _english_tokenizer(opened: Opened) -> Tokenizer | None:
     """Its own, or GPT-2's where the vocabulary has that size (or is padded from it)."""
     try:
-        found = gguf_vocabulary.open_tokenizer(opened.tokenizer) if opened.tokenizer else None
+        found = opened.open_tokenizer()
     except TokenizerError:
         found = None
     if found is None and 50257 <= opened.model.vocab_size < 50257 + 1024:

@@ -90,7 +90,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         match(TABLE, [file.tensors], model),
         about=about,
         files=[path],
-        tokenizer=path if has_words else None,
+        carried=(lambda: gguf_vocabulary.carried_by(path)) if has_words else None,
         eod_id=eod_id if type(eod_id) is int and eod_id < model.vocab_size else None,
         remarks=remarks,
     )
@@ -141,11 +141,11 @@ def _settings(model: ModelConfig, mostly: int) -> dict[str, Value]:
 
 def _tokenizer_for(weights: Weights) -> Tokenizer | None:
     """That of the source; GPT-2's, which comes with the installation, where the vocabulary has its size, or more."""
-    if weights.tokenizer is not None:
-        try:
-            return gguf_vocabulary.open_tokenizer(weights.tokenizer)
-        except TokenizerError as error:
-            weights.notes.append(str(error))
+    try:
+        if (found := weights.tokenizer()) is not None:
+            return found
+    except TokenizerError as error:
+        weights.notes.append(str(error))
     beyond = weights.model.vocab_size - gguf_vocabulary.GPT2_WORDS
     if not 0 <= beyond < _PADDING:
         return None

@@ -22,10 +22,8 @@ _GPT2_SPLITS = ("gpt-2", "default", "")  # files of before it was written have n
 _NORMAL, _CONTROL, _ADDED, _UNUSED = 1, 3, 4, 5
 
 
-def open_tokenizer(path: Path) -> Tokenizer:
-    """A folder or file of a tokenizer, or a GGUF file that carries one."""
-    if not gguf_file.is_gguf(path):
-        return Tokenizer.from_pretrained(path)
+def carried_by(path: Path) -> Tokenizer:
+    """The tokenizer inside a GGUF file."""
     try:
         found = from_settings(gguf_file.read(path).settings, str(path))
     except CheckpointError as error:

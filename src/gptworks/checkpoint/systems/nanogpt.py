@@ -133,10 +133,11 @@ def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa
         "gptworks": {"gelu": model.gelu, "layernorm_eps": model.layernorm_eps},
     }
     torch_file.write(path, content)
+    weights.notes.extend(_differences(model))
     return [path]
 
 
-def differences(model: ModelConfig) -> list[str]:
+def _differences(model: ModelConfig) -> list[str]:
     """What nanoGPT itself would compute otherwise; reading the file with gptworks keeps to the model."""
     found = []
     if model.gelu != "erf":
