@@ -80,7 +80,7 @@ PIP := python -m pip install --quiet --disable-pip-version-check
 .venv-paddle/installed: Makefile
 	@test -x .venv-paddle/bin/python || $(PYTHON) -m venv .venv-paddle
 	.venv-paddle/bin/$(PIP) paddlepaddle==2.6.2 paddlenlp==2.8.1 "huggingface_hub<0.26" "datasets<3" "numpy<2" \
-		"aistudio-sdk<0.3" scipy setuptools sentencepiece
+		"pyarrow<18" "aistudio-sdk<0.3" scipy setuptools sentencepiece
 	@touch $@
 
 .venv-lmeval/installed: Makefile constraints.txt pyproject.toml

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from gptworks.checkpoint.formats import huggingface
+from gptworks.checkpoint.systems import huggingface
 from gptworks.config.schema import GenerateConfig, InitConfig, ModelConfig
 from gptworks.parallel.apply import FreshWeights, build
 from gptworks.parallel.launch import World
@@ -138,7 +138,7 @@ def write_models(folder: Path, modules: set[str]) -> None:
     """The same weights in everybody's form."""
     model = build(MODEL, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(), MODEL.num_layers, 1))
     tokenizer = Tokenizer.from_pretrained("gpt2")
-    huggingface.write(
+    huggingface.save(
         folder / "hf", MODEL, {n: p.detach() for n, p in model.named_parameters()}, eod_id=tokenizer.eod_id
     )
     tokenizer.save(folder / "hf")

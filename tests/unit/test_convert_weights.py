@@ -103,7 +103,7 @@ def test_the_vocabulary_is_padded_and_cut(source: Path, tmp_path: Path) -> None:
 
 def test_a_run_is_a_source(tmp_path: Path, source: Path, small_tokenizer: Any) -> None:
     small_tokenizer.save(source)
-    convert(source, tmp_path / "out", "gptworks")
+    convert(source, tmp_path / "out", "gptworks", verify=True)
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
 
 

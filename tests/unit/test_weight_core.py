@@ -217,6 +217,14 @@ def test_damaged_files_are_refused_or_read_and_never_crash(zipped: bool, data: s
         path.unlink()
 
 
+def test_a_tensor_that_lacks_its_strides(tmp_path: Path) -> None:
+    program = b"ctorch._utils\n_rebuild_tensor_v2\n(K\x01K\x02tR."
+    with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", program)
+    with pytest.raises(CheckpointError, match=r"x\.pt: its pickle contradicts itself"):
+        torch_file.read(tmp_path / "x.pt")
+
+
 @pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"hello", struct.pack("<Q", 3)])
 def test_what_is_no_torch_file(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.pt").write_bytes(data)

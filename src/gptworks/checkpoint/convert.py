@@ -68,7 +68,8 @@ def convert(
     if vocab_size is not None:
         opened = _with_vocabulary(opened, _count(vocab_size), notes)
     tensors = {name: each.cast(dtype) if dtype else each for name, each in opened.tensors.items()}
-    weights = Weights(opened.model, tensors, opened.eod_id, int(opened.about.get("step") or 0))
+    step = int(opened.about.get("step") or 0)
+    weights = Weights(opened.model, tensors, opened.eod_id, step, opened.open_tokenizer, notes)
     part = destination.with_name(destination.name + ".part")
     _remove(part)
     try:
@@ -78,11 +79,11 @@ def convert(
             part.parent.mkdir(parents=True, exist_ok=True)
         written = target.write(part, weights, cut)
         if part.is_dir():
-            written += _copy_tokenizer(opened, part)
+            written += _copy_tokenizer(opened, part, notes)
+        notes += _not_kept(opened, target, part)
         certificate = _prove(opened, weights, target, part, written, stated) if verify else None
-        if certificate is not None:
-            inside = part / CERTIFICATE if part.is_dir() else destination.with_name(f"{destination.name}.{CERTIFICATE}")
-            inside.write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
+        if certificate is not None and part.is_dir():
+            _write_certificate(certificate, part / CERTIFICATE)
         if destination.is_dir():
             destination.rmdir()
         part.replace(destination)
@@ -92,9 +93,15 @@ def convert(
     files = [destination / file.relative_to(part) if file != part else destination for file in written]
     if certificate is not None:
         files.append(destination / CERTIFICATE if destination.is_dir() else Path(f"{destination}.{CERTIFICATE}"))
+        if not destination.is_dir():
+            _write_certificate(certificate, files[-1])
         if remark := _about_english(certificate):
             notes.append(remark)
     return Converted(opened, destination, target.NAME, files, certificate, notes)
+
+
+def _write_certificate(certificate: dict[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
 
 
 def _require_free(destination: Path) -> None:
@@ -148,7 +155,15 @@ def _with_vocabulary(opened: Opened, vocab_size: int, notes: list[str]) -> Opene
     )
 
 
-def _copy_tokenizer(opened: Opened, folder: Path) -> list[Path]:
+def _copy_tokenizer(opened: Opened, folder: Path, notes: list[str]) -> list[Path]:
+    """Its files as they are, or what the source carried inside."""
+    if opened.carried is not None:
+        try:
+            opened.carried().save(folder)
+        except TokenizerError as error:
+            notes.append(f"no tokenizer was written: {error}")
+            return []
+        return [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
     if opened.tokenizer is None or not opened.tokenizer.is_dir():
         return []
     copied = []
@@ -157,6 +172,17 @@ def _copy_tokenizer(opened: Opened, folder: Path) -> list[Path]:
         if is_wanted and file.is_file() and not (folder / file.name).exists():
             copied.append(Path(shutil.copyfile(file, folder / file.name)))
     return copied
+
+
+def _not_kept(opened: Opened, target: System, part: Path) -> list[str]:
+    """Where a format does not say how the model computes, and its system computes otherwise."""
+    theirs = target.open(part, {"num_heads": opened.model.num_heads}).model
+    return [
+        f"{target.NAME} does not keep model.{name}: it computes with {getattr(theirs, name)}, and this model is made "
+        f"for {getattr(opened.model, name)}. To read it back, give -o model.{name}={getattr(opened.model, name)}"
+        for name in ("gelu", "layernorm_eps")
+        if getattr(theirs, name) != getattr(opened.model, name)
+    ]
 
 
 def _prove(
@@ -196,7 +222,7 @@ def _prove(
 def _english_tokenizer(opened: Opened) -> Tokenizer | None:
     """Its own, or GPT-2's where the vocabulary has that size (or is padded from it)."""
     try:
-        found = Tokenizer.from_pretrained(opened.tokenizer) if opened.tokenizer else None
+        found = opened.open_tokenizer()
     except TokenizerError:
         found = None
     if found is None and 50257 <= opened.model.vocab_size < 50257 + 1024:

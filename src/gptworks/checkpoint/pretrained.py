@@ -19,7 +19,6 @@ from gptworks.model.inference import require_kind, store_weights
 from gptworks.parallel.apply import WeightSource, build
 from gptworks.parallel.launch import World, pick_device
 from gptworks.tokenizer import Tokenizer
-from gptworks.tokenizer.sentencepiece import model_in
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,8 @@ def _tokenizer_for(opened: Opened, given: str | Path | None, name: str | None) -
                 f"{opened.model.vocab_size:,} words. Needed: the tokenizer it was trained with."
             )
         return found
-    folder = opened.tokenizer
-    if folder is not None:
-        files = ("tokenizer.json", "vocab.json", "encoder.json")
-        if any((folder / file).is_file() for file in files) or model_in(folder):
-            return Tokenizer.from_pretrained(folder)
+    if (beside := opened.open_tokenizer()) is not None:
+        return beside
     # GPT-2's vocabulary comes with the installation.
     is_gpt2 = name in names.GPT2_NAMES and opened.model.vocab_size >= 50257
     return Tokenizer.from_pretrained("gpt2") if is_gpt2 else None

@@ -6,6 +6,7 @@ Ours: matrices [out, in]; fused QKV with rows ordered (head, q|k|v, head size).
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -204,6 +205,33 @@ def match(table: Table, shards: Sequence[StoredTensors], model: ModelConfig, *, 
     return Matched(tensors, missing, unexpected, misshapen)
 
 
+def zero_biases(table: Table, shard: StoredTensors, model: ModelConfig, *, ranks: int = 1) -> dict[str, Stored]:
+    """For a model that was trained without biases: those its shard of `ranks` lacks, under their names."""
+    shapes, found = our_shapes(model), {}
+    for name, rule in table.at(model).items():
+        if name.endswith(".bias"):
+            local = _local_shape(shapes[name], rule.cut, ranks)
+            dtype = next(iter(shard.values())).dtype
+            for theirs, shape in zip(rule.theirs, rule.their_shapes(local), strict=True):
+                if theirs not in shard:
+                    found[theirs] = Stored(shape, dtype, partial(torch.zeros, shape, dtype=dtype))
+    return found
+
+
+def require_same_head(table: Table, shards: Sequence[StoredTensors], where: str) -> None:
+    """Files may carry a tied head as a copy of the word embedding. Reads both."""
+    words, head = (next(rule for rule in table.rules if rule.ours == name) for name in ("wte.weight", "head.weight"))
+    for shard in shards:
+        mine, copy = shard.get(words.theirs[0]), shard.get(head.theirs[0])
+        if mine is None or copy is None:
+            continue
+        if mine.shape != copy.shape or not torch.equal(mine.read(), copy.read()):
+            raise CheckpointError(
+                f"{where}: '{head.theirs[0]}' is to be equal to '{words.theirs[0]}' (the head is tied), and differs. "
+                "If the model has a head of its own, say so with -o model.tied=false."
+            )
+
+
 def _local_shape(shape: torch.Size, cut: int | None, parts: int) -> torch.Size:
     if cut is None:
         return shape
@@ -259,7 +287,9 @@ def infer_model(
             some = ", ".join(f"'{name}'" for name in list(first)[:3]) or "no tensors"
             raise CheckpointError(f"{where}: tensor '{rule.theirs[0]}' is missing; it holds {some} ...")
         found = first[rule.theirs[0]].shape
-        return torch.Size(reversed(found)) if rule.transposed and len(found) == 2 else found
+        if len(found) != 2:  # all that are asked for are matrices
+            raise CheckpointError(f"{where}: tensor '{rule.theirs[0]}' has shape {list(found)}, needed a matrix.")
+        return torch.Size(reversed(found)) if rule.transposed else found
 
     marker = by_name["blocks.{i}.ln1.weight"]
     layers = 0

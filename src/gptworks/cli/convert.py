@@ -9,6 +9,7 @@ from gptworks.cli import options
 from gptworks.errors import UsageError
 
 HELP = "weights and datasets, from any format to any other"
+_FILES_SHOWN = 12
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,13 +78,21 @@ def _convert_weights(args: argparse.Namespace) -> int:
     model = done.source.model
     shape = f"{model.num_layers} x {model.hidden_size}, {model.num_heads} heads, {model.vocab_size:,} words"
     print(f"{done.source.path} ({done.source.system}) -> {done.to}: {len(done.source.tensors)} tensors; {shape}")
-    for file in done.files:
-        print(f"  {file}  {file.stat().st_size:,} bytes")
+    _print_files(done.files)
     for note in done.notes:
         print(f"note: {note}")
     if proved is not None:
         _print_proof(proved, done.files[-1])
     return 0
+
+
+def _print_files(files: list[Path]) -> None:
+    """Some formats have a file for every tensor: the first are shown."""
+    shown = files if len(files) <= _FILES_SHOWN else files[: _FILES_SHOWN // 2]
+    for file in shown:
+        print(f"  {file}  {file.stat().st_size:,} bytes")
+    if rest := files[len(shown) :]:
+        print(f"  ... {len(rest)} more, {sum(file.stat().st_size for file in rest):,} bytes")
 
 
 def _print_proof(proved: dict[str, Any], certificate: Path) -> None:

@@ -64,7 +64,9 @@ def add_weights_option(parser: argparse.ArgumentParser) -> None:
 
 # Written here as well as in the registries of formats, whose import would need numpy and torch; a test compares them.
 DATASET_FORMATS = "megatron, tnt, paddle, paddle-npz, mindrecord, nanogpt or llmc"
-WEIGHT_FORMATS = "gptworks, hf"
+WEIGHT_FORMATS = (
+    "gptworks, hf, megatron, megatron-core, fleetx, paddlenlp, mindspore, oneflow, nanogpt, llmc, gguf or gguf-q8_0"
+)
 
 
 def is_checkpoint(path: str, from_format: str | None = None) -> bool:

@@ -69,6 +69,7 @@ HARMLESS_CALLS = {
     "types.SimpleNamespace",
     "_codecs.encode",
     "builtins.set",
+    "builtins.tuple",
     "builtins.frozenset",
     "builtins.bytes",
     "builtins.bytearray",
@@ -81,6 +82,8 @@ HARMLESS_CALLS = {
     "datetime.datetime",
     "datetime.date",
     "fractions.Fraction",
+    "_io.BytesIO",  # what Transformer Engine keeps beside its weights
+    "signal.Signals",  # among Megatron's settings
 }
 _OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # as Python 2 and protocols 0 to 2 call them
 _PYTHONS = sys.stdlib_module_names
@@ -259,6 +262,8 @@ def _plain(function: Global, args: tuple[Any, ...]) -> Any:
         return frozenset(args[0] if args else ())
     if name == "_codecs.encode":  # how protocol 2 spells bytes
         return args[0].encode(args[1] if len(args) > 1 else "utf-8")
+    if name == "builtins.tuple":
+        return tuple(args[0]) if args else ()
     if name == "builtins.set":
         return set(args[0]) if args else set()
     if name.startswith("pathlib."):

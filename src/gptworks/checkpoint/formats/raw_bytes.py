@@ -4,6 +4,7 @@ Not mapped: pages of a mapping count as memory of the process for as long as the
 gigabytes would end up in it whole.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,18 +15,25 @@ from gptworks.errors import CheckpointError
 
 def read(path: Path, offset: int, count: int, dtype: torch.dtype) -> Tensor:
     """`count` numbers from byte `offset` on."""
-    tensor = torch.empty(count, dtype=dtype)
-    left = memoryview(tensor.view(torch.uint8).numpy()) if count else memoryview(b"")  # type: ignore[arg-type]
+    return read_pieces(path, [range(offset, offset + count * dtype.itemsize)], dtype)
+
+
+def read_pieces(path: Path, places: Sequence[range], dtype: torch.dtype) -> Tensor:
+    """Numbers whose bytes lie in several places, one after the other."""
+    tensor = torch.empty(sum(map(len, places)) // dtype.itemsize, dtype=dtype)
+    room = memoryview(tensor.view(torch.uint8).numpy()) if len(tensor) else memoryview(b"")  # type: ignore[arg-type]
     try:
         with path.open("rb", buffering=0) as file:
-            file.seek(offset)
-            while left:
-                got = file.readinto(left)  # type: ignore[attr-defined]
-                if not got:
-                    raise CheckpointError(
-                        f"{path}: ends {len(left):,} bytes too early. It has changed since it was opened."
-                    )
-                left = left[got:]
+            for place in places:
+                file.seek(place.start)
+                left, room = room[: len(place)], room[len(place) :]
+                while left:
+                    got = file.readinto(left)  # type: ignore[attr-defined]
+                    if not got:
+                        raise CheckpointError(
+                            f"{path}: ends {len(left):,} bytes too early. It has changed since it was opened."
+                        )
+                    left = left[got:]
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error}).") from None
     return tensor

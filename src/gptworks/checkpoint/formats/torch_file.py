@@ -73,7 +73,14 @@ def read(path: Path) -> TorchFile:
             f"{path}: begins with {bytes(data[:4])!r}; not a file of torch.save (a zip archive or its older form)."
         )
     meaning = _Meaning(path, storages)
-    content = meaning.of(loaded)
+    try:
+        content = meaning.of(loaded)
+    except CheckpointError:
+        raise
+    except Exception as error:  # calls with too few or with other arguments than torch gives them
+        raise CheckpointError(
+            f"{path}: its pickle contradicts itself ({type(error).__name__}: {error}). It is damaged: copy it again."
+        ) from None
     return TorchFile(content, sorted(meaning.unknown))
 
 

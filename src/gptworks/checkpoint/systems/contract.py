@@ -1,6 +1,6 @@
 """What a module of this package offers, and what is handed in and out of it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +13,8 @@ from gptworks.checkpoint.stored import Stored
 from gptworks.config.load import from_dict
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError, ConfigError
+from gptworks.tokenizer import Tokenizer
+from gptworks.tokenizer.sentencepiece import model_in
 
 EXACT = 1e-5  # the tolerance of a format that keeps the numbers: sums may be taken in another order
 
@@ -30,7 +32,8 @@ class Opened:
     matched: Matched
     about: dict[str, Any] = field(default_factory=dict)  # for people: step, layout, QKV order, where numbers came from
     files: list[Path] = field(default_factory=list)  # all that hold weights
-    tokenizer: Path | None = None  # folder or file of a tokenizer that lies beside
+    tokenizer: Path | None = None  # folder in which the files of one may lie
+    carried: Callable[[], Tokenizer] | None = None  # the tokenizer inside the file itself
     eod_id: int | None = None
     remarks: list[str] = field(default_factory=list)  # what a user should know: ignored tensors, unknown classes
 
@@ -58,6 +61,16 @@ class Opened:
             )
         return self
 
+    def open_tokenizer(self) -> Tokenizer | None:
+        """None where there is none; one that is there must be readable."""
+        if self.carried is not None:
+            return self.carried()
+        if self.tokenizer is None:
+            return None
+        files = ("tokenizer.json", "vocab.json", "encoder.json")
+        is_there = any((self.tokenizer / file).is_file() for file in files) or model_in(self.tokenizer)
+        return Tokenizer.from_pretrained(self.tokenizer) if is_there else None
+
     def tensor(self, name: str, shape: torch.Size) -> Tensor:
         if name not in self.tensors:
             self.require_whole()
@@ -75,6 +88,8 @@ class Weights:
     tensors: Mapping[str, Stored]
     eod_id: int | None = None
     step: int = 0
+    tokenizer: Callable[[], Tokenizer | None] = lambda: None
+    notes: list[str] = field(default_factory=list)  # a writer adds what a user should know
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,16 @@ from gptworks.errors import CheckpointError
 _MODULES = {
     "gptworks": "ours",
     "hf": "huggingface",
+    "megatron": "megatron",
+    "megatron-core": "megatron_core",
+    "fleetx": "fleetx",
+    "paddlenlp": "paddlenlp",
+    "mindspore": "mindspore",
+    "oneflow": "oneflow",
+    "nanogpt": "nanogpt",
+    "llmc": "llmc",
+    "gguf": "gguf",
+    "gguf-q8_0": "gguf_q8_0",
 }
 NAMES = tuple(_MODULES)
 

@@ -1,0 +1,110 @@
+"""Megatron-LM before Megatron core: `language_model.encoder.layers.0.self_attention.query_key_value.weight`.
+
+Matrices are [out, in]. The order of QKV changed twice, and `checkpoint_version` tells it.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gptworks.checkpoint.rules import Rule, Table, block_rules
+from gptworks.checkpoint.stored import Stored
+from gptworks.checkpoint.systems import megatron_folder
+from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights
+from gptworks.errors import CheckpointError
+
+NAME = "megatron"
+TITLE = "Megatron-LM checkpoint, before Megatron core"
+CUTS = True
+SUFFIX = ""
+TOLERANCE = EXACT
+
+_LAYERS = "language_model.encoder.layers."
+_HEAD = "language_model.output_layer.weight"
+_HEAD_COPY = "word_embeddings_for_head.weight"  # of a tied head, on the last of several stages
+
+
+def _table(order: str) -> Table:
+    return Table(
+        [
+            Rule("wte.weight", ("language_model.embedding.word_embeddings.weight",)),
+            Rule("wpe.weight", ("language_model.embedding.position_embeddings.weight",)),
+            *block_rules(
+                {
+                    "ln1": _LAYERS + "{i}.input_layernorm",
+                    "attn.qkv": _LAYERS + "{i}.self_attention.query_key_value",
+                    "attn.out": _LAYERS + "{i}.self_attention.dense",
+                    "ln2": _LAYERS + "{i}.post_attention_layernorm",
+                    "mlp.up": _LAYERS + "{i}.mlp.dense_h_to_4h",
+                    "mlp.down": _LAYERS + "{i}.mlp.dense_4h_to_h",
+                },
+                order=order,
+            ),
+            Rule("ln_f.weight", ("language_model.encoder.final_layernorm.weight",)),
+            Rule("ln_f.bias", ("language_model.encoder.final_layernorm.bias",)),
+            Rule("head.weight", (_HEAD,)),
+        ]
+    )
+
+
+TABLES = {order: _table(order) for order in ("3ad", "ad3", "a3d")}
+_SAID = {"3ad": "q|k|v, head, size", "ad3": "head, size, q|k|v", "a3d": "head, q|k|v, size"}
+
+
+def recognise(path: Path) -> bool:
+    return megatron_folder.recognise(path, _is_mine)
+
+
+def open(path: Path, given: Mapping[str, object]) -> Opened:
+    loaded = megatron_folder.load(path, _canonical)
+    order = _order(loaded.version, str(path))
+    version = "not stated, so 0" if loaded.version is None else str(loaded.version)
+    about = {"checkpoint_version": version, "order_of_qkv": _SAID[order]}
+    return megatron_folder.open_with(loaded, NAME, TABLES[order], given, about)
+
+
+def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008
+    return megatron_folder.write(path, weights, cut, TABLES["a3d"], _LAYERS, _nested, {})
+
+
+def _is_mine(name: str) -> bool:
+    return "language_model." in name or ".query_key_value." in name
+
+
+def _canonical(name: str) -> str | None:
+    """The encoder was called transformer, and its attention plainly attention, until 2021."""
+    name = re.sub(r"^(module\.)+", "", name)
+    if name.endswith("_extra_state"):
+        return None
+    if name == _HEAD_COPY:
+        return _HEAD
+    if not name.startswith("language_model."):
+        name = f"language_model.{name}"
+    name = name.replace("language_model.transformer.", "language_model.encoder.", 1)
+    return re.sub(r"(\.layers\.\d+)\.attention\.", r"\1.self_attention.", name)
+
+
+def _order(version: object, where: str) -> str:
+    if version is None:
+        return "3ad"
+    if isinstance(version, int | float) and (version in (0, 1) or version >= 2):
+        return "3ad" if version == 0 else "ad3" if version == 1 else "a3d"
+    raise CheckpointError(
+        f"{where}: checkpoint_version is {str(version)[:40]}; 0, 1 and those from 2 on are known, and the order of "
+        "QKV hangs on it."
+    )
+
+
+def _nested(tensors: dict[str, Stored], tied: bool) -> dict[str, Any]:
+    """As Megatron saves it: dictionaries down to the encoder, dotted names inside."""
+    language: dict[str, dict[str, Any]] = {}
+    for name, stored in tensors.items():
+        part, rest = name.removeprefix("language_model.").split(".", 1)
+        if part == "embedding":
+            module, kind = rest.split(".")
+            language.setdefault(part, {})[module] = {kind: stored}
+        else:
+            language.setdefault(part, {})[rest] = stored
+    head = language.pop("output_layer") if tied and "output_layer" in language else None
+    return {"language_model": language, **({"word_embeddings_for_head": head} if head else {})}
