@@ -133,10 +133,10 @@ def _of_script(name: str, command: Command) -> dict[str, str]:
         }
     named = _NAMED.fullmatch(name)
     if named:
-        nodes, devices, _, tensor, stages, whole_batch, width, layers = named.groups()
+        nodes, devices, _, tensor, stages, whole_batch, breadth, depth = named.groups()
         given |= {"--num-nodes": nodes, "--num-gpus-per-node": devices, "--tensor-model-parallel-size": tensor}
         given |= {"--pipeline-model-parallel-size": stages, "--global-batch-size": whole_batch}
-        given |= {"--hidden-size": width, "--num-layers": layers}
+        given |= {"--hidden-size": breadth, "--num-layers": depth}
         given.pop("--micro-batch-size")
         given["--micro-batch-size"] = "8" if int(whole_batch) >= 8 * int(named[3]) else "1"
     for variable, (flag, _) in VARIABLES.items():
