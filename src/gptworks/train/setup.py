@@ -1,6 +1,6 @@
 """All that can be known, and can fail, before a weight exists or a file is written."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gptworks.config import contradictions
 from gptworks.config.derive import BatchPlan, Layout, num_steps, solve_batch, with_layout
@@ -25,6 +25,11 @@ class Setup:
     vocab_size: int
     samples_asked: int | None  # of training; None where the order does not depend on it
     parallel: ParallelConfig  # with the number that auto stands for
+
+    def going_on(self, cfg: RunConfig, step: int, consumed: int) -> "Setup":
+        """After so many steps and samples, perhaps with another batch than now."""
+        last_step = _last_step(cfg, self.train_samples.per_epoch, self.batch.global_size, step=step, consumed=consumed)
+        return replace(self, last_step=last_step)
 
     def batches(self, consumed: int = 0) -> Batches:
         return Batches(
@@ -54,7 +59,7 @@ def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
     dataset = Dataset(cfg.data, vocab_size=cfg.model.vocab_size, seed=cfg.train.seed)
     per_epoch = dataset.samples_per_epoch("train")
     batch = solve_batch(cfg.batch, world.data_parallel)
-    last_step = num_steps(cfg.train, per_epoch, batch.global_size, cfg.data.seq_len)
+    last_step = _last_step(cfg, per_epoch, batch.global_size)
     asked = {
         part: foreign_order.num_samples(part, steps=last_step, global_size=batch.global_size, evaluate=cfg.evaluate)
         for part in ("train", "held_out")
@@ -62,12 +67,17 @@ def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
     }
     train_samples = dataset.samples("train", asked.get("train"))
     held_out = dataset.samples("held_out", asked.get("held_out")) if cfg.evaluate.every else None
-    too_long = contradictions.warmup_fits(cfg.optim, cfg.optim.decay_steps or last_step, "the training")
-    if too_long:
-        raise ConfigError("optim", too_long)
     return Setup(
         world, dataset, train_samples, held_out, batch, last_step, cfg.model.vocab_size, asked.get("train"), parallel
     )
+
+
+def _last_step(cfg: RunConfig, per_epoch: int, global_size: int, *, step: int = 0, consumed: int = 0) -> int:
+    last = num_steps(cfg.train, per_epoch, global_size, cfg.data.seq_len, step=step, consumed=consumed)
+    too_long = contradictions.warmup_fits(cfg.optim, cfg.optim.decay_steps or last, "the training")
+    if too_long:
+        raise ConfigError("optim", too_long)
+    return last
 
 
 def show_first_batch(setup: Setup) -> str:
