@@ -170,7 +170,7 @@ def test_what_is_not_as_configured_is_said() -> None:
     ("layout", "settings", "said"),
     [
         (Layout(tp=8), [], "8 does not divide model.num_heads (4)"),
-        (Layout(pp=4), [], "model.num_layers is 2: each needs a layer"),
+        (Layout(pp=4), [], "4 pipeline stages, but the model has 2 layers"),
         (Layout(dp=3), [], "8 is not a multiple of micro_size x data-parallel (2 x 3) = 6"),
         (Layout(), [], "nothing to compare it with. Needed: such as tp2.pp2"),
         (

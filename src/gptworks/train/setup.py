@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 
 from gptworks.config import contradictions
-from gptworks.config.derive import BatchPlan, Layout, num_steps, solve_batch, with_layout
+from gptworks.config.contradictions import fit_layout
+from gptworks.config.derive import BatchPlan, num_steps, solve_batch
 from gptworks.config.schema import ParallelConfig, RunConfig
 from gptworks.data import foreign_order
 from gptworks.data.dataset import Dataset
@@ -40,16 +41,6 @@ class Setup:
             data_rank=self.world.data_rank,
             consumed=consumed,
         )
-
-
-def fit_layout(cfg: RunConfig, layout: Layout) -> ParallelConfig:
-    """The parallel section with all numbers known, or what does not go together then."""
-    parallel = with_layout(cfg.parallel, layout)
-    if parallel != cfg.parallel:  # auto: what depends on it could not be checked before
-        problems = contradictions.find({**dict(cfg), "parallel": parallel})
-        if problems:
-            raise ConfigError("parallel", problems)
-    return parallel
 
 
 def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
