@@ -16,8 +16,8 @@ from gptworks.config.schema import (
     RunConfig,
     TrainConfig,
 )
+from gptworks.config.stages import assign_layers, check_micro_batches, check_schedule
 from gptworks.errors import ConfigError
-from gptworks.plan.stages import assign_layers, check_micro_batches, check_schedule
 
 Complaints = list[str]
 
