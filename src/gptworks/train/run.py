@@ -263,13 +263,14 @@ class Run:
 
     def log(self, step: int, lr: float, report: StepReport) -> None:
         cfg, setup, speed = self.cfg, self.setup, self.watch.lap()
-        global_size = setup.batch.global_size
-        epoch, in_epoch = divmod(self.batches.consumed - global_size, setup.train_samples.per_epoch)
+        per_epoch = max(1, setup.train_samples.per_epoch // setup.batch.global_size)
+        # As FleetX counts: epochs are whole batches. Those that were of another size count as they would today.
+        epoch, batch_in_epoch = divmod(self.batches.consumed // setup.batch.global_size - 1, per_epoch)
         line = LogLine(
             step=step,
             last_step=setup.last_step,
             epoch=epoch,
-            batch_in_epoch=in_epoch // global_size,
+            batch_in_epoch=batch_in_epoch,
             loss=report.loss,
             lr=lr,
             next_lr=schedule.at(step + 1, cfg.optim, setup.last_step),
