@@ -218,7 +218,7 @@ def test_fine_tuning_from_a_file_with_more_tensors_than_the_model(
     more = {"transformer.h.2.ln_1.weight": torch.ones(32)}
     safetensors.torch.save_file(tensors | more, portable / "model.safetensors")
     done = call("train", "-c", recipe, "--out", tmp_path / "run", f"init.checkpoint={portable}", expect=2)
-    assert "1 tensors have no place in the model, such as 'transformer.h.2.ln_1.weight'" in done.err
+    assert "1 that have no place in the model: 'transformer.h.2.ln_1.weight'" in done.err
 
 
 def test_a_damaged_checkpoint_and_going_back_to_an_earlier_one(
