@@ -75,6 +75,8 @@ class Weights:
     tensors: Mapping[str, Stored]
     eod_id: int | None = None
     step: int = 0
+    tokenizer: Path | None = None  # as of `Opened`
+    notes: list[str] = field(default_factory=list)  # a writer adds what a user should know
 
 
 @dataclass(frozen=True)
