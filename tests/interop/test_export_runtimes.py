@@ -3,12 +3,13 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import gptworks
 from gptworks.checkpoint.systems import huggingface
 from gptworks.checkpoint.systems import registry as systems
 from gptworks.config.schema import InitConfig, ModelConfig
@@ -43,20 +44,19 @@ def python() -> str:
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    tokenizer = Tokenizer.from_pretrained("gpt2")
+def sources(small_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
     for name, changes in SHAPES.items():
         cfg = ModelConfig(
-            **{"num_layers": 2, "hidden_size": 64, "num_heads": 2, "max_positions": 128, "vocab_size": 50304, **changes}
+            **{"num_layers": 2, "hidden_size": 64, "num_heads": 2, "max_positions": 128, "vocab_size": 520, **changes}
         )
         model = build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.4), 2, seed=3))
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("bias"):
                 torch.nn.init.normal_(parameter, std=0.2)
         made[name] = tmp_path_factory.mktemp(name)
-        huggingface.save(made[name], cfg, dict(model.named_parameters()), eod_id=tokenizer.eod_id)
-        tokenizer.save(made[name])
+        huggingface.save(made[name], cfg, dict(model.named_parameters()), eod_id=small_tokenizer.eod_id)
+        small_tokenizer.save(made[name])
     return made
 
 
@@ -68,14 +68,16 @@ def run(python: str, *args: str | Path) -> str:
     return done.stdout
 
 
-def texts(python: str, verb: str, *args: str | Path) -> list[list[object]]:
+def infer(python: str, folder: Path) -> list[list[Any]]:
     prompts = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
-    found = run(python, "-m", "gptworks", verb, *args, *prompts, "--max-new-tokens", "24", "--json").splitlines()
+    found = run(python, "-m", "gptworks", "infer", folder, *prompts, "--max-new-tokens", "24", "--json").splitlines()
     return [[json.loads(line)[key] for key in ("prompt", "text", "tokens", "finish")] for line in found]
 
 
-def ours(source: Path) -> list[list[object]]:
-    return texts(sys.executable, "generate", "--model", source, "--strategy", "greedy", "--device", "cpu")
+def ours(source: Path) -> list[list[Any]]:
+    model = gptworks.GPT.from_pretrained(source)
+    found = gptworks.generations(model, PROMPTS, strategy="greedy", max_new_tokens=24)
+    return [[each.prompt, each.text, each.tokens, each.finish] for each in found]
 
 
 def size(folder: Path) -> int:
@@ -87,7 +89,7 @@ def test_ctranslate2_gives_our_tokens(shape: str, python: str, sources: dict[str
     source = sources[shape]
     run(python, "-m", "gptworks", "export", "--model", source, "--to", "ctranslate2", "--out", tmp_path / "out")
     expected = ours(source)
-    assert texts(python, "infer", tmp_path / "out") == expected
+    assert infer(python, tmp_path / "out") == expected
     alone = run(python, "-I", "-c", ALONE, tmp_path / "out" / "run.py", PROMPTS[0], "24")
     assert alone == f"{PROMPTS[0]}{expected[0][1]}\n"
 
@@ -97,9 +99,9 @@ def test_ctranslate2_in_int8(python: str, sources: dict[str, Path], tmp_path: Pa
         out = ["--to", "ctranslate2", "--weights", kind, "--out", tmp_path / kind]
         run(python, "-m", "gptworks", "export", "--model", sources["plain"], *out)
     assert size(tmp_path / "int8") < 0.3 * size(tmp_path / "fp32")
-    found = texts(python, "infer", tmp_path / "int8")
+    found = infer(python, tmp_path / "int8")
     # Weights of noise have many near ties: the first token is what the two must agree on.
-    assert [each[2][0] for each in found] == [each[2][0] for each in ours(sources["plain"])]  # type: ignore[index]
+    assert [each[2][0] for each in found] == [each[2][0] for each in ours(sources["plain"])]
 
 
 @pytest.mark.skipif("gguf" not in systems.NAMES, reason="no writer of GGUF is registered")
@@ -107,9 +109,9 @@ def test_ctranslate2_in_int8(python: str, sources: dict[str, Path], tmp_path: Pa
 def test_llama_cpp_gives_our_tokens(kind: str, python: str, sources: dict[str, Path], tmp_path: Path) -> None:
     source, out = sources["plain"], tmp_path / "out"
     run(python, "-m", "gptworks", "export", "--model", source, "--to", "gguf", "--weights", kind, "--out", out)
-    expected, found = ours(source), texts(python, "infer", out)
+    expected, found = ours(source), infer(python, out)
     if kind == "int8":
-        assert [each[2][0] for each in found] == [each[2][0] for each in expected]  # type: ignore[index]
+        assert [each[2][0] for each in found] == [each[2][0] for each in expected]
         return
     assert found == expected
     alone = run(python, "-I", "-c", ALONE, out / "run.py", PROMPTS[0], "24")

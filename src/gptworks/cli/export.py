@@ -7,10 +7,13 @@ from gptworks.cli import options
 
 HELP = "a model for another runtime: transformers, onnxruntime, torch.export, llama.cpp, CTranslate2"
 
+# Written here as well as in the registry, whose import would need torch; a test compares them.
+TARGETS = "hf, onnx, torch, gguf or ctranslate2"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="DIR", help="run folder, checkpoint of any system, or a name")
-    parser.add_argument("--to", required=True, metavar="TARGET", help=options.EXPORT_TARGETS)
+    parser.add_argument("--to", required=True, metavar="TARGET", help=TARGETS)
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to make")
     parser.add_argument(
         "--weights",

@@ -52,7 +52,6 @@ def add_weights_option(parser: argparse.ArgumentParser) -> None:
 
 # Written here as well as in the registries of formats, whose import would need numpy and torch; a test compares them.
 DATASET_FORMATS = "megatron, tnt, paddle, paddle-npz, mindrecord, nanogpt or llmc"
-EXPORT_TARGETS = "hf, onnx, torch, gguf or ctranslate2"
 WEIGHT_FORMATS = "gptworks, hf"
 
 
