@@ -53,7 +53,7 @@ def sources(small_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
         model = build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.4), 2, seed=3))
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("bias"):
-                torch.nn.init.normal_(parameter, std=0.2)
+                torch.nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(5))
         made[name] = tmp_path_factory.mktemp(name)
         huggingface.save(made[name], cfg, dict(model.named_parameters()), eod_id=small_tokenizer.eod_id)
         small_tokenizer.save(made[name])
@@ -98,7 +98,7 @@ def test_ctranslate2_in_int8(python: str, sources: dict[str, Path], tmp_path: Pa
     for kind in ("fp32", "int8"):
         out = ["--to", "ctranslate2", "--weights", kind, "--out", tmp_path / kind]
         run(python, "-m", "gptworks", "export", "--model", sources["plain"], *out)
-    assert size(tmp_path / "int8") < 0.3 * size(tmp_path / "fp32")
+    assert size(tmp_path / "int8") < 0.4 * size(tmp_path / "fp32")
     found = infer(python, tmp_path / "int8")
     # Weights of noise have many near ties: the first token is what the two must agree on.
     assert [each[2][0] for each in found] == [each[2][0] for each in ours(sources["plain"])]
