@@ -57,7 +57,7 @@ def test_what_export_says(_finished: Path, call: Call, tmp_path: Path) -> None:
         (["--model", "nowhere"], "nowhere"),
         (["--model", "gpt2-xl"], "gpt2-xl"),
         (["-o", "heads=4"], "error: -o heads=4: needed model.KEY=VALUE"),
-        (["--tokenizer", "gpt2"], "50257 tokens, but the model only 512"),
+        (["--tokenizer", "gpt2"], "50,257 tokens, but the model only 512"),
     ],
 )
 def test_mistakes(

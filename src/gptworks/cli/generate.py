@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +100,7 @@ def run(args: argparse.Namespace) -> int:
     if wants_stream:
         show_stream(engine, prompts[0], given)
         return 0
-    found = engine.generations(prompts, **given)
-    for number, generation in enumerate(found):
-        if args.json:
-            print(json.dumps(dataclasses.asdict(generation), ensure_ascii=False))
-            continue
-        if number:
-            print("---")
-        print(generation.prompt + generation.text)
+    show_all(engine.generations(prompts, **given), as_json=args.json)
     return 0
 
 
@@ -154,6 +148,16 @@ def _wants_stream(args: argparse.Namespace, num_prompts: int, can_stream: bool) 
             "Leave --stream out."
         )
     return is_possible and (args.stream or sys.stdout.isatty())
+
+
+def show_all(generations: Iterable[Any], *, as_json: bool) -> None:
+    for number, generation in enumerate(generations):
+        if as_json:
+            print(json.dumps(dataclasses.asdict(generation), ensure_ascii=False))
+            continue
+        if number:
+            print("---")
+        print(generation.prompt + generation.text)
 
 
 def show_stream(engine: Any, prompt: str, settings: dict[str, Any]) -> None:

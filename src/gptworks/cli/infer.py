@@ -1,8 +1,6 @@
 """gptworks infer: text from an exported folder, by the runtime it was exported for."""
 
 import argparse
-import dataclasses
-import json
 
 from gptworks.cli import generate, options
 
@@ -23,10 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gptworks.export.infer import Inference
 
-    prompts = generate.prompts_of(args)
-    for generation in Inference(args.folder).generations(prompts, max_new_tokens=args.max_new_tokens):
-        if args.json:
-            print(json.dumps(dataclasses.asdict(generation), ensure_ascii=False))
-        else:
-            print(generation.prompt + generation.text)
+    found = Inference(args.folder).generations(generate.prompts_of(args), max_new_tokens=args.max_new_tokens)
+    generate.show_all(found, as_json=args.json)
     return 0
