@@ -80,11 +80,6 @@ def finish_gradients(part: GPT, tp: DeviceMesh) -> None:
         gradient.copy_(total.view_as(gradient))
 
 
-def stream_len(num_tokens: int, tp: int, *, sequence: bool) -> int:
-    """Tokens of the residual stream on one rank, as it goes from stage to stage under the present gradient mode."""
-    return num_tokens // tp if sequence and torch.is_grad_enabled() else num_tokens
-
-
 def require_divisible(cfg: ModelConfig, tp: int) -> None:
     problems = [
         f"model.{key}: {value} cannot be cut among the {tp} ranks of parallel.tp; needs a multiple of {tp}."
