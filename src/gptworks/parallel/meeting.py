@@ -159,8 +159,14 @@ class Meeting:
         return bool(self.store.check([f"round/{self.number + 1}/called"]))
 
     def has_failed(self) -> bool:
-        """Whether a node has seen a rank of this round fail."""
-        return bool(self.store.check([f"round/{self.number}/failed"]))
+        """Whether a node has seen a rank of this round fail, or was lost with its ranks and has been replaced."""
+        if self.store.check([f"round/{self.number}/failed"]):
+            return True
+        members = json.loads(self.store.get(f"round/{self.number}/members"))["members"]
+        next_time = {f"round/{self.number + 1}/node/{member['node']}": member["me"] for member in members}
+        return any(
+            self.store.check([key]) and json.loads(self.store.get(key))["me"] != me for key, me in next_time.items()
+        )
 
     def count_failure(self) -> int:
         """A rank of this round failed. How many rounds have: one counts once, however many nodes see it, and one that
