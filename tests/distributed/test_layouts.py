@@ -244,13 +244,6 @@ def test_s3_04_amp_and_recompute(run_layout, layout: Layout) -> None:
         assert_equal_to_one_process([of_rank[number] for of_rank in ranks], wanted[:2], mode)
 
 
-@pytest.fixture(scope="module")
-def compiler() -> None:
-    """Imported once, which takes seconds, and not by every rank."""
-    torch.compile(lambda x: x.sin(), backend="aot_eager")(torch.ones(2, requires_grad=True)).sum().backward()
-    torch.compiler.reset()
-
-
 # Dynamo asks every tensor whether it has a gradient and hides the answer's warning only from the screen.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("layout", [*ALONE, HYBRID], ids=str)

@@ -86,7 +86,7 @@ def test_every_schedule_learns_what_one_process_learns(run_layout, layout: Layou
         assert_equal_to_one_process([found[number] for found in ranks], run_steps(ONE, alone), one)
 
 
-def test_compiled_blocks_are_refused_where_gradients_come_in_two_turns(run_layout) -> None:
+def test_compiled_blocks_are_refused_where_gradients_come_in_two_turns(run_layout, compiler: None) -> None:
     def compiled(world: World) -> None:
         with pytest.raises(ConfigError, match=r"train\.compile: with parallel\.schedule: zero_bubble"):
             build_part(world, case(ONE_STAGE, build={"compile_blocks": True, "recompute_mode": "full"}))

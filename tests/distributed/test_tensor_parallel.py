@@ -179,13 +179,6 @@ def test_training_without_document_borders_equals_one_process(run_layout) -> Non
     )
 
 
-@pytest.fixture(scope="module")
-def compiler() -> None:
-    """Imported once, which takes seconds, and not by every rank."""
-    torch.compile(lambda x: x.sin(), backend="aot_eager")(torch.ones(2, requires_grad=True)).sum().backward()
-    torch.compiler.reset()
-
-
 @pytest.mark.parametrize(("mode", "sequence"), [("full", True), ("full_attn", False)])
 def test_compiling_blocks_equals_one_process(run_layout, compiler: None, mode: str, sequence: bool) -> None:
     cfg = config(num_layers=1)
@@ -200,18 +193,6 @@ def test_compiling_blocks_equals_one_process(run_layout, compiler: None, mode: s
         return found
 
     assert_equal(run_layout(Layout(tp=2), run))
-
-
-@pytest.mark.parametrize(("sequence", "tied"), [(False, False)], ids=["whole-untied"])
-def test_sharding_on_top_equals_one_process(run_layout, sequence: bool, tied: bool) -> None:
-    """Each rank of fsdp reads other rows, and shards what tp has left to it, of 509 words too."""
-    wanted = one_process(tied)
-    assert_equal(
-        run_layout(
-            Layout(fsdp=2, tp=2),
-            lambda world: worst(train(build(config(tied=tied), world, sequence=sequence), world), wanted),
-        )
-    )
 
 
 def test_two_byte_types_stay_close_to_one_process(run_layout) -> None:
@@ -264,43 +245,6 @@ def test_parameters_keep_their_names_and_whole_shapes(run_layout, layout: Layout
     assert sum(rows) == VOCABULARY
     assert max(rows) - min(rows) <= 3
     assert numbers == (4 * 32 * 32 // 4,) * 4
-
-
-def test_a_pipeline_stage_is_cut_as_far_as_it_goes(run_layout) -> None:
-    """First, middle and last of three stages, one after the other, equal the whole model."""
-    cfg = config(num_layers=3, tied=False)
-    tokens, more = batch(0, resets=False)
-    with torch.no_grad():
-        wanted = build(cfg)(tokens, **more).item()
-
-    def stage(world: World, number: int) -> GPT:
-        with torch.device("meta"):
-            part = GPT(cfg)
-        for name in {"wte", "wpe"} if number else set():
-            setattr(part, name, None)
-        for name in {"ln_f", "head"} if number < 2 else set():
-            setattr(part, name, None)
-        part.blocks = nn.ModuleDict({str(number): part.blocks[str(number)]})
-        tensor.apply(part, world.axis("tp"), sequence=True)
-        part.to_empty(device="cpu")
-        fill(part, cfg)
-        return part
-
-    def run(world: World) -> float:
-        first, middle, last = (stage(world, number) for number in range(3))
-        x_BTD = first.wte(tokens) + first.wpe(torch.arange(T))
-        for part in (first, middle, last):
-            assert x_BTD.shape[1] == T // 2
-            for block in part.blocks.values():
-                x_BTD = block(x_BTD, None, None)
-        loss = last.loss_sum(last.ln_f(x_BTD), last.head.weight, more["labels"])
-        loss.backward()
-        for part in (first, middle, last):
-            tensor.finish_gradients(part, world.axis("tp"))
-            assert all(parameter.grad is not None for parameter in part.parameters())
-        return loss.item()
-
-    assert run_layout(Layout(tp=2), run) == pytest.approx([wanted] * 2, rel=TOLERANCE)
 
 
 def test_a_cut_stream_keeps_fewer_activations(run_layout) -> None:
