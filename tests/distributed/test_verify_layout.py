@@ -1,6 +1,7 @@
 """gptworks verify --layout: a right layout passes; one collective left out is caught, with the tensor it spoils."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from gptworks.errors import ConfigError, UsageError, VerificationError
 from gptworks.model import init
 from gptworks.parallel import apply, collectives, tensor
 from gptworks.parallel.pipeline import Pipeline
-from gptworks.verify import measure, twin
+from gptworks.verify import measure, reference, twin
 from gptworks.verify.layout import Result, judge, plan, record
 
 Compare = Callable[..., Result]
@@ -126,6 +127,36 @@ def test_a_mistake_is_caught_and_its_tensor_named(
     assert f"{layout} is not equal to one process" in text
     assert f"First tensor that diverges, in the order of the model: {tensor_named} (" in text
     assert said in text
+
+
+# Numbers that are not finite
+
+
+def test_a_comparison_of_nothing_is_refused(compared: Compare) -> None:
+    with pytest.raises(
+        VerificationError, match=r"no finite step in 2 .* lower precision\.scaler\.init or raise --steps"
+    ):
+        compared("dp2", "precision.compute=fp16", "precision.scaler.init=1e30")
+
+
+def test_what_is_not_finite_never_counts_as_equal(tmp_path: Path) -> None:
+    """A step that overflows on both sides is left out, and said; on one side it is a difference."""
+    comparison = plan(configured(), Layout(dp=2), steps=2, shrink="auto")
+    named, kinds = [("wte.weight", torch.ones(2))], (measure.WEIGHTS, measure.GRADIENTS)
+    for kind in kinds:
+        reference.write(tmp_path, kind, named)
+    tensors = {kind: reference.compare(tmp_path, kind, named, tied=False) for kind in kinds}
+
+    def judged(one: float, *ranks: float, held_out: float | None = None) -> Result:
+        numbers = [measure.Numbers([1.0, 1.0], [norm, 1.0], held_out) for norm in (one, *ranks)]
+        return judge(comparison, tmp_path, numbers[0], measure.Found(numbers[1:], tensors))
+
+    both = judged(math.nan, math.inf, math.nan)
+    assert both.is_equal and "gradient norm, step 1: not finite on either side" in both.text()
+    assert [row.what for row in both.rows[2:]] == ["loss, step 1", "loss, step 2", "gradient norm, step 2"]
+    for one in ((1.0, 1.0, math.nan), (1.0, math.inf, 1.0), (math.nan, math.nan, 1.0), (math.inf, 1.0, 1.0)):
+        assert not judged(*one).is_equal
+    assert not judged(1.0, 1.0, held_out=math.nan).is_equal
 
 
 # The small twin

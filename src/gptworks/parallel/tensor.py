@@ -81,11 +81,6 @@ def finish_gradients(part: GPT, tp: DeviceMesh) -> None:
         gradient.copy_(total.view_as(gradient))
 
 
-def stream_len(num_tokens: int, tp: int, *, sequence: bool) -> int:
-    """Tokens of the residual stream on one rank, as it goes from stage to stage under the present gradient mode."""
-    return num_tokens // tp if sequence and torch.is_grad_enabled() else num_tokens
-
-
 def local(parameter: Tensor) -> Tensor:
     """This rank's part. Its gradient is taken for that part's own: finish_gradients adds what is missing."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
