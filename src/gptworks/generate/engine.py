@@ -219,7 +219,7 @@ def _room(model: GPT, number: int, prompt: list[int], wanted: int, cfg: Generate
             f"prompt {number} has {len(prompt)} tokens and {wanted} more were asked for, "
             f"but the model's context is {context}. "
             + (f"Ask for at most {room}" if room > 0 else f"Shorten it to {context - 1} or fewer")
-            + ", or set window: slide."
+            + ", or let the window slide (--window slide)."
         )
     return wanted
 
