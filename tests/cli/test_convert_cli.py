@@ -1,9 +1,9 @@
 """gptworks convert and inspect on checkpoints, as typed."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +12,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from gptworks.checkpoint.systems import registry
 from gptworks.cli import options
 from gptworks.data.formats.registry import FORMATS
-
-
-def gptworks(*args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "gptworks", *map(str, args)], capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -31,21 +27,19 @@ def test_options_name_every_format() -> None:
     assert set(options.DATASET_FORMATS.replace(" or ", ", ").split(", ")) == set(FORMATS)
 
 
-def test_a_checkpoint_is_inspected(source: Path) -> None:
-    done = gptworks("inspect", source)
-    assert done.returncode == 0, done.stderr
-    assert f"{source}: hf (Hugging Face GPT-2 folder)" in done.stdout
-    assert "2 layers of 24, 4 heads, feed-forward 96, 48 words, 16 positions, head tied" in done.stdout
-    assert "blocks.{0..1}.attn.qkv.weight" in done.stdout
-    assert json.loads(gptworks("inspect", source, "--json").stdout)["model"]["num_heads"] == 4
+def test_a_checkpoint_is_inspected(source: Path, call: Callable[..., Any]) -> None:
+    out = call("inspect", source).out
+    assert f"{source}: hf (Hugging Face GPT-2 folder)" in out
+    assert "2 layers of 24, 4 heads, feed-forward 96, 48 words, 16 positions, head tied" in out
+    assert "blocks.{0..1}.attn.qkv.weight" in out
+    assert json.loads(call("inspect", source, "--json").out)["model"]["num_heads"] == 4
 
 
-def test_a_checkpoint_is_converted(source: Path, tmp_path: Path) -> None:
-    done = gptworks("convert", source, tmp_path / "out", "--to", "hf", "--verify", "-o", "model.vocab_size=64")
-    assert done.returncode == 0, done.stderr
-    assert "28 tensors; 2 x 24, 4 heads, 64 words" in done.stdout
-    assert "note: vocabulary: 48 -> 64 rows, 16 added" in done.stdout
-    assert "verified: 28 of 28 tensors equal to the bit; largest difference of logits 0" in done.stdout
+def test_a_checkpoint_is_converted(source: Path, tmp_path: Path, call: Callable[..., Any]) -> None:
+    out = call("convert", source, tmp_path / "out", "--to", "hf", "--verify", "-o", "model.vocab_size=64").out
+    assert "28 tensors; 2 x 24, 4 heads, 64 words" in out
+    assert "note: vocabulary: 48 -> 64 rows, 16 added" in out
+    assert "verified: 28 of 28 tensors equal to the bit; largest difference of logits 0" in out
     assert (tmp_path / "out" / "certificate.json").is_file()
 
 
@@ -60,9 +54,8 @@ def test_a_checkpoint_is_converted(source: Path, tmp_path: Path) -> None:
         (["--to", "hf", "-o", "model.heads=3"], "-o model.heads=3: needed model.KEY=VALUE"),
     ],
 )
-def test_mistakes(args: list[str], said: str, source: Path, tmp_path: Path) -> None:
-    done = gptworks("convert", source, tmp_path / "out", *args)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+def test_mistakes(args: list[str], said: str, source: Path, tmp_path: Path, call: Callable[..., Any]) -> None:
+    done = call("convert", source, tmp_path / "out", *args, expect=2)
+    assert said in done.err
+    assert "Traceback" not in done.err
     assert list(tmp_path.iterdir()) == []

@@ -119,7 +119,7 @@ def test_mistakes(options: list[Any], said: str, model_folder: Path, call: Call)
 
 def test_longer_than_the_context(model_folder: Path, call: Call) -> None:
     long = ["generate", "--model", model_folder, "--prompt", "Anna walked " * 20, *SHORT]
-    assert "or set window: slide" in call(*long, expect=2).err
+    assert "or let the window slide" in call(*long, expect=2).err
     assert call(*long, "--window", "slide").out.startswith("Anna walked Anna")
 
 

@@ -104,3 +104,15 @@ def test_s4_10_on_the_command_line(bin_folder: Path, tmp_path: Path, capsys: pyt
     shown = gptworks("convert", back, tmp_path / "of", "--to", "oneflow")
     assert "note: oneflow does not keep model.gelu: it computes with erf, and this model is made for tanh." in shown
     assert "  ... 163 more, " in shown and len(shown.splitlines()) < 12
+
+
+def test_w_04_a_file_is_generated_from_directly(
+    bin_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a conversion: what the file does not say is asked for, one thing after the other."""
+    convert(bin_folder, tmp_path / "gpt2.ckpt", "mindspore")
+    asked = ["generate", "--model", str(tmp_path / "gpt2.ckpt"), "--prompt", "a", "--device", "cpu"]
+    assert main(asked) == 2
+    assert "-o model.num_heads=N" in capsys.readouterr().err
+    assert main([*asked, "-o", "model.num_heads=4"]) == 2
+    assert "Name one with --tokenizer" in capsys.readouterr().err

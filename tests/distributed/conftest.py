@@ -61,3 +61,10 @@ def run_layout(tmp_path: Path) -> Callable[..., list[Any]]:
         return [found[rank] for rank in range(layout.world_size)]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def compiler() -> None:
+    """Imported once, which takes seconds, and not by every rank."""
+    torch.compile(lambda x: x.sin(), backend="aot_eager")(torch.ones(2, requires_grad=True)).sum().backward()
+    torch.compiler.reset()

@@ -98,8 +98,8 @@ def assert_equal_to_one_process(ranks: list[list[StepReport]], wanted: list[Step
     losses, norms = differences(ranks, wanted)
     assert losses < TOLERANCE and norms < 5e-5, f"{what}: losses differ by {losses:.2g}, norms by {norms:.2g}"
     for reports in ranks:
-        assert [(r.tokens, r.updated) for r in reports] == [(r.tokens, r.updated) for r in wanted], what
-    assert all(reports == ranks[0] or _but_ids(reports) == _but_ids(ranks[0]) for reports in ranks), "ranks disagree"
+        assert [r.updated for r in reports] == [r.updated for r in wanted], what
+    assert all(_but_ids(reports) == _but_ids(ranks[0]) for reports in ranks), "ranks disagree"
 
 
 def _but_ids(reports: list[StepReport]) -> list[tuple[float, float, bool]]:

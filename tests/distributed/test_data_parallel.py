@@ -5,12 +5,12 @@ Precision, recomputation and compiling are in test_layouts.py, for every dimensi
 
 import math
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from steps import (
     ONE,
-    ROWS,
     TOLERANCE,
     Case,
     assert_equal_to_one_process,
@@ -23,9 +23,9 @@ from steps import (
 
 from gptworks.config.derive import Layout
 from gptworks.config.schema import ScalerConfig
-from gptworks.model import GPT
 from gptworks.parallel import shard
 from gptworks.parallel.launch import World
+from gptworks.parallel.parts import named_parameters
 from gptworks.train import optim, step
 from gptworks.train.precision import LossScaler
 from gptworks.train.step import train_step
@@ -100,13 +100,17 @@ def test_a_count_of_this_rank_alone_is_noticed(run_layout) -> None:
 # Not finite on one rank
 
 
-def poisoned(world: World, part: GPT, only_rank: int) -> None:
-    """A head whose forward gives inf on one rank only, once."""
-    real = part.loss_sum.forward
-    part.loss_sum.forward = lambda *given: real(*given) * (math.inf if world.rank == only_rank else 1.0)
+sum_gradients = step.apply.sum_gradients
 
 
-@pytest.mark.parametrize("layout", [Layout(dp=2), Layout(fsdp=2)], ids=str)
+def poison_and_sum(part: Any, world: World) -> None:
+    """One number of one gradient, of a matrix that a layout cuts or that one stage alone has."""
+    parameter = next(p for name, p in named_parameters(part) if name.endswith("mlp.up.weight"))
+    shard.local(parameter.grad)[0, 0] = math.inf
+    sum_gradients(part, world)
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=2), Layout(fsdp=2), Layout(tp=2), Layout(pp=2)], ids=str)
 def test_an_overflow_on_one_rank_is_skipped_by_all(run_layout, layout: Layout) -> None:
     def steps(world: World) -> Any:
         part = build_part(world, Case(compute=torch.float16))
@@ -117,28 +121,29 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(run_layout, layout: Layout) -
             batches = micro_batches(world, number, 2)
             return train_step(part, optimizer, batches, world, scaler, clip=1.0, seed=1, step=number)
 
-        first = one(1)
-        poison = part.loss_sum.forward
-        poisoned(world, part, only_rank=world.layout.world_size - 1)
-        before = [shard.local(p.detach()).clone() for p in part.parameters()]
-        bad = one(2)
-        same = all(torch.equal(old, shard.local(p.detach())) for old, p in zip(before, part.parameters(), strict=True))
-        part.loss_sum.forward = poison
+        def weights() -> list[torch.Tensor]:
+            return [shard.local(p.detach()).clone() for _, p in named_parameters(part)]
+
+        first, before = one(1), weights()
+        with mock.patch.object(step.apply, "sum_gradients", poison_and_sum if world.rank == 1 else sum_gradients):
+            bad = one(2)
+        same = all(torch.equal(old, new) for old, new in zip(before, weights(), strict=True))
         return first, bad, same, scaler.scale, one(3)
 
     for first, bad, same, scale, after in run_layout(layout, steps):
         assert first.updated and first.loss_scale == 1024.0
-        assert not bad.updated and not math.isfinite(bad.loss) and bad.loss_scale == 1024.0
+        assert not bad.updated and not math.isfinite(bad.grad_norm) and bad.loss_scale == 1024.0
+        assert math.isfinite(bad.loss), "only the gradient tells"
         assert same, "the weights moved"
         assert scale == 512.0
         assert after.updated and after.loss_scale == 512.0
-        assert sorted(bad.sample_ids) == list(range(2 * ROWS, 3 * ROWS)), "the samples of all ranks are named"
 
 
 def test_without_scaling_a_loss_that_is_not_finite_on_one_rank_stops_all(run_layout) -> None:
     def steps(world: World) -> Any:
         part = build_part(world, Case())
-        poisoned(world, part, only_rank=0)
+        real = part.loss_sum.forward
+        part.loss_sum.forward = lambda *given: real(*given) * (1.0 if world.rank else math.inf)
         scaler = LossScaler(ScalerConfig(), enabled=False)
         batches = micro_batches(world, 1, 2)
         return train_step(part, new_optimizer(part), batches, world, scaler, clip=1.0, seed=1, step=1).updated

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import distributed
 
+from gptworks.cli.main import main
 from gptworks.config.derive import Layout
 from gptworks.parallel import launch, rank_table
 from gptworks.parallel.launch import World
@@ -28,7 +29,8 @@ SCRIPT = Path(__file__).with_name("launched_rank.py")
 LAUNCHER = """
 import json, sys
 from pathlib import Path
-from gptworks.parallel import nodes, supervise
+from gptworks.parallel import meeting, nodes, supervise
+meeting.LAST_CALL = 1.0
 restarts, machines, nproc, folder, *rest = sys.argv[1:]
 found = nodes.solve(**json.loads(machines))
 command = ({script!r}, folder, *rest)
@@ -233,6 +235,24 @@ def test_s1_11_two_machines_one_of_which_is_killed_and_started_again(tmp_path: P
     assert out.count("begins after step") == 2
 
 
+def test_a_machine_that_comes_late_lets_the_others_save_and_is_no_restart(tmp_path: Path) -> None:
+    where, args = f"127.0.0.1:{free_port()}", (100000, "--pause", "0.1")
+    machines = [{"nnodes": "1:2", "node_rank": rank, "master": where} for rank in range(2)]
+    with launched(tmp_path, *args, machines=machines[0], nproc=1) as first:
+        wait_for(first, lambda: (tmp_path / "values.jsonl").exists())
+        with launched(tmp_path, *args, machines=machines[1], nproc=1) as second:
+            wait_for(first, lambda: (tmp_path / "rank-1.threads").exists())  # it has joined
+            time.sleep(0.5)
+            first.send_signal(signal.SIGINT)
+            out, err = finish(first, code=0)
+            finish(second, code=0)
+    begun = [line for line in out.splitlines() if "begins after step" in line]
+    assert begun[0] == "rank 0 of 1 begins after step 0" and begun[-1].startswith("rank 0 of 2 begins after step ")
+    assert err == "another node joins; so all start again.\n" * (len(begun) - 1)
+    computed = [json.loads(line)[0] for line in (tmp_path / "values.jsonl").read_text().splitlines()]
+    assert computed == list(range(1, len(computed) + 1)), "a step was lost"
+
+
 def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
     done = subprocess.run(
@@ -248,25 +268,65 @@ def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
     assert "TrainingError: stopped because rank 1 failed: data/corpus: the store is too small." in done.stderr
 
 
-def test_training_with_a_rank_that_is_killed_equals_one_process(small_store: Path, tmp_path: Path) -> None:
-    from gptworks.cli.main import main
+# The command itself
 
-    settings = (
-        "model.num_layers=2 model.hidden_size=32 model.num_heads=2 model.vocab_size=512 model.max_positions=32 "
+
+def losses(run: Path) -> dict[int, float]:
+    path = run / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+@pytest.fixture(scope="module")
+def settings(small_store: Path) -> list[str]:
+    return (
+        "model.num_layers=2 model.hidden_size=16 model.num_heads=2 model.vocab_size=512 model.max_positions=16 "
         f"data.path={small_store} data.split=90,10 data.seq_len=16 batch.global_size=4 train.log_every=1 "
         "train.steps=24 checkpoint.every=8 checkpoint.portable=false run.device=cpu run.threads=1 optim.lr=3e-3"
     ).split()
-    one, out = tmp_path / "one", tmp_path / "many"
-    assert main(["train", *settings, "--out", str(one)]) == 0
+
+
+@pytest.fixture(scope="module")
+def one_process(settings: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    out = tmp_path_factory.mktemp("one") / "run"
+    assert main(["train", *settings, "--out", str(out)]) == 0
+    return losses(out)
+
+
+@pytest.mark.parametrize("start", ["two nodes", "torchrun"])
+def test_s1_11_the_command_on_two_nodes_and_by_torchrun_equals_one_process(
+    start: str, settings: list[str], one_process: dict[int, float], tmp_path: Path
+) -> None:
+    """The pair is two launchers on loopback, each with one process."""
+    train, port = ["-m", "gptworks", "train", *settings, "parallel.dp=2", "--out", str(tmp_path / "run")], free_port()
+    commands = [
+        [*train, "--nnodes", "2", "--node-rank", str(rank), "--master", f"127.0.0.1:{port}", "--nproc", "1"]
+        for rank in range(2)
+    ]
+    if start == "torchrun":
+        commands = [["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port), *train]]
+    processes = [
+        subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for command in commands
+    ]
+    try:
+        said = [finish(process, code=0, timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert "2 processes, dp2" in said[0] and "done: 24 steps." in said[0]
+    assert not any("done:" in other for other in said[1:])
+    assert losses(tmp_path / "run") == pytest.approx(one_process, abs=5e-6)
+
+
+def test_training_with_a_rank_that_is_killed_equals_one_process(
+    settings: list[str], one_process: dict[int, float], tmp_path: Path
+) -> None:
+    out = tmp_path / "many"
     many = ["--nproc", "2", "parallel.dp=2", "--max-restarts", "1", "--out", str(out)]
     command = [sys.executable, "-m", "gptworks", "train", *settings, *many]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    def losses(run: Path) -> dict[int, float]:
-        path = run / "metrics.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return {line["step"]: line["loss"] for line in lines if "loss" in line}
-
     try:
         wait_for(process, lambda: len(losses(out)) >= 10)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -278,4 +338,4 @@ def test_training_with_a_rank_that_is_killed_equals_one_process(small_store: Pat
     assert "rank 1 of 2: killed by SIGKILL." in err
     assert "resuming from" in shown
     assert "done: 24 steps." in log(out, 0)
-    assert losses(out) == pytest.approx(losses(one), abs=5e-6)
+    assert losses(out) == pytest.approx(one_process, abs=5e-6)

@@ -7,7 +7,9 @@ some than in others: what is scored differs between ranks and micro-batches, and
 import functools
 import random
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,8 @@ from gptworks.parallel.pipeline import Pipeline
 from gptworks.parallel.slices import slice_of
 from gptworks.train.precision import LossScaler
 from gptworks.train.step import StepReport, train_step
+from gptworks.verify import reference
+from gptworks.verify.reference import Compared
 
 EOD = 0
 ALONE = [Layout.parse(name) for name in ("tp2", "pp2", "fsdp2", "dp2")]
@@ -77,9 +81,17 @@ def batches_of(world: World, accumulation: int) -> Batches:
     return Batches(Texts(), plan, Borders(EOD, True, True, True), vocab_size=VOCAB, data_rank=world.data_rank)
 
 
-def trained(world: World, case: Case = PLAIN, part: Any = None) -> Trained:
+def trained(world: World, case: Case = PLAIN, part: Any = None, see: Callable[..., Any] | None = None) -> Trained:
+    """`see` is given the gradients of the first step."""
     part = part or build_part(world, case)
     optimizer = new_optimizer(part)
+    if see is not None:
+
+        def look(*_: Any) -> None:
+            hook.remove()
+            see([(name, parameter.grad) for name, parameter in named_parameters(part)])
+
+        hook = optimizer.register_step_pre_hook(look)
     scaler = LossScaler(ScalerConfig(init=1024.0), enabled=case.compute == torch.float16)
     batches = batches_of(world, case.accumulation)
     reports = [
@@ -121,17 +133,37 @@ def assert_all_samples_in_order(ranks: list[Trained], layout: Layout) -> None:
         assert side_by_side.reshape(-1).tolist() == list(range(number * ROWS, (number + 1) * ROWS))
 
 
+@pytest.fixture(scope="module")
+def first_gradients(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("one")
+    trained(ONE, replace(PLAIN, steps=1), see=lambda named: reference.write(folder, "gradients", named))
+    return folder
+
+
+def assert_first_gradients(found: dict[str, Compared], folder: Path) -> None:
+    """Of every tensor, all of it. One that is 1e-4 of the largest is rounding, such as that of a bias of the keys."""
+    wanted = reference.describe(folder, "gradients")
+    floor = 1e-4 * max(one.largest for one in wanted.values())
+    assert {name: one.num_seen for name, one in found.items()} == {name: one.size for name, one in wanted.items()}
+    wrong = [name for name, one in wanted.items() if found[name].difference > 1e-4 * max(one.largest, floor)]
+    assert not wrong
+
+
 @pytest.mark.parametrize("layout", [*ALONE, *PAIRS, *TRIPLES, ALL_FOUR], ids=str)
-def test_s3_01_s1_09_a_layout_learns_what_one_process_learns(run_layout, layout: Layout) -> None:
+def test_s3_01_s1_09_a_layout_learns_what_one_process_learns(run_layout, layout: Layout, first_gradients: Path) -> None:
     wanted = one_process()
     first_weights()
 
-    def learn(world: World) -> Trained:
+    def learn(world: World) -> tuple[Trained, dict[str, Compared]]:
         part = build_part(world, PLAIN)
         assert_first_weights(part)
-        return trained(world, PLAIN, part)
+        compared: dict[str, Compared] = {}
+        see = lambda named: compared.update(reference.compare(first_gradients, "gradients", named, tied=True))  # noqa: E731
+        return trained(world, PLAIN, part, see), compared
 
-    ranks = run_layout(layout, learn)
+    found = run_layout(layout, learn)
+    ranks = [rank for rank, _ in found]
+    assert_first_gradients(reference.merge(compared for _, compared in found), first_gradients)
     assert_equal_to_one_process([rank.reports for rank in ranks], wanted, layout)
     assert_all_samples_in_order(ranks, layout)
 
@@ -210,13 +242,6 @@ def test_s3_04_amp_and_recompute(run_layout, layout: Layout) -> None:
         assert all(reports[0].loss_scale == (1024.0 if number else 1.0) for reports in found)
     for number, mode in enumerate(RECOMPUTED, start=2):
         assert_equal_to_one_process([of_rank[number] for of_rank in ranks], wanted[:2], mode)
-
-
-@pytest.fixture(scope="module")
-def compiler() -> None:
-    """Imported once, which takes seconds, and not by every rank."""
-    torch.compile(lambda x: x.sin(), backend="aot_eager")(torch.ones(2, requires_grad=True)).sum().backward()
-    torch.compiler.reset()
 
 
 # Dynamo asks every tensor whether it has a gradient and hides the answer's warning only from the screen.

@@ -1,6 +1,7 @@
 """gptworks verify --layout: a right layout passes; one collective left out is caught, with the tensor it spoils."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from gptworks.errors import ConfigError, UsageError, VerificationError
 from gptworks.model import init
 from gptworks.parallel import apply, collectives, tensor
 from gptworks.parallel.pipeline import Pipeline
-from gptworks.verify import measure, twin
+from gptworks.verify import measure, reference, twin
 from gptworks.verify.layout import Result, judge, plan, record
 
 Compare = Callable[..., Result]
@@ -128,6 +129,36 @@ def test_a_mistake_is_caught_and_its_tensor_named(
     assert said in text
 
 
+# Numbers that are not finite
+
+
+def test_a_comparison_of_nothing_is_refused(compared: Compare) -> None:
+    with pytest.raises(
+        VerificationError, match=r"no finite step in 2 .* lower precision\.scaler\.init or raise --steps"
+    ):
+        compared("dp2", "precision.compute=fp16", "precision.scaler.init=1e30")
+
+
+def test_what_is_not_finite_never_counts_as_equal(tmp_path: Path) -> None:
+    """A step that overflows on both sides is left out, and said; on one side it is a difference."""
+    comparison = plan(configured(), Layout(dp=2), steps=2, shrink="auto")
+    named, kinds = [("wte.weight", torch.ones(2))], (measure.WEIGHTS, measure.GRADIENTS)
+    for kind in kinds:
+        reference.write(tmp_path, kind, named)
+    tensors = {kind: reference.compare(tmp_path, kind, named, tied=False) for kind in kinds}
+
+    def judged(one: float, *ranks: float, held_out: float | None = None) -> Result:
+        numbers = [measure.Numbers([1.0, 1.0], [norm, 1.0], held_out) for norm in (one, *ranks)]
+        return judge(comparison, tmp_path, numbers[0], measure.Found(numbers[1:], tensors))
+
+    both = judged(math.nan, math.inf, math.nan)
+    assert both.is_equal and "gradient norm, step 1: not finite on either side" in both.text()
+    assert [row.what for row in both.rows[2:]] == ["loss, step 1", "loss, step 2", "gradient norm, step 2"]
+    for one in ((1.0, 1.0, math.nan), (1.0, math.inf, 1.0), (math.nan, math.nan, 1.0), (math.inf, 1.0, 1.0)):
+        assert not judged(*one).is_equal
+    assert not judged(1.0, 1.0, held_out=math.nan).is_equal
+
+
 # The small twin
 
 
@@ -156,6 +187,15 @@ def test_a_model_that_does_not_fit_is_shrunk_unless_asked_not_to(monkeypatch: py
         plan(cfg, Layout(tp=2), steps=3, shrink="auto")
 
 
+def test_shards_of_the_layout_need_the_memory_of_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that says nothing of a layout has zero 0; the layout that is asked for has stage 3."""
+    cfg = load(preset="345M", overrides=["batch.global_size=8", "batch.micro_size=1", "run.device=cpu"])
+    monkeypatch.setattr(twin, "memory_available", lambda: 20e9)
+    plan(cfg, Layout(fsdp=4), steps=1, shrink="never")
+    with pytest.raises(UsageError, match=r"--full: dp4 needs about"):
+        plan(cfg, Layout(dp=4), steps=1, shrink="never")
+
+
 def test_what_is_not_as_configured_is_said() -> None:
     settings = ["model.dropout_hidden=0.1", "train.compile=true", "precision.compute=bf16", "data.path=nowhere"]
     notes = "\n".join(plan(configured(*settings), Layout(tp=2), steps=3, shrink="auto").notes)
@@ -170,7 +210,7 @@ def test_what_is_not_as_configured_is_said() -> None:
     ("layout", "settings", "said"),
     [
         (Layout(tp=8), [], "8 does not divide model.num_heads (4)"),
-        (Layout(pp=4), [], "model.num_layers is 2: each needs a layer"),
+        (Layout(pp=4), [], "4 pipeline stages, but the model has 2 layers"),
         (Layout(dp=3), [], "8 is not a multiple of micro_size x data-parallel (2 x 3) = 6"),
         (Layout(), [], "nothing to compare it with. Needed: such as tp2.pp2"),
         (

@@ -61,7 +61,7 @@ def theirs_per_target(model: GPT2LMHeadModel, rows: list[list[int]], last: int =
             tokens = torch.tensor([rows[number] for number in some])
             logits = model.lm_head(model.transformer(tokens[:, :-1]).last_hidden_state[:, -last:])
             targets = tokens[:, 1:][:, -last:, None]
-            chosen = logits.gather(2, targets)[..., 0].double() - logits.double().logsumexp(-1)
+            chosen = (logits.gather(2, targets)[..., 0] - logits.logsumexp(-1)).double()
             pairs = torch.stack([chosen, logits.argmax(-1).double()], dim=-1).numpy()
             for number, pair in zip(some, pairs, strict=True):
                 found[number] = pair

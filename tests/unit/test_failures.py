@@ -135,6 +135,43 @@ def test_the_collective_and_our_function_are_read_from_the_stack(monkeypatch: py
     assert seen == ["step 3, all_reduce in sum_gradients"]
 
 
+PIPELINING, FSDP = "torch.distributed.pipelining.schedules", "torch.distributed.fsdp._fully_shard"
+
+
+@pytest.mark.parametrize(
+    ("inside", "said"),
+    [
+        (
+            [(PIPELINING, "_wait_batch_p2p"), (PIPELINING, "_step_microbatches"), (PIPELINING, "step")],
+            "send/receive between stages in ours",
+        ),
+        (
+            [
+                *(("torch.distributed.distributed_c10d", "all_gather_into_tensor"), (FSDP, "wrapper")),
+                *((FSDP, "foreach_all_gather"), (FSDP, "pre_forward"), (FSDP, "_pre_forward")),
+            ],
+            "all_gather_into_tensor in ours",
+        ),
+        (
+            [(FSDP, "foreach_all_gather_copy_out"), (FSDP, "wait_for_unshard"), (FSDP, "pre_forward")],
+            "all_gather in ours",
+        ),
+        ([], "ours"),
+    ],
+    ids=["pp", "fsdp begins", "fsdp waits", "no collective"],
+)
+def test_the_collective_is_named_not_what_torch_does_around_it(
+    inside: list[tuple[str, str]], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "_where", "")
+    around = [
+        ("torch.nn.modules.module", "_call_impl"),
+        ("gptworks.model.gpt", "ours"),
+        ("torch.distributed.run", "main"),
+    ]
+    assert heartbeat._told([*inside, *around]) == said
+
+
 def test_one_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", placement.FAILURES):
         monkeypatch.delenv(name, raising=False)

@@ -90,8 +90,8 @@ def test_forms_a_setting_may_have() -> None:
         ({"logit_bias": ["50:1"]}, [1], "generate.logit_bias: token 50 is not in the vocabulary (50 tokens)"),
         ({}, [], "prompt 1 is empty"),
         ({"max_new_tokens": 16}, [1] * 5, "prompt 1 has 5 tokens and 16 more were asked for"),
-        ({"max_new_tokens": 16}, [1] * 5, "Ask for at most 15, or set window: slide"),
-        ({"max_new_tokens": 1}, [1] * 30, "Shorten it to 19 or fewer, or set window: slide"),
+        ({"max_new_tokens": 16}, [1] * 5, "Ask for at most 15, or let the window slide"),
+        ({"max_new_tokens": 1}, [1] * 30, "Shorten it to 19 or fewer, or let the window slide"),
         ({"rules": "mindformers", "max_new_tokens": 5}, [1] * 5, "Set it to 6 or more"),
     ],
 )

@@ -41,6 +41,30 @@ def places(rounds: list[Round]) -> list[tuple[int, int, int, int]]:
     return [(round.number, round.node, round.first_rank, round.world_size) for round in rounds]
 
 
+def test_a_failure_counts_once_and_a_machine_that_joins_is_none(machines: Any, start: Start) -> None:
+    first, second = machines(1, 1)
+    for round in (1, 2):
+        for future in [start(first), start(second)]:
+            future.result()
+        assert not first.has_failed()
+        if round == 1:
+            continue
+        assert first.count_failure() == second.count_failure() == 1, "the first round ended without one"
+        assert first.has_failed() and second.has_failed()
+
+
+def test_a_machine_that_was_replaced_has_failed(machines: Any, start: Start) -> None:
+    first, second = machines(1, 1)
+    for future in [start(first), start(second)]:
+        future.result()
+    again = Meeting(second.nodes, 1, lambda _: None, 20.0)
+    coming = start(again)
+    wait_until_called(first)
+    assert first.has_failed()
+    start(first).result()
+    coming.result()
+
+
 def test_ranks_follow_the_number_of_the_machine_not_the_order_of_coming(machines: Any, start: Start) -> None:
     first, second, third = machines(2, 3, 1)
     coming = [start(third), start(second), start(first)]

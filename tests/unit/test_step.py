@@ -77,7 +77,6 @@ def test_accumulation_equals_one_large_batch(micro: int) -> None:
     split = do_step(many, parts, lr=1000.0)
     assert split.loss == pytest.approx(whole.loss, rel=1e-6)
     assert split.grad_norm == pytest.approx(whole.grad_norm, rel=1e-5)
-    assert split.tokens == whole.tokens == 144
     assert split.sample_ids == whole.sample_ids == list(range(100, 112))
     wanted = update_of(one, tiny())
     for name, got in update_of(many, tiny()).items():

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     of_the_run = {} if _is_gguf(args) else folder.config_of(Path(args.model)).get("generate", {})
     given = of_the_run | _given(args)
     cfg = settings_of(given)
-    prompts = [] if args.interactive else _prompts(args)
+    prompts = [] if args.interactive else prompts_of(args)
     if args.interactive and args.json:
         raise UsageError("--json: not with --interactive, whose answers are for people. Leave one of them out.")
     wants_stream = _wants_stream(args, len(prompts), can_stream(cfg))
@@ -99,14 +100,7 @@ def run(args: argparse.Namespace) -> int:
     if wants_stream:
         show_stream(engine, prompts[0], given)
         return 0
-    found = engine.generations(prompts, **given)
-    for number, generation in enumerate(found):
-        if args.json:
-            print(json.dumps(dataclasses.asdict(generation), ensure_ascii=False))
-            continue
-        if number:
-            print("---")
-        print(generation.prompt + generation.text)
+    show_all(engine.generations(prompts, **given), as_json=args.json)
     return 0
 
 
@@ -156,6 +150,16 @@ def _wants_stream(args: argparse.Namespace, num_prompts: int, can_stream: bool) 
     return is_possible and (args.stream or sys.stdout.isatty())
 
 
+def show_all(generations: Iterable[Any], *, as_json: bool) -> None:
+    for number, generation in enumerate(generations):
+        if as_json:
+            print(json.dumps(dataclasses.asdict(generation), ensure_ascii=False))
+            continue
+        if number:
+            print("---")
+        print(generation.prompt + generation.text)
+
+
 def show_stream(engine: Any, prompt: str, settings: dict[str, Any]) -> None:
     """The prompt, and what follows it piece by piece."""
     pieces = engine.stream(prompt, **settings)
@@ -167,7 +171,7 @@ def show_stream(engine: Any, prompt: str, settings: dict[str, Any]) -> None:
         print(flush=True)
 
 
-def _prompts(args: argparse.Namespace) -> list[str]:
+def prompts_of(args: argparse.Namespace) -> list[str]:
     if args.prompt:
         return [_standard_input() if prompt == "-" else prompt for prompt in args.prompt]
     return _read_prompts(args.prompts)

@@ -123,12 +123,21 @@ def _outwards(frame: FrameType | None) -> Iterator[tuple[str, str]]:
         frame = frame.f_back
 
 
+# Where torch waits for a collective, by the name of that.
+_CALLED = {
+    "_wait_batch_p2p": "send/receive between stages",
+    "foreach_all_gather_copy_out": "all_gather",
+    "foreach_reduce": "reduce_scatter",
+}
+
+
 def _told(calls: Any) -> str:
     """`calls`: (module, function) from the innermost outwards."""
     collective = function = ""
     for module, name in calls:
-        if module.startswith("torch.distributed.") and not name.startswith(("_", "wrapper", "<")):
-            collective = name if not function else collective
+        if module.startswith("torch.distributed.") and not collective and not function:
+            is_internal = name.startswith(("_", "wrapper", "<"))
+            collective = _CALLED.get(name, "" if is_internal else name)
         if not function and not module.startswith(("torch", "threading", "contextlib", "runpy")):
             function = name
     place = " in ".join(part for part in (collective, function) if part and part != "<module>")

@@ -51,6 +51,12 @@ class Alone:
     def is_called(self) -> bool:
         return False
 
+    def has_failed(self) -> bool:
+        return False
+
+    def count_failure(self) -> int:
+        return self.number  # nobody can join: only a failure starts a new round
+
     def all_done(self, idle: Callable[[], None]) -> bool:
         return True
 
@@ -151,6 +157,22 @@ class Meeting:
         """Whether somebody waits for all to start again."""
         self._leave_if_over()
         return bool(self.store.check([f"round/{self.number + 1}/called"]))
+
+    def has_failed(self) -> bool:
+        """Whether a node has seen a rank of this round fail, or was lost with its ranks and has been replaced."""
+        if self.store.check([f"round/{self.number}/failed"]):
+            return True
+        members = json.loads(self.store.get(f"round/{self.number}/members"))["members"]
+        next_time = {f"round/{self.number + 1}/node/{member['node']}": member["me"] for member in members}
+        return any(
+            self.store.check([key]) and json.loads(self.store.get(key))["me"] != me for key, me in next_time.items()
+        )
+
+    def count_failure(self) -> int:
+        """A rank of this round failed. How many rounds have: one counts once, however many nodes see it, and one that
+        ended because a node joined does not."""
+        self.store.set(f"round/{self.number}/failed", "1")
+        return sum(self.store.check([f"round/{number}/failed"]) for number in range(1, self.number + 1))
 
     def all_done(self, idle: Callable[[], None]) -> bool:
         """This node's processes have ended well. False: another node needs a new start."""

@@ -73,16 +73,3 @@ def sum_over(world: World, numbers: Sequence[float] | Tensor, *axes: str) -> lis
         if axis is not None:
             distributed.all_reduce(total, group=axis.get_group())
     return total.tolist()  # type: ignore[no-any-return]
-
-
-def gather_over_data(world: World, numbers: list[int]) -> list[int]:
-    """Those of all data ranks, in their order."""
-    from torch import distributed
-
-    for name in ("fsdp", "dp"):
-        axis = world.axis(name)
-        if axis is not None:
-            found: list[list[int]] = [[] for _ in range(axis.size())]
-            distributed.all_gather_object(found, numbers, group=axis.get_group())
-            numbers = [number for of_rank in found for number in of_rank]
-    return numbers

@@ -4,7 +4,6 @@ Tokens, labels, positions and segments are small integers that every pipeline ra
 their gradients on the way back, travel from stage to stage.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -26,12 +25,9 @@ _SCHEDULES: dict[str, Any] = {
     "gpipe": schedules.ScheduleGPipe,
     "1f1b": schedules.Schedule1F1B,
     "interleaved": schedules.ScheduleInterleaved1F1B,
-    "looped_bfs": schedules.ScheduleLoopedBFS,
     "zero_bubble": schedules.ScheduleInterleavedZeroBubble,
-    "zbv": schedules.ScheduleZBVZeroBubble,
 }
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_IN_FLIGHT = 2  # hidden states a stage may be ahead of the next one when only reading forward
 
 SeedDropout = Callable[[int, int], None]  # of (micro-batch, stage), before that stage reads that micro-batch
 
@@ -95,7 +91,7 @@ class Pipeline:
         self.pp_rank = axis.get_local_rank()
         self.stages = stages_of(self.pp_rank, self.pp, len(self.parts), schedule)
         self.num_stages = self.pp * len(self.parts)
-        if schedule in {"zero_bubble", "zbv"} and any(_is_compiled(part) for part in self.parts):
+        if schedule == "zero_bubble" and any(_is_compiled(part) for part in self.parts):
             raise ConfigError(
                 "train",
                 [
@@ -104,9 +100,6 @@ class Pipeline:
                     "parallel.schedule: interleaved or 1f1b."
                 ],
             )
-        self._rank_of = {
-            stage: rank for rank in range(self.pp) for stage in stages_of(rank, self.pp, len(self.parts), schedule)
-        }
         self._prepared: tuple[tuple[int, ...], Any, list[LeanStage]] | None = None
         self._scale = 1.0
 
@@ -135,8 +128,8 @@ class Pipeline:
     ) -> list[Tensor]:
         """Forward and backward of all micro-batches: adds the gradient of scale x (sum of the token losses).
 
-        Returns the sum of the token losses of each micro-batch where the last stage is, nothing elsewhere
-        (`share_losses`). The copies of a tied embedding have their own share of the gradient (`sum_tied_gradients`).
+        Returns the sum of the token losses of each micro-batch where the last stage is, nothing elsewhere.
+        The copies of a tied embedding have their own share of the gradient (`sum_tied_gradients`).
         """
         check_micro_batches(self.schedule, len(micro_batches), self.pp)
         schedule, stages = self._prepare(micro_batches)
@@ -153,14 +146,6 @@ class Pipeline:
         )
         return [loss_sum for stage in stages for loss_sum in stage.loss_sums]
 
-    def share_losses(self, loss_sums: Sequence[Tensor], num_micro_batches: int) -> Tensor:
-        """What `step` returned where the last stage is, [micro-batches], on every rank of the pipeline."""
-        wide = torch.promote_types(self.parts[0].compute_dtype, torch.float32)
-        shared = torch.stack(list(loss_sums)) if loss_sums else torch.zeros(num_micro_batches, dtype=wide)
-        shared = shared.to(self.device)
-        distributed.broadcast(shared, group=self.group, group_src=self._rank_of[self.num_stages - 1])
-        return shared
-
     def sum_tied_gradients(self) -> None:
         """Add up what the first and the last stage found for a tied embedding, so that both copies stay equal.
 
@@ -168,20 +153,11 @@ class Pipeline:
         """
         if not self.cfg.tied or not (self.has_first or self.has_last):
             return
-        mine: list[Tensor] = []
-        if self.has_first:
-            mine.append(_local_gradient(self.parts[self.stages.index(0)].wte.weight))
-        if self.has_last:
-            mine.append(_local_gradient(self.parts[self.stages.index(self.num_stages - 1)].head.weight))
-        if len(mine) == 2:
-            total = mine[0] + mine[1]
-            mine[0].copy_(total)
-            mine[1].copy_(total)
+        mine = _local_gradient(self.parts[0].wte.weight if self.has_first else self.parts[-1].head.weight)
+        if mine.numel() == 0:  # more shards than rows: the other end has none either
             return
-        if mine[0].numel() == 0:  # more shards than rows: the other end has none either
-            return
-        other = self._rank_of[self.num_stages - 1 if self.has_first else 0]
-        sent = mine[0].to(self.device).contiguous()  # an offloaded gradient is elsewhere
+        other = self.pp - 1 if self.has_first else 0
+        sent = mine.to(self.device).contiguous()  # an offloaded gradient is elsewhere
         theirs = torch.empty_like(sent)
         swap = [
             distributed.P2POp(distributed.isend, sent, group=self.group, group_peer=other),
@@ -189,27 +165,7 @@ class Pipeline:
         ]
         for work in distributed.batch_isend_irecv(swap):
             work.wait()
-        mine[0].add_(theirs.to(mine[0].device))
-
-    def loss_sum(self, batch: MicroBatch) -> Tensor:
-        """The sum of the token losses of one batch of any shape, forward only, on every rank of the pipeline."""
-        return self.loss_sums([batch])[0]
-
-    @torch.no_grad()
-    def loss_sums(self, batches: Sequence[MicroBatch]) -> Tensor:
-        """The same for several batches. With one stage per rank they overlap: the first ranks read on."""
-        sending: deque[_Sent] = deque()
-        found = []
-        for batch in batches:
-            tokens, keywords = self._joined([batch])
-            loss_sum = self._forward(tokens, [keywords] * len(self.parts), sending)
-            found += [] if loss_sum is None else [loss_sum]
-        self._finish(sending)
-        return self.share_losses(found, len(batches))
-
-    def logits(self, tokens: Tensor, *, cache: StageCaches | None = None, last_only: bool = True) -> Tensor:
-        """What GPT.forward gives without labels, on every rank of the pipeline."""
-        return self(tokens, cache=cache, last_only=last_only)
+        mine.add_(theirs.to(mine.device))
 
     @torch.no_grad()
     def __call__(
@@ -227,9 +183,12 @@ class Pipeline:
             positions = cache.positions(tokens.shape[1])
         keywords = {"positions": positions, "segments": segments, "labels": labels, "last_only": last_only}
         caches = [None] * len(self.parts) if cache is None else cache.caches
-        sending: deque[_Sent] = deque()
-        answer = self._forward(tokens, [{**keywords, "cache": one} for one in caches], sending)
-        self._finish(sending)
+        answer = self._forward(tokens, [{**keywords, "cache": one} for one in caches])
+        # A stage that stays gathered would show its whole parameters to whoever asks next.
+        for part in self.parts:
+            for module in part.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
         return self._spread(answer)
 
     def new_cache(self, rows: int, length: int, dtype: torch.dtype | None = None) -> StageCaches:
@@ -278,31 +237,18 @@ class Pipeline:
     def _scaled(self, loss_sum: Tensor, _labels: Tensor) -> Tensor:
         return loss_sum * self._scale
 
-    def _forward(self, tokens: Tensor, keywords: list[dict[str, Any]], sending: "deque[_Sent]") -> Tensor | None:
+    def _forward(self, tokens: Tensor, keywords: list[dict[str, Any]]) -> Tensor | None:
         """One batch through the stages of this rank. The output where the last stage is, None elsewhere."""
         self._check_length(tokens)
-        x = tokens
+        x, before, after = tokens, (self.pp_rank - 1) % self.pp, (self.pp_rank + 1) % self.pp
         for stage, part, given in zip(self.stages, self.parts, keywords, strict=True):
-            if stage > 0 and self._rank_of[stage - 1] != self.pp_rank:
-                x = self._receive(self._rank_of[stage - 1])
+            if stage > 0:
+                x = self._receive(before)
             x = part(x, **given)
-            if stage + 1 < self.num_stages and self._rank_of[stage + 1] != self.pp_rank:
-                sending += self._send(x, self._rank_of[stage + 1])
-                while len(sending) > 2 * _IN_FLIGHT:
-                    sending.popleft().work.wait()
+            if stage + 1 < self.num_stages:
+                for tensor in (_header(x), x.contiguous()):
+                    distributed.send(tensor, group=self.group, group_dst=after)
         return x if self.has_last else None
-
-    def _finish(self, sending: "deque[_Sent]") -> None:
-        while sending:
-            sending.popleft().work.wait()
-        # A stage that stays gathered would show its whole parameters to whoever asks next.
-        for part in self.parts:
-            for module in part.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
-
-    def _send(self, x: Tensor, to: int) -> "list[_Sent]":
-        return [_Sent(tensor, to, self.group) for tensor in (_header(x), x.contiguous())]
 
     def _receive(self, source: int) -> Tensor:
         header = _no_header(self.device)
@@ -313,20 +259,12 @@ class Pipeline:
 
     def _spread(self, answer: Tensor | None) -> Tensor:
         """From the last stage to all."""
-        source = self._rank_of[self.num_stages - 1]
+        source = self.pp - 1
         header = _no_header(self.device) if answer is None else _header(answer)
         distributed.broadcast(header, group=self.group, group_src=source)
         answer = _announced(header) if answer is None else answer.contiguous()
         distributed.broadcast(answer, group=self.group, group_src=source)
         return answer
-
-
-class _Sent:
-    """A tensor on its way; it has to stay until it has left."""
-
-    def __init__(self, tensor: Tensor, to: int, group: distributed.ProcessGroup) -> None:
-        self.tensor = tensor
-        self.work: Any = distributed.isend(tensor, group=group, group_dst=to)
 
 
 def _header(x: Tensor) -> Tensor:

@@ -101,6 +101,11 @@ def finish_gradients(part: GPT, world: World) -> None:
         _sum_in_place(local_gradients(part.parameters()), groups, way.reduce_dtype)
 
 
+def gives_parameters_back(part: nn.Module) -> bool:
+    """After each pass: between two of them a module has its shards only."""
+    return part in _ways and _ways[part].zero == 3
+
+
 def settle(part: Part) -> None:
     """Give back what a forward pass without a backward pass left gathered: parameters are shards again."""
     for piece in parts_of(part):
@@ -114,6 +119,12 @@ def note(parallel: ParallelConfig) -> str | None:
         return (
             f"parallel.zero: 3 with pp={parallel.pp}: every micro-batch gathers the parameters of its stage twice. "
             "zero: 1 gathers them once per step."
+            + (" zero_bubble gains nothing with it." if parallel.schedule == "zero_bubble" else "")
+        )
+    if parallel.zero == 0 and parallel.fsdp != 1:
+        return (
+            f"parallel.zero: 0 with fsdp={parallel.fsdp}: nothing is sharded, each rank holds all parameters of its "
+            f"part. zero: 1, 2 or 3 shards them."
         )
     return None
 

@@ -15,6 +15,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._utils import _make_tensor_from_meta
 from torch.distributed.pipelining.stage import _RecvInfo
 
+from gptworks.parallel import shard
+
 __all__ = ["LeanStage"]
 
 
@@ -23,6 +25,12 @@ class LeanStage(PipelineStage):
 
     loss_sums: list[Tensor]
     seed_dropout: Callable[[int, int], None] | None = None
+
+    @property
+    def takes_all(self) -> bool:
+        """All gradients in one turn. With zero 3 the parameters are given back after the first: gradients of the second
+        would be nobody's."""
+        return bool(self.is_last) or shard.gives_parameters_back(self.submod)
 
     def begin(self, seed_dropout: Callable[[int, int], None] | None) -> None:
         """Before the micro-batches of a step."""
@@ -53,7 +61,7 @@ class LeanStage(PipelineStage):
     ) -> None:
         # A zero-bubble schedule runs a node that leads to a weight twice, for its input and later for the weight. The
         # loss gives its gradients away at the first time, as they are its largest memory: the last stage takes all.
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward or self.is_last, last_backward)
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward or self.takes_all, last_backward)
         self.bwd_cache[bwd_chunk_id] = tuple(
             None if gradient is None else gradient.contiguous() for gradient in self.bwd_cache[bwd_chunk_id]
         )
@@ -63,7 +71,7 @@ class LeanStage(PipelineStage):
             loss.detach_()  # the schedule keeps it until the end of the step, and with it the graph down to the input
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        if not self.is_last:
+        if not self.takes_all:
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[P2POp]:

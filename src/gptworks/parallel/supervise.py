@@ -199,19 +199,21 @@ def _attempts(job: Job, meeting: Alone | Meeting, signals: _Signals) -> int:
         with tempfile.TemporaryDirectory(prefix="gptworks-") as folder:
             ranks = _Ranks(job, round, Path(folder))
             try:
-                failure = _watch(ranks, meeting, signals)
+                failure, has_joined = _watch(ranks, meeting, signals)
             finally:
                 ranks.kill()
                 if sys.stdout.isatty() and any(process.returncode for process in ranks.processes.values()):
                     print("\x1b[?25h", end="", flush=True)  # the live bar of rank 0 may have hidden the cursor
         if len(signals.received) > 1:
             return 128 + signals.received[1]
-        if failure is None:
-            if meeting.all_done(lambda: None):
-                return 0
-            _say("another node starts again; so does this one.")
-        elif failure.can_restart and round.number <= job.max_restarts and not signals.received:
-            _say(f"{failure.message}\nstarting again from the last checkpoint ({round.number} of {job.max_restarts})")
+        if failure is None and not has_joined and meeting.all_done(lambda: None):
+            return 0
+        if failure is None or (has_joined and failure.can_restart):
+            _say(f"another node {'joins' if has_joined else 'starts again'}; so all start again.")
+            continue
+        number = meeting.count_failure()
+        if failure.can_restart and number <= job.max_restarts and not signals.received:
+            _say(f"{failure.message}\nstarting again from the last checkpoint ({number} of {job.max_restarts})")
         else:
             meeting.end(failure.message, failure.exit_code)
             _say(f"error: {failure.message}")
@@ -220,26 +222,30 @@ def _attempts(job: Job, meeting: Alone | Meeting, signals: _Signals) -> int:
             return failure.exit_code
 
 
-def _watch(ranks: _Ranks, meeting: Alone | Meeting, signals: _Signals) -> Failure | None:
-    """Until all have ended well (None) or not."""
-    asked = time.monotonic()
+def _watch(ranks: _Ranks, meeting: Alone | Meeting, signals: _Signals) -> tuple[Failure | None, bool]:
+    """Until all have ended well (None) or not; and whether it was because another node joins."""
+    asked, has_joined = time.monotonic(), False
     while any(process.poll() is None for process in ranks.processes.values()):
         failure = ranks.failure()
         if failure is not None:
-            return failure
+            return failure, has_joined
         while signals.passed_on < len(signals.received):
             ranks.send(signals.received[signals.passed_on])
             signals.passed_on += 1
             if signals.passed_on == 2:
                 ranks.wait(2.0)
-                return None
+                return None, has_joined
         if time.monotonic() - asked > _POLL_NODES:
             asked = time.monotonic()
-            if meeting.is_called():
+            is_called = meeting.is_called()
+            if is_called and meeting.has_failed():  # elsewhere: ranks here may be waiting for one that is gone
                 ranks.wait(GRACE)
-                return ranks.failure()
+                return ranks.failure(), False
+            if is_called and not has_joined:
+                has_joined = True
+                ranks.send(signal.SIGTERM)  # they finish the step, save and end
         time.sleep(_POLL)
-    return ranks.failure()
+    return ranks.failure(), has_joined
 
 
 def _say(text: str) -> None:

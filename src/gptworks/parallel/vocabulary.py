@@ -28,7 +28,7 @@ def embed(tokens_BT: Tensor, weight_WD: Tensor, vocab_size: int, ranks: TensorRa
             f"a multiple of {ranks.size}. Change data.seq_len, or set parallel.sequence: false."
         )
     ids = tokens_BT - first_word(vocab_size, ranks)
-    elsewhere = (ids < 0) | (ids >= weight_WD.shape[0])
+    elsewhere = _is_elsewhere(ids, weight_WD.shape[0], ranks.rank, ranks.size)
     found_BTD = F.embedding(ids.masked_fill(elsewhere, 0), weight_WD).masked_fill(elsewhere[..., None], 0.0)
     if ranks.split_tokens:
         return collectives.sum_to_split_tokens(found_BTD, ranks)
@@ -61,6 +61,13 @@ def first_word(vocab_size: int, ranks: TensorRanks) -> int:
     return ranks.rank * math.ceil(vocab_size / ranks.size)
 
 
+def _is_elsewhere(ids: Tensor, num_words: int, rank: int, num_ranks: int) -> Tensor:
+    """Words of another rank. What is outside the vocabulary is nobody's: the first and the last rank keep it, and the
+    lookup there refuses it, as on one process."""
+    below = ids < 0 if rank else torch.zeros_like(ids, dtype=torch.bool)
+    return below if rank == num_ranks - 1 else below | (ids >= num_words)
+
+
 class _CutCrossEntropy(torch.autograd.Function):
     """As in model.loss the gradient of a chunk is computed right after its loss. Two small sums over ranks a chunk."""
 
@@ -86,7 +93,7 @@ class _CutCrossEntropy(torch.autograd.Function):
             part = slice(start, start + chunk)
             x_CD, labels_C1 = x_RD[part], labels_R[part, None]
             scored_C1 = labels_C1 != IGNORED
-            here_C1 = scored_C1 & (labels_C1 >= first) & (labels_C1 < first + num_words)
+            here_C1 = scored_C1 & ~_is_elsewhere(labels_C1 - first, num_words, group.rank(), group.size())
             target_C1 = (labels_C1 - first).masked_fill(~here_C1, 0)
             logits_CW = torch.mm(x_CD, weight.T, out=buffer[: len(x_CD)]).to(wide)
             highest_C1 = logits_CW.amax(-1, keepdim=True)
@@ -111,16 +118,13 @@ class _CutCrossEntropy(torch.autograd.Function):
             add_up = collectives.reduce_scatter_tokens if split else collectives.all_reduce
             grad_x = add_up(grad_x_RD.view(whole.shape), group)
         ctx.save_for_backward(grad_x, grad_weight)
-        ctx.is_scaled, ctx.weight_dtype = False, weight_WD.dtype
+        ctx.weight_dtype = weight_WD.dtype
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         grad_x, grad_weight = ctx.saved_tensors
-        # A schedule may ask twice, first for the gradient of x and later for that of the weight. They are scaled once,
-        # in place, which autograd must not see: it would take the second asking for a mistake.
         for gradient in (grad_x, grad_weight):
-            if gradient is not None and not ctx.is_scaled:
-                gradient.data.mul_(grad_outputs[0])
-        ctx.is_scaled = True
+            if gradient is not None:
+                gradient.mul_(grad_outputs[0])  # in place: backward runs once
         return grad_x, None if grad_weight is None else grad_weight.to(ctx.weight_dtype), None, None, None, None

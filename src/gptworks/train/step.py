@@ -12,21 +12,20 @@ from gptworks.model import GPT
 from gptworks.model.init import seed_of
 from gptworks.parallel import apply, shard
 from gptworks.parallel.launch import World
-from gptworks.parallel.parts import Part, counted_parameters, gather_over_data, named_parameters, sum_over
+from gptworks.parallel.parts import Part, counted_parameters, named_parameters, sum_over
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """Numbers of the global batch, the same on every rank."""
+    """Numbers of the global batch, the same on every rank but for the samples."""
 
     loss: float  # mean over the scored tokens
     grad_norm: float  # before clipping
-    tokens: int
     updated: bool  # False: not finite, the weights are as before
     loss_scale: float
-    sample_ids: list[int]  # those of this rank; of all ranks where the step was not finite
+    sample_ids: list[int]  # those of this rank
 
 
 def train_step(
@@ -77,11 +76,8 @@ def train_step(
         clipped = clip / grad_norm if clip and grad_norm > clip else 1.0
         optim.scale_gradients(parameters, clipped / scaler.scale)
         optimizer.step()
-    elif world.data_parallel > 1:
-        sample_ids = gather_over_data(world, sample_ids)
     optimizer.zero_grad(set_to_none=True)
-    tokens = sum(batch.tokens.numel() for batch in micro_batches) * world.data_parallel
-    report = StepReport(loss, grad_norm, tokens, finite, scaler.scale, sample_ids)
+    report = StepReport(loss, grad_norm, finite, scaler.scale, sample_ids)
     scaler.update(finite)
     return report
 

@@ -86,7 +86,7 @@ class Result:
             "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
             for line in lines
         ]
-        return "\n".join([*self.comparison.notes, "", *table, "", self.verdict])
+        return "\n".join([*self.comparison.notes, *self.notes, "", *table, "", self.verdict])
 
     def as_dict(self) -> dict[str, Any]:
         rows = [{**vars(row), "equal": row.is_equal} for row in self.rows]
@@ -95,7 +95,7 @@ class Result:
             "equal": self.is_equal,
             "first_divergence": self.first_divergence or None,
             "verdict": self.verdict,
-            "notes": self.comparison.notes,
+            "notes": [*self.comparison.notes, *self.notes],
             "compared": rows,
         }
 
@@ -131,7 +131,15 @@ def record(comparison: Comparison, folder: Path) -> Numbers:
     """The side of one process, here."""
     one = comparison.one
     world = World(launch.pick_device(one.run.device))
-    return measure.record(one, world, comparison.steps, folder, synthetic=comparison.synthetic)
+    numbers = measure.record(one, world, comparison.steps, folder, synthetic=comparison.synthetic)
+    if not reference.describe(folder, measure.GRADIENTS):
+        advice = (
+            "lower precision.scaler.init or raise --steps" if one.precision.compute == "fp16" else "see the weights"
+        )
+        raise VerificationError(
+            f"no finite step in {comparison.steps} on one process: nothing to compare the gradients with; {advice}."
+        )
+    return numbers
 
 
 def plan(cfg: RunConfig, layout: Layout, *, steps: int, shrink: str) -> Comparison:
@@ -148,13 +156,13 @@ def plan(cfg: RunConfig, layout: Layout, *, steps: int, shrink: str) -> Comparis
         raise ConfigError(f"layout {layout}", problems)
     batch = solve_batch(cfg.batch, layout.data_parallel)
     own, notes = cfg, []
-    fits_memory, reason = _fits(own, layout, batch, steps)
+    fits_memory, reason = _fits(own, parallel, layout, batch, steps)
     if shrink == "never" and not fits_memory:
         raise UsageError(f"--full: {reason}. Leave out --full, and a small model that is cut alike takes its place.")
     if shrink == "always" or (shrink == "auto" and reason):
         samples = batch.global_size
         cfg, batch = twin.shrunken(cfg, parallel, layout, batch)
-        fits_memory, still = _fits(cfg, layout, batch, steps)
+        fits_memory, still = _fits(cfg, parallel, layout, batch, steps)
         if not fits_memory:
             raise UsageError(f"--layout {layout}: {still}, even with a small model. Try a smaller layout.")
         why = f": {reason}" if reason and shrink == "auto" else ""
@@ -194,9 +202,9 @@ def plan(cfg: RunConfig, layout: Layout, *, steps: int, shrink: str) -> Comparis
     return Comparison(layout, one, one.model_copy(update={"parallel": parallel}), batch, steps, synthetic, notes)
 
 
-def _fits(cfg: RunConfig, layout: Layout, batch: BatchPlan, steps: int) -> tuple[bool, str]:
+def _fits(cfg: RunConfig, parallel: ParallelConfig, layout: Layout, batch: BatchPlan, steps: int) -> tuple[bool, str]:
     """Whether memory is enough, and why the whole would not be wise; "" = nothing against it."""
-    needed, available = twin.memory_needed(cfg, layout, batch), twin.memory_available()
+    needed, available = twin.memory_needed(cfg, parallel, layout, batch), twin.memory_available()
     if needed > available:
         return False, f"{layout} needs about {needed / 1e9:,.1f} GB on this machine, {available / 1e9:,.1f} GB are free"
     flop = twin.work(cfg, batch, steps)
@@ -250,15 +258,13 @@ def _with_held_out(cfg: RunConfig) -> tuple[RunConfig, list[str]]:
 
 def judge(comparison: Comparison, folder: Path, one: Numbers, found: Found) -> Result:
     allowed = TOLERANCES[comparison.one.precision.compute]
-    rows, first = [], ""
+    rows, notes, first = [], [], ""
     for kind, what, limit in (
         (measure.WEIGHTS, "weights at step 0", 0.0),
         (measure.GRADIENTS, "gradients of the first update", allowed.gradient),
     ):
         wanted = reference.describe(folder, kind)
         differences = _relative(wanted, found.tensors[kind])
-        if not differences:
-            continue
         worst = max(differences, key=lambda name: differences[name])
         rows.append(
             Row(what, f"{len(wanted)} tensors", worst if differences[worst] else "equal", differences[worst], limit)
@@ -271,12 +277,16 @@ def judge(comparison: Comparison, folder: Path, one: Numbers, found: Found) -> R
     for name, limit, is_relative in (("losses", allowed.loss, False), ("grad_norms", allowed.norm, True)):
         for step, value in enumerate(getattr(one, name)):
             what = f"{'loss' if name == 'losses' else 'gradient norm'}, step {step + 1}"
-            rows.append(_row(what, value, [getattr(n, name)[step] for n in found.numbers], limit, is_relative))
+            theirs = [getattr(n, name)[step] for n in found.numbers]
+            if any(math.isfinite(number) for number in (value, *theirs)):
+                rows.append(_row(what, value, theirs, limit, is_relative))
+            else:  # an overflow of fp16, which both sides skip
+                notes.append(f"{what}: not finite on either side, so it is not compared")
     if one.held_out is not None:
         theirs = [math.nan if n.held_out is None else n.held_out for n in found.numbers]
         rows.append(_row("held-out loss", one.held_out, theirs, allowed.loss, False))
     result = Result(comparison, rows, first_name if first else "")
-    return Result(comparison, rows, result.first_divergence, _verdict(result, first))
+    return Result(comparison, rows, result.first_divergence, _verdict(result, first), notes)
 
 
 def _verdict(result: Result, first: str) -> str:
@@ -296,8 +306,6 @@ def _verdict(result: Result, first: str) -> str:
 
 def _relative(wanted: dict[str, reference.Described], found: dict[str, reference.Compared]) -> dict[str, float]:
     """Of each tensor, in the order of the model, as a part of its largest number."""
-    if not wanted:
-        return {}
     floor = _NEGLIGIBLE * max(tensor.largest for tensor in wanted.values())
     differences = {}
     for name in [*wanted, *(name for name in found if name not in wanted)]:
@@ -312,10 +320,8 @@ def _row(what: str, one: float, ranks: list[float], limit: float, is_relative: b
     """The rank that is farthest away speaks for all."""
 
     def difference(value: float) -> float:
-        if value == one or (math.isnan(value) and math.isnan(one)):
-            return 0.0
         found = abs(value - one) / (abs(one) if is_relative and one else 1.0)
-        return math.inf if math.isnan(found) else found
+        return found if math.isfinite(found) else math.inf
 
     farthest = max(ranks, key=difference)
     return Row(what, f"{one:.7f}", f"{farthest:.7f}", difference(farthest), limit)

@@ -4,15 +4,12 @@ import math
 
 from gptworks.errors import ConfigError
 
-# Stages per rank that a schedule has an order for: at least, at most. zbv: the first and the last stage are on one
-# rank, the two ends of a V.
+# Stages per rank that a schedule has an order for: at least, at most.
 STAGES_PER_RANK = {
     "gpipe": (1, 1),
     "1f1b": (1, 1),
     "interleaved": (2, math.inf),
-    "looped_bfs": (2, math.inf),
     "zero_bubble": (1, math.inf),
-    "zbv": (2, 2),
 }
 
 
@@ -83,10 +80,8 @@ def check_micro_batches(schedule: str, num_micro_batches: int, pp: int) -> None:
 def stages_of(pp_rank: int, pp: int, virtual_stages: int, schedule: str) -> list[int]:
     """The stages of a rank, in the order of the model.
 
-    >>> [stages_of(rank, 2, 2, "interleaved") for rank in (0, 1)], [stages_of(rank, 2, 2, "zbv") for rank in (0, 1)]
-    ([[0, 2], [1, 3]], [[0, 3], [1, 2]])
+    >>> [stages_of(rank, 2, 2, "interleaved") for rank in (0, 1)]
+    [[0, 2], [1, 3]]
     """
     check_schedule(schedule, virtual_stages)
-    if schedule == "zbv":
-        return [pp_rank, 2 * pp - 1 - pp_rank]
     return [pp_rank + turn * pp for turn in range(virtual_stages)]
