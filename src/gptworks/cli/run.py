@@ -61,7 +61,9 @@ def translated(args: argparse.Namespace) -> "Translation":
     command = command_line.split(words, os.environ, args.cwd)
     files = registry.Files(args.cwd)
     found = registry.of_command(command).translate(command, files)
-    return adapted(found, files.remarks, device=args.device, shrink=bool(args.shrink), strict=args.strict)
+    return adapted(
+        found, files.remarks, device=args.device, shrink=bool(args.shrink), strict=args.strict, folder=args.cwd
+    )
 
 
 def show(translation: "Translation") -> None:
@@ -69,7 +71,7 @@ def show(translation: "Translation") -> None:
     print(f"{translation.system}: {len(translation.notes)} settings")
     width = max((len(_setting(note)) for note in translation.notes), default=0)
     for note in translation.notes:
-        became = f"-> {note.ours}" if note.ours else "ignored"
+        became = f"-> {note.ours}" if note.ours else "ignored" if note.how == "ignored" else "the same here"
         why = f": {note.why}" if note.why and not note.ours else f"  ({note.why})" if note.why else ""
         print(f"  {_setting(note):<{min(width, 60)}}  {became}{why}")
     for remark in translation.remarks:
