@@ -101,13 +101,22 @@ def _write_their_names(translation: "Translation") -> None:
     from gptworks.checkpoint.systems.contract import Cut
 
     for after in translation.after:
-        run_folder = Path(str(translation.config["run.out"]))
-        for step, folder in CheckpointFolder(run_folder).steps().items():
+        steps = CheckpointFolder(Path(str(translation.config["run.out"]))).steps()
+        if "{" not in after.path and not after.spread and steps:
+            steps = {max(steps): steps[max(steps)]}
+            Path(after.path).unlink(missing_ok=True)
+        for step, folder in sorted(steps.items()):
             target = Path(after.path.format(step=step))
-            if target.exists():
+            if (target / after.spread.format(step=step)).exists():
                 continue
-            done = convert(folder, target, after.system, cut=Cut(after.tp, after.pp))
-            print(f"{done.destination} ({after.system}: the same weights under the name it would have given them)")
+            part = target / f".{after.system}" if after.spread else target
+            convert(folder, part, after.system, cut=Cut(after.tp, after.pp))
+            if after.spread:
+                for each in sorted(part.iterdir()):
+                    each.replace(target / each.name)
+                part.rmdir()
+            written = target / after.spread.format(step=step)
+            print(f"{written} ({after.system}: the same weights under the name it would have given them)")
 
 
 def _quoted(word: Any) -> str:

@@ -8,7 +8,7 @@ from gptworks.interop import shrink as shrinking
 from gptworks.interop.shrink_to_data import few_steps, vocabulary_of_data
 from gptworks.interop.translation import Translation
 
-_SERVED = {"", "cpu", "cuda", "gpu", "auto"}
+_SERVED = {"", "cpu", "cuda", "gpu", "mps", "auto"}
 
 
 def adapted(

@@ -105,6 +105,12 @@ def batch(settings: Settings, world: int, accumulation: int | None = None) -> in
     return int(replicas)
 
 
+def tokenizer_of(settings: Settings, folder: Path, prefixes: list[str]) -> None:
+    """Their data do not say which it is, and it is GPT-2's; ours say it in a file beside them."""
+    if not all((folder / f"{prefix}.json").is_file() for prefix in prefixes):
+        settings.ours["data.tokenizer"] = "gpt2"
+
+
 def length(settings: Settings) -> int:
     """Steps. Of samples, where they say so."""
     steps, samples = settings["--train-iters"], settings["--train-samples"]

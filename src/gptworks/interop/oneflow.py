@@ -192,7 +192,7 @@ def _train(command: Command, given: dict[str, str], remarks: list[str]) -> Trans
     _learning_rate(settings, megatron_flags.length(settings), remarks)
     megatron_flags.precision(settings)
     settings.ours["precision.scaler.hysteresis"] = 1
-    _data(settings)
+    _data(settings, command.folder)
     optimizer = settings["--optimizer"]
     if optimizer != "adamw":
         raise ConfigError(
@@ -233,12 +233,13 @@ def _learning_rate(settings: Settings, steps: int, remarks: list[str]) -> None:
         )
 
 
-def _data(settings: Settings) -> None:
+def _data(settings: Settings, folder: Path) -> None:
     if not settings["--dataset"]:
         raise ConfigError(settings.where, ["--dataset: is required: X of a pair X.bin and X.idx."])
     prefix = str(settings["--dataset"])
     settings.map("--dataset", {"data.path": (prefix,)}, why=_ORDER)
-    settings.ours |= {"data.order": "megatron", "data.tokenizer": "gpt2"}
+    settings.ours["data.order"] = "megatron"
+    megatron_flags.tokenizer_of(settings, folder, [prefix])
 
 
 def _machines(settings: Settings, nodes: int) -> list[str]:

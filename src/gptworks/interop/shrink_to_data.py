@@ -28,6 +28,9 @@ def _size(sidecar: Path) -> int:
 
 
 def few_steps(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A loss scale that is too large costs a step for each halving, and a small run has few."""
+    """Each step is shown, as there are few; and a loss scale that is too large would cost one for each halving."""
+    small: dict[str, Any] = {"train.log_every": 1}
     at = "precision.scaler.init"
-    return {at: SCALE} if config.get("precision.compute") == "fp16" and config.get(at, 0) > SCALE else {}
+    if config.get("precision.compute") == "fp16" and config.get(at, 0) > SCALE:
+        small[at] = SCALE
+    return small
