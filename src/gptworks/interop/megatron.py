@@ -133,9 +133,13 @@ _TRAINERS = {"pretrain_gpt.py", "pretrain_gpt2.py"}
 _GENERATORS = {"generate_samples_gpt.py", "generate_samples_gpt2.py"}
 # Of another kind of model than GPT-2: flag -> what it asks for.
 _OTHER_MODELS = {
-    "--swiglu": "SwiGLU", "--disable-bias-linear": "matrices without biases",
-    "--group-query-attention": "grouped queries", "--use-rotary-position-embeddings": "rotary positions", "--fp8": "FP8", "--num-experts": "experts",
-}  # fmt: skip
+    "--swiglu": "SwiGLU",
+    "--disable-bias-linear": "matrices without biases",
+    "--group-query-attention": "grouped queries",
+    "--use-rotary-position-embeddings": "rotary positions",
+    "--fp8": "FP8",
+    "--num-experts": "experts",
+}
 
 
 def recognise(command: Command) -> bool:
@@ -328,7 +332,8 @@ def _optimizer(settings: Settings) -> None:
         raise ConfigError(
             settings.where,
             [
-                f"--min-lr: {settings['--min-lr']:g} is above --lr {settings['--lr']:g}; Megatron refuses it too. Swap them."
+                f"--min-lr: {settings['--min-lr']:g} is above --lr {settings['--lr']:g}; Megatron refuses it too. "
+                "They are probably swapped."
             ],
         )
     # Their scheduler is asked before it has counted the step: the first update of a warmup has rate 0.

@@ -285,7 +285,7 @@ def _vocabulary(place: Path) -> tuple[int, bool]:
         except (CheckpointError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(str(place / "meta.pkl"), [f"no vocab_size can be read in it ({error})."]) from None
     try:
-        described = json.loads((place / "train.json").read_text(encoding="utf-8"))
+        described = json.loads((place / "train.bin.json").read_text(encoding="utf-8"))
         return -(-int(described["vocab_size"]) // 64) * 64, False
     except (OSError, ValueError, KeyError, TypeError):
         return 50304, True

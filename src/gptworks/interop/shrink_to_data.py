@@ -11,7 +11,7 @@ SCALE = 2.0**16
 def vocabulary_of_data(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """As many words as the tokenizer of the data has, where a file beside them tells; never more than were asked."""
     paths = config.get("data.path") or ()
-    sizes = [_size(folder / f"{str(path).removesuffix('.bin')}.json") for path in paths]
+    sizes = [_size(folder / f"{path}.json") or _size(folder / f"{path}".replace(".bin", ".json")) for path in paths]
     if not sizes or not all(sizes):
         return {}
     unit = 128 * config.get("parallel.tp", 1)
