@@ -1,4 +1,5 @@
-"""The commands of OneFlow's document as they stand in it. Rows of the conformance list: S1-01, 02, 04 to 10, 12, 13, X-01."""
+"""The commands of OneFlow's document as they stand in it. Rows of the conformance list: S1-01 to S1-13 without S1-03
+and S1-11, and X-01."""
 
 import json
 import os
@@ -153,6 +154,25 @@ def test_s1_05_s1_06_s1_07_training_runs_as_documented(beside: Path, capsys: pyt
     # --load of what --save left: it goes on, and there is nothing left to do.
     assert foreign.run(beside, TRAIN) == 0
     assert len(foreign.losses(beside / "checkpoint")) == 10
+
+
+def test_s1_06_load_takes_the_weights_of_a_snapshot_that_oneflow_wrote(
+    beside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = (
+        "python3 -m oneflow_gpt.training --num-layers 2 --hidden-size 32 --num-attention-heads 4 --micro-batch-size 2 "
+        f"--train-iters 3 --dataset {DATASET} --seq-length 32 --vocab-size 512 --lr-decay-style cosine "
+        "--log-interval 1 --save-interval 3 --learning-rate 0.01 --hidden-dropout 0 --attention-dropout 0"
+    )
+    cpu = ["run", "--device", "cpu", "--cwd", str(beside), "--"]
+    assert main([*cpu, f"{small} --save first"]) == 0
+    (beside / "theirs").mkdir()
+    (beside / "first" / "iter3_snapshot").rename(beside / "theirs" / "iter3_snapshot")
+    assert main([*cpu, f"{small} --load theirs --save theirs"]) == 0
+    assert "theirs was written by oneflow: its weights are the start of theirs/gptworks" in capsys.readouterr().out
+    before, after = foreign.losses(beside / "first"), foreign.losses(beside / "theirs" / "gptworks")
+    assert len(after) == 3 and after[0][1] < before[0][1] - 0.05  # the same first batch, with what was learned
+    assert (beside / "theirs" / "iter3_snapshot").is_dir()
 
 
 def test_s1_05_every_flag_is_noted_those_of_the_prose_too(capsys: pytest.CaptureFixture[str]) -> None:
