@@ -1,4 +1,4 @@
-"""gptworks launch: rank tables, which say what runs where."""
+"""gptworks launch: rank tables, which say what runs where; a command in a container."""
 
 import argparse
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gptworks.errors import UsageError
 
-HELP = "make, merge and show rank tables"
+HELP = "a command in a container; make, merge and show rank tables"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,14 +14,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action.add_argument("--make-rank-table", metavar="[0,8]", help="of this machine, for these devices (end excluded)")
     action.add_argument("--merge-rank-tables", nargs="+", metavar="FILE", help="of several machines into one")
     action.add_argument("--show-rank-table", metavar="FILE", help="which machine has which ranks")
+    action.add_argument("--image", metavar="IMAGE", help="run COMMAND in a container of this image (see Dockerfile)")
+    inside = parser.add_argument_group("with --image")
+    inside.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --")
+    inside.add_argument(
+        "--mount", action="append", default=[], type=Path, metavar="DIR", help="seen inside; repeatable"
+    )
+    inside.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="set inside; repeatable")
+    inside.add_argument("--gpus", metavar="all|none|0,1", help="default: all, where there are any")
+    inside.add_argument("--engine", choices=["docker", "podman"], help="default: whichever is there")
+    inside.add_argument("--dry-run", action="store_true", help="print the command, run nothing")
     parser.add_argument("--server-ip", metavar="ADDR", help="address of this machine (default: as others reach it)")
     parser.add_argument("--device-ips", metavar="A,B", help="one address per device, where they have their own")
     parser.add_argument("--out", metavar="FILE", help="where to write (default: hccl_... in this folder; - = print)")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.image:
+        return _in_container(args)
     from gptworks.parallel import rank_table
 
+    only_inside = {"COMMAND": args.command, "--mount": args.mount, "--env": args.env, "--gpus": args.gpus}
+    for option, value in (only_inside | {"--engine": args.engine, "--dry-run": args.dry_run}).items():
+        if value:
+            raise UsageError(f"{option}: only with --image.")
     for option, value in (("--server-ip", args.server_ip), ("--device-ips", args.device_ips)):
         if value and not args.make_rank_table:
             raise UsageError(f"{option}: only with --make-rank-table.")
@@ -47,6 +63,36 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{path}: cannot be written ({error.strerror}). Choose another --out.") from None
     print(f"{path}: {rank_table.describe(table)}")
     return 0
+
+
+def _in_container(args: argparse.Namespace) -> int:
+    import shlex
+    import subprocess
+
+    from gptworks.parallel import container
+
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        raise UsageError("launch --image: no command. Needed: gptworks launch --image IMAGE -- COMMAND.")
+    for option in ("server_ip", "device_ips", "out"):
+        if getattr(args, option):
+            raise UsageError(f"--{option.replace('_', '-')}: not with --image.")
+    missing = [path for path in args.mount if not path.is_dir()]
+    if missing:
+        raise UsageError(f"--mount: {missing[0]} is not a folder.")
+    engine = container.engine(args.engine, needed=not args.dry_run)
+    words = container.Container(
+        args.image,
+        command,
+        args.mount,
+        args.env,
+        args.gpus or container.usual_gpus(),
+        has_terminal=container.has_terminal(),
+    ).command_line(engine)
+    print(shlex.join(words), flush=True)
+    if args.dry_run:
+        return 0
+    return subprocess.run(words, check=False).returncode
 
 
 def _own_address() -> str:

@@ -61,7 +61,9 @@ def translated(args: argparse.Namespace) -> "Translation":
     command = command_line.split(words, os.environ, args.cwd)
     files = registry.Files(args.cwd)
     found = registry.of_command(command).translate(command, files)
-    return adapted(found, files.remarks, device=args.device, shrink=bool(args.shrink), strict=args.strict)
+    return adapted(
+        found, files.remarks, device=args.device, shrink=bool(args.shrink), strict=args.strict, folder=args.cwd
+    )
 
 
 def show(translation: "Translation") -> None:
@@ -69,7 +71,7 @@ def show(translation: "Translation") -> None:
     print(f"{translation.system}: {len(translation.notes)} settings")
     width = max((len(_setting(note)) for note in translation.notes), default=0)
     for note in translation.notes:
-        became = f"-> {note.ours}" if note.ours else "ignored"
+        became = f"-> {note.ours}" if note.ours else "ignored" if note.how == "ignored" else "the same here"
         why = f": {note.why}" if note.why and not note.ours else f"  ({note.why})" if note.why else ""
         print(f"  {_setting(note):<{min(width, 60)}}  {became}{why}")
     for remark in translation.remarks:
@@ -99,13 +101,22 @@ def _write_their_names(translation: "Translation") -> None:
     from gptworks.checkpoint.systems.contract import Cut
 
     for after in translation.after:
-        run_folder = Path(str(translation.config["run.out"]))
-        for step, folder in CheckpointFolder(run_folder).steps().items():
+        steps = CheckpointFolder(Path(str(translation.config["run.out"]))).steps()
+        if "{" not in after.path and not after.spread and steps:
+            steps = {max(steps): steps[max(steps)]}
+            Path(after.path).unlink(missing_ok=True)
+        for step, folder in sorted(steps.items()):
             target = Path(after.path.format(step=step))
-            if target.exists():
+            if (target / after.spread.format(step=step)).exists():
                 continue
-            done = convert(folder, target, after.system, cut=Cut(after.tp, after.pp))
-            print(f"{done.destination} ({after.system}: the same weights under the name it would have given them)")
+            part = target / f".{after.system}" if after.spread else target
+            convert(folder, part, after.system, cut=Cut(after.tp, after.pp))
+            if after.spread:
+                for each in sorted(part.iterdir()):
+                    each.replace(target / each.name)
+                part.rmdir()
+            written = target / after.spread.format(step=step)
+            print(f"{written} ({after.system}: the same weights under the name it would have given them)")
 
 
 def _quoted(word: Any) -> str:

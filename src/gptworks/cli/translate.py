@@ -33,7 +33,9 @@ def run(args: argparse.Namespace) -> int:
 
         path = Path(args.cwd, words[0])
         found = registry.of_yaml(path).translate_yaml(path)
-        translation = adapted(found, [], device=args.device, shrink=bool(args.shrink), strict=args.strict)
+        translation = adapted(
+            found, [], device=args.device, shrink=bool(args.shrink), strict=args.strict, folder=args.cwd
+        )
     else:
         translation = running.translated(args)
     if args.json:

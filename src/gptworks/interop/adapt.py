@@ -1,17 +1,26 @@
 """What the user says beside a foreign command: on which device, how small, how strict."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import shrink as shrinking
+from gptworks.interop.shrink_to_data import few_steps, vocabulary_of_data
 from gptworks.interop.translation import Translation
 
-_SERVED = {"", "cpu", "cuda", "gpu", "auto"}
+_SERVED = {"", "cpu", "cuda", "gpu", "mps", "auto"}
 
 
 def adapted(
-    translation: Translation, remarks: list[str], *, device: str | None, shrink: bool, strict: bool
+    translation: Translation,
+    remarks: list[str],
+    *,
+    device: str | None,
+    shrink: bool,
+    strict: bool,
+    folder: Path | None = None,
 ) -> Translation:
+    """`folder`: where the command is run, and its data are."""
     if strict:
         ignored = [f"{note.theirs}: ignored ({note.why})." for note in translation.notes if note.how == "ignored"]
         if ignored:
@@ -28,8 +37,12 @@ def adapted(
         config["run.device"] = chosen
     elif translation.verb in ("generate", "eval"):
         arguments += ["--device", chosen]
+    elif translation.inside:  # there it is translated, with what is said here
+        said = [*(["--device", device] if device else []), *(["--shrink", "tiny"] if shrink else [])]
+        arguments += ["--gpus", "none"] if chosen == "cpu" else []
+        arguments += ["--", "gptworks", "run", *said, *(["--strict"] if strict else []), "--", *translation.inside]
     if shrink and config:
-        small = shrinking.tiny(config)
+        small = shrinking.tiny(config) | few_steps(config) | vocabulary_of_data(config, folder or Path())
         told.append(shrinking.describe(config, small))
         config = small
     return replace(translation, config=config, arguments=arguments, remarks=told)

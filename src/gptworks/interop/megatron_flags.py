@@ -1,20 +1,22 @@
 """Flags that Megatron-LM and OneFlow-GPT have in common, and what they mean here."""
 
+from pathlib import Path
 from typing import Any
 
 from gptworks.errors import ConfigError
 from gptworks.interop.settings import Key, Settings, number, whole, words
 
 KERNEL = "a choice of kernels, not of numbers; torch chooses"
+SAME_NUMBER = "divides and multiplies by the same number"
+REQUIRED = ("--num-layers", "--hidden-size", "--num-attention-heads")
 
-# Both systems; defaults are filled in by each.
+# Both systems, with the defaults they share.
 SHARED = [
     Key("--num-layers", whole, "model.num_layers"),
     Key("--hidden-size", whole, "model.hidden_size"),
     Key("--num-attention-heads", whole, "model.num_heads"),
     Key("--make-vocab-size-divisible-by", whole, default=128),
-    Key("--vocab-size", whole, default=50257),
-    Key("--seq-length", whole, default=1024),
+    Key("--seq-length", whole),
     Key("--attention-dropout", number, "model.dropout_attention", default=0.1),
     Key("--hidden-dropout", number, default=0.1),
     Key("--weight-decay", number, "optim.weight_decay", default=0.01),
@@ -27,7 +29,6 @@ SHARED = [
     Key("--train-iters", whole),
     Key("--train-samples", whole),
     Key("--checkpoint-activations", words, switch=True),
-    Key("--optimizer", words),
     Key("--min-lr", number, "optim.min_lr", default=0.0),
     Key("--lr-decay-style", words, default="linear"),
     Key("--lr-decay-iters", whole),
@@ -36,7 +37,7 @@ SHARED = [
     Key("--init-method-std", number, "init.std", default=0.02),
     Key("--fp16", words, switch=True),
     Key("--loss-scale", number),
-    Key("--initial-loss-scale", number, "precision.scaler.init", default=2.0**32),
+    Key("--initial-loss-scale", number, default=2.0**32),
     Key("--loss-scale-window", whole, "precision.scaler.window", default=1000),
     Key("--tensor-model-parallel-size", whole, "parallel.tp", default=1),
     Key("--pipeline-model-parallel-size", whole, "parallel.pp", default=1),
@@ -46,60 +47,82 @@ SHARED = [
     Key("--save-interval", whole),
     Key("--log-interval", whole, "train.log_every", default=100),
     Key("--no-bias-gelu-fusion", words, switch=True),
-    Key("--no-query-key-layer-scaling", words, switch=True, why="divides and multiplies by the same number"),
+    Key("--no-query-key-layer-scaling", words, switch=True, same=SAME_NUMBER),
 ]
 
 
+def require(settings: Settings, names: tuple[str, ...]) -> None:
+    missing = [name for name in names if settings[name] is None]
+    if missing:
+        raise ConfigError(settings.where, [f"{name}: is required." for name in missing])
+
+
+def padded(settings: Settings, vocabulary: int) -> int:
+    unit = settings["--make-vocab-size-divisible-by"] * settings["--tensor-model-parallel-size"]
+    return int(-(-vocabulary // unit) * unit) if unit else vocabulary
+
+
 def model(settings: Settings) -> None:
-    unit, ranks = settings["--make-vocab-size-divisible-by"], settings["--tensor-model-parallel-size"]
-    vocabulary = settings["--vocab-size"]
-    if unit:
-        vocabulary = -(-vocabulary // (unit * ranks)) * unit * ranks
-    settings.map(["--vocab-size", "--make-vocab-size-divisible-by"], {"model.vocab_size": vocabulary})
+    """Dropout, fresh weights; without a biggest word, which each system has in another place."""
+    require(settings, REQUIRED)
     dropout = settings["--hidden-dropout"]
     settings.map("--hidden-dropout", {"model.dropout_hidden": dropout, "model.dropout_embed": dropout})
     settings.ours["init.residual_scale"] = "gpt2"
-    missing = [name for name in ("--num-layers", "--hidden-size", "--num-attention-heads") if settings[name] is None]
-    if missing:
-        raise ConfigError(settings.where, [f"{name}: is required." for name in missing])
-    again = settings.is_given("--checkpoint-activations")
-    settings.map("--checkpoint-activations", {"train.recompute": "full" if again else "none"})
-    settings.ours.setdefault("train.recompute", "none")
 
 
-def batch(settings: Settings, world: int, accumulation: int | None) -> int:
+def batch(settings: Settings, world: int, accumulation: int | None = None) -> int:
     """global = micro x dp x accumulation; any one that is missing follows. Gives the data-parallel size."""
     parts = settings["--tensor-model-parallel-size"] * settings["--pipeline-model-parallel-size"]
     if world % parts:
-        raise ConfigError(settings.where, [f"{world} devices cannot be cut into tp x pp = {parts}."])
+        raise ConfigError(
+            settings.where,
+            [
+                f"--tensor-model-parallel-size x --pipeline-model-parallel-size: {parts} does not divide the "
+                f"{world} devices (machines x devices of each)."
+            ],
+        )
     replicas = world // parts
     micro, whole_batch = settings["--micro-batch-size"], settings["--global-batch-size"]
     if whole_batch is None and micro is None:
         raise ConfigError(settings.where, ["--micro-batch-size: neither it nor --global-batch-size is given."])
-    if micro is None:
-        micro = whole_batch // (replicas * (accumulation or 1))
     if whole_batch is None:
         whole_batch = micro * replicas * (accumulation or 1)
+    if micro is None:
+        micro = max(1, whole_batch // (replicas * (accumulation or 1)))
     found = micro * replicas * (accumulation or max(1, whole_batch // (micro * replicas)))
     if found != whole_batch:
+        times = accumulation or "a whole number"
         raise ConfigError(
             settings.where,
-            [f"--global-batch-size: {whole_batch} is not micro {micro} x data-parallel {replicas} x accumulation."],
+            [
+                f"--global-batch-size: {whole_batch} is not --micro-batch-size {micro} x data-parallel {replicas} x "
+                f"accumulation {times}. Leave one of them out."
+            ],
         )
     settings.map("--global-batch-size", {"batch.global_size": whole_batch})
     settings.map("--micro-batch-size", {"batch.micro_size": micro})
     settings.ours["parallel.dp"] = replicas
-    return replicas
+    return int(replicas)
+
+
+def tokenizer_of(settings: Settings, folder: Path, prefixes: list[str]) -> None:
+    """Their data do not say which it is, and it is GPT-2's; ours say it in a file beside them."""
+    if not all((folder / f"{prefix}.json").is_file() for prefix in prefixes):
+        settings.ours["data.tokenizer"] = "gpt2"
 
 
 def length(settings: Settings) -> int:
-    """Steps. In samples where they say so."""
-    steps = settings["--train-iters"]
-    if steps is None and settings["--train-samples"] is not None:
-        steps = settings["--train-samples"] // settings.ours["batch.global_size"]
-    if steps is None:
+    """Steps. Of samples, where they say so."""
+    steps, samples = settings["--train-iters"], settings["--train-samples"]
+    size = settings.ours["batch.global_size"]
+    if steps is None and samples is None:
         raise ConfigError(settings.where, ["--train-iters: neither it nor --train-samples is given."])
-    settings.map(["--train-iters", "--train-samples"], {"train.steps": steps})
+    if steps is None:
+        steps = samples // size
+        settings.map("--train-samples", {"train.steps": steps}, why="" if samples % size == 0 else "whole batches")
+    else:
+        settings.map("--train-iters", {"train.steps": steps})
+        settings.ignore("--train-samples", "--train-iters says how long")
     return int(steps)
 
 
@@ -112,45 +135,54 @@ def schedule(settings: Settings, steps: int, rate: str, shapes: dict[str, str]) 
     decay = settings["--lr-decay-iters"] or steps
     settings.map("--lr-decay-iters", {"optim.decay_steps": decay})
     fraction = settings["--lr-warmup-fraction"]
-    warmup = fraction * decay if fraction is not None else settings["--lr-warmup-iters"]
-    settings.map(["--lr-warmup-fraction", "--lr-warmup-iters"], {"optim.warmup_steps": float(warmup)})
+    if fraction is None:
+        settings.map("--lr-warmup-iters", {"optim.warmup_steps": float(settings["--lr-warmup-iters"])})
+        return
+    settings.map("--lr-warmup-fraction", {"optim.warmup_steps": float(int(fraction * decay))})
+    settings.ignore("--lr-warmup-iters", "--lr-warmup-fraction says how long")
 
 
-def precision(settings: Settings, bf16: bool = False) -> None:
-    half = settings.is_given("--fp16")
-    compute = "bf16" if bf16 else "fp16" if half else "fp32"
+def precision(settings: Settings, *, bf16: bool = False) -> None:
+    compute = "bf16" if bf16 else "fp16" if settings.is_given("--fp16") else "fp32"
     settings.map("--fp16", {"precision.compute": compute})
-    settings.ours["precision.compute"] = compute
     fixed = settings["--loss-scale"]
     if fixed:
         settings.map("--loss-scale", {"precision.scaler.init": fixed, "precision.scaler.growth": 1.0})
+        settings.ignore("--initial-loss-scale", "--loss-scale keeps it at one value")
     else:
-        settings.ignore("--loss-scale", "empty: dynamic")
+        settings.map("--initial-loss-scale", "precision.scaler.init")
+        settings.same("--loss-scale", "0: it is found while training")
 
 
-def checkpoints(settings: Settings, default_out: str) -> tuple[str, list[str]]:
-    """(run folder, arguments). --load of the folder that is saved to means: go on if there is something."""
+def checkpoints(settings: Settings, folder: Path, default_out: str, system: str) -> tuple[str, list[str], list[str]]:
+    """(where the run is, arguments, remarks). --load of the folder that is saved to: go on if there is something.
+
+    A folder that the other system wrote gives its weights to a run of its own inside it.
+    """
     out, load = str(settings["--save"] or default_out), settings["--load"]
-    settings.map("--save", {"run.out": out})
-    settings.ours["run.out"] = out
-    every = settings["--save-interval"]
-    settings.map("--save-interval", {"checkpoint.every": every or 0})
-    settings.ours["checkpoint.every"] = every or 0
+    every = settings["--save-interval"] or 0
+    settings.map("--save-interval", {"checkpoint.every": every})
+    theirs = bool(load) and (folder / load).is_dir() and not (folder / load / "environment.json").is_file()
+    theirs = theirs and any((folder / load).iterdir())
+    run = f"{out}/gptworks" if theirs and Path(load) == Path(out) else out
+    settings.map("--save", {"run.out": run})
     if not load:
-        return out, ["--resume", "never"]
-    if load == out:
-        settings.map("--load", {"--resume": "auto"})
-        settings.ours.pop("--resume")
-        return out, ["--resume", "auto"]
-    settings.map("--load", {"init.checkpoint": load})
-    return out, ["--resume", "never"]
+        return run, ["--resume", "never"], []
+    if theirs:
+        settings.map("--load", {"init.checkpoint": load}, why="its weights; their optimizer state is not read")
+        return run, ["--resume", "auto"], [f"{load} was written by {system}: its weights are the start of {run}."]
+    if Path(load) == Path(out):
+        on_command_line(settings, "--load", {"--resume": "auto"})
+        return run, ["--resume", "auto"], []
+    if not (folder / load).exists():
+        settings.same("--load", "no such folder yet: the weights are fresh, as theirs would be")
+        return run, ["--resume", "never"], []
+    settings.map("--load", {"init.checkpoint": load}, why="its weights; the steps begin at 0")
+    return run, ["--resume", "never"], []
 
 
-def plain_switches(settings: Settings, names: dict[str, str]) -> None:
-    for name, why in names.items():
-        settings.ignore(name, why)
-
-
-def as_switch(settings: Settings, name: str, key: str, value: Any) -> None:
-    if settings.is_given(name):
-        settings.map(name, {key: value})
+def on_command_line(settings: Settings, name: str | list[str], ours: dict[str, Any], why: str = "") -> None:
+    """A note about options of our command, which are no keys of the configuration."""
+    settings.map(name, ours, why=why)
+    for option in ours:
+        settings.ours.pop(option)

@@ -1,5 +1,6 @@
 """OneFlow-GPT: oneflow_gpt.training, its shell scripts, Megatron's preprocess_data.py, launch_container.py."""
 
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -7,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.errors import ConfigError, UsageError
-from gptworks.interop import command_line, megatron_flags
-from gptworks.interop.megatron_flags import KERNEL, SHARED
+from gptworks.interop import command_line, megatron_flags, megatron_prepare
+from gptworks.interop.megatron_flags import KERNEL, SHARED, on_command_line
 from gptworks.interop.settings import Key, Settings, number, whole, words
 from gptworks.interop.translation import AfterTraining, Command, Translation
 
@@ -17,8 +18,10 @@ TITLE = "OneFlow-GPT"
 
 TRAINING = [
     *SHARED,
+    Key("--vocab-size", whole, default=50257),
     Key("--num-accumulation-steps", whole),
     Key("--learning-rate", number, default=1e-3),
+    Key("--optimizer", words, default="adamw"),
     Key("--dataset", words),
     Key("--seed", whole, "train.seed", default=12345),
     Key("--num-gpus-per-node", whole, default=1),
@@ -26,56 +29,41 @@ TRAINING = [
     Key("--node-ips", words),
     Key("--ctrl-port", whole, default=50051),
     Key("--use-rdma", words, switch=True),
-    Key("--use-external-dataset", words, switch=True, why="the data are those of --dataset"),
-    Key("--multihead-attention-fusion", words, switch=True, why=KERNEL),
-    Key("--no-scale-tril-softmax-dropout-fusion", words, switch=True, why=KERNEL),
-    Key("--no-bias-dropout-fusion", words, switch=True, why=KERNEL),
-    Key("--save-last", words, switch=True, why="the last step is always saved"),
-    Key("--save-init", words, switch=True, why="fresh weights follow from train.seed"),
-    Key("--log", words, default="./output", why="logs are in the run folder"),
-    Key("--metric-print-format", words, why="train.log_style has the forms that exist here"),
+    Key("--use-external-dataset", words, switch=True, same="the order is that of Megatron's data set anyway"),
+    Key("--multihead-attention-fusion", words, switch=True, same=KERNEL),
+    Key("--no-scale-tril-softmax-dropout-fusion", words, switch=True, same=KERNEL),
+    Key("--no-bias-dropout-fusion", words, switch=True, same=KERNEL),
+    Key("--save-last", words, switch=True, same="the last step is always saved"),
+    Key("--save-init", words, switch=True, why="fresh weights follow from train.seed and are not written"),
+    Key("--log", words, default="./output"),
+    Key("--metric-print-format", words, why="the log has a form of its own (train.log_style)"),
     Key("--profile-transformer-layer", words, switch=True, why="train.profile=[first, last] traces steps"),
 ]
 CONTAINER = [
     Key("--src", words),
-    Key("--py", words),
-    Key("--image", words),
-    Key("--wheel", words),
+    Key("--py", words, default="3.7", why="the image has its Python"),
+    Key("--image", words, default="oneflow-manylinux2014-cuda11.2:0.1"),
+    Key("--wheel", words, why="OneFlow is not needed: gptworks, which must be in the image, runs the command"),
     Key("--cmd", words),
-    Key("--extra-docker-args", words),
-]
-PREPARATION = [
-    Key("--input", words),
-    Key("--output-prefix", words),
-    Key("--vocab", words),
-    Key("--vocab-file", words),
-    Key("--merge-file", words),
-    Key("--dataset-impl", words, default="mmap"),
-    Key("--tokenizer-type", words, default="GPT2BPETokenizer"),
-    Key("--append-eod", words, switch=True),
-    Key("--json-key", words),
-    Key("--json-keys", words, default="text"),
-    Key("--workers", whole, default=1),
-    Key("--log-interval", whole, why="a bar shows the progress"),
-    Key("--split-sentences", words, switch=True, why="GPT reads whole documents"),
-    Key("--keep-newlines", words, switch=True, why="they are kept"),
-    Key("--chunk-size", whole, why="the work is cut by itself"),
+    Key("--extra-mount", words, default="/data"),
+    Key("--proxy", words),
+    Key("--no-interactive", words, switch=True, same="a terminal is passed on only where there is one"),
 ]
 # Their scripts read these, with these values where they are not set.
 VARIABLES = {
-    "ONEFLOW_GPT_DATASET": ("--dataset", ""),
+    "ONEFLOW_GPT_DATASET": ("--dataset", "gpt_sample_dataset_text_document"),
     "ONEFLOW_GPT_SEQ_LENGTH": ("--seq-length", "2048"),
     "ONEFLOW_GPT_NUM_LAYERS": ("--num-layers", "16"),
     "ONEFLOW_GPT_HIDDEN_SIZE": ("--hidden-size", "1536"),
     "ONEFLOW_GPT_NUM_ATTENTION_HEADS": ("--num-attention-heads", "16"),
     "ONEFLOW_GPT_MICRO_BATCH_SIZE": ("--micro-batch-size", "8"),
     "ONEFLOW_GPT_GLOBAL_BATCH_SIZE": ("--global-batch-size", ""),
-    "ONEFLOW_GPT_TENSOR_MODEL_PARALLEL_SIZE": ("--tensor-model-parallel-size", "1"),
-    "ONEFLOW_GPT_PIPELINE_MODEL_PARALLEL_SIZE": ("--pipeline-model-parallel-size", "1"),
+    "ONEFLOW_GPT_TENSOR_MODEL_PARALLEL_SIZE": ("--tensor-model-parallel-size", ""),
+    "ONEFLOW_GPT_PIPELINE_MODEL_PARALLEL_SIZE": ("--pipeline-model-parallel-size", ""),
     "ONEFLOW_GPT_NUM_ACCUMULATION_STEPS": ("--num-accumulation-steps", ""),
     "ONEFLOW_GPT_NUM_GPUS_PER_NODE": ("--num-gpus-per-node", "4"),
     "ONEFLOW_GPT_NUM_NODES": ("--num-nodes", "1"),
-    "ONEFLOW_GPT_NODE_IPS": ("--node-ips", ""),
+    "ONEFLOW_GPT_NODE_IPS": ("--node-ips", "10.11.0.2,10.11.0.3,10.11.0.4,10.11.0.5"),
     "ONEFLOW_GPT_TRAIN_ITERS": ("--train-iters", "500000"),
     "ONEFLOW_GPT_LOG_INTERVAL": ("--log-interval", "100"),
     "ONEFLOW_GPT_INIT_LOSS_SCALE": ("--initial-loss-scale", "4294967296"),
@@ -83,8 +71,19 @@ VARIABLES = {
     "ONEFLOW_GPT_SAVE_PATH": ("--save", "checkpoint"),
     "ONEFLOW_GPT_SAVE_INTERVAL": ("--save-interval", "10000"),
 }
+# What they pass whatever is set.
+ALWAYS = {
+    "--learning-rate": "0.00015", "--min-lr": "1.0e-5", "--lr-decay-style": "cosine", "--lr-decay-iters": "320000",
+    "--lr-warmup-fraction": "0.01", "--optimizer": "adamw", "--weight-decay": "1e-2", "--clip-grad": "1.0",
+    "--vocab-size": "50257", "--split": "949,50,1", "--metric-print-format": "table", "--checkpoint-activations": "",
+    "--multihead-attention-fusion": "", "--fp16": "",
+}  # fmt: skip
+_SIZED = re.compile(r"pretrain_(117M|345M)\.sh")
 _SIZES = {"117M": (12, 768, 12), "345M": (24, 1024, 16)}
+# {machines}n{devices}d_{data}x{tensor}x{pipeline}_{batch}_{width}x{depth}
 _NAMED = re.compile(r"(?:distribute_)?pretrain_(\d+)n(\d+)d_(\d+)x(\d+)x(\d+)_(\d+)_(\d+)x(\d+)\.sh")
+_EXPORT = re.compile(r"^\s*export\s+(ONEFLOW_GPT_\w+)=[\"']?([^\"'\s#]*)", re.MULTILINE)
+_ORDER = "cut into samples as theirs; shuffled as megatron-core does, theirs is C++'s std::shuffle"
 
 
 def recognise(command: Command) -> bool:
@@ -94,7 +93,7 @@ def recognise(command: Command) -> bool:
         or command.program.endswith("oneflow_gpt/training.py")
         or name == "launch_container.py"
         or (name == "preprocess_data.py" and "--vocab" in command.arguments)
-        or bool(re.fullmatch(r"pretrain_(117M|345M)\.sh", name) or _NAMED.fullmatch(name))
+        or bool(_SIZED.fullmatch(name) or _NAMED.fullmatch(name))
     )
 
 
@@ -111,165 +110,189 @@ def translate(command: Command, find: Any) -> Translation:
     if name == "launch_container.py":
         return _container(command)
     if name == "preprocess_data.py":
-        return prepare(command, NAME)
+        return megatron_prepare.translate(command, NAME)
     if name.endswith(".sh"):
-        return _train(command, _of_script(name, command), f"{name} (as its variables and name say)")
-    given = command_line.flags(command.arguments, {key.theirs for key in TRAINING if key.switch})
-    return _train(command, given, command.program)
+        given, remarks = _of_script(name, command)
+        return _train(command, given, remarks)
+    return _train(command, command_line.flags(command.arguments, _SWITCHES), [])
 
 
-def _of_script(name: str, command: Command) -> dict[str, str]:
-    """The flags that a script of theirs would have passed."""
-    given = {flag: command.environment.get(variable, value) for variable, (flag, value) in VARIABLES.items()}
-    size = re.fullmatch(r"pretrain_(117M|345M)\.sh", name)
+def _of_script(name: str, command: Command) -> tuple[dict[str, str], list[str]]:
+    """The flags that a script of theirs passes: its own settings over the caller's, over what all of them have."""
+    if command.arguments:
+        raise UsageError(
+            f"{command.program}: takes no arguments, got {command.arguments[0]}. It is set by variables in front, "
+            f"such as ONEFLOW_GPT_TRAIN_ITERS=10 bash {command.program}."
+        )
+    given = dict(VARIABLES.values())
+    called = {**os.environ, **command.environment}
+    given |= {flag: called[variable] for variable, (flag, _) in VARIABLES.items() if variable in called}
+    file, remarks = _script_on_disk(command), []
+    if file is None:
+        own = _settings_in_name(name)
+        remarks.append(f"{command.program} is not here: the settings of the original are used, which come with us.")
+        # What the caller sets is there to be tried; a script that is here overrules it, as a shell would have it.
+        given |= {flag: text for flag, text in own.items() if not any(_sets(v, flag) for v in command.environment)}
+    else:
+        found = dict(_EXPORT.findall(file.read_text(encoding="utf-8")))
+        given |= {VARIABLES[variable][0]: text for variable, text in found.items() if variable in VARIABLES}
+    given |= ALWAYS
+    if int(given["--num-nodes"]) > 1:
+        given["--use-rdma"] = ""
+    return {flag: text for flag, text in given.items() if text or flag in _SWITCHES}, remarks
+
+
+def _sets(variable: str, flag: str) -> bool:
+    return variable in VARIABLES and VARIABLES[variable][0] == flag
+
+
+def _script_on_disk(command: Command) -> Path | None:
+    """Their folder is examples/; the document once says example/."""
+    other = re.sub(r"(^|/)examples?/", r"\1examples/", command.program)
+    return next((f for n in (command.program, other) if (f := command.folder / n).is_file()), None)
+
+
+def _settings_in_name(name: str) -> dict[str, str]:
+    size, named = _SIZED.fullmatch(name), _NAMED.fullmatch(name)
     if size:
         layers, width, heads = _SIZES[size[1]]
-        given |= {"--num-layers": str(layers), "--hidden-size": str(width), "--num-attention-heads": str(heads)}
-        given |= {
-            "--seq-length": "1024",
-            "--micro-batch-size": "8",
+        return {
+            "--num-gpus-per-node": "1", "--seq-length": "1024", "--num-layers": str(layers),
+            "--hidden-size": str(width), "--num-attention-heads": str(heads), "--micro-batch-size": "8",
             "--global-batch-size": "8",
-            "--num-gpus-per-node": "1",
-        }
-    named = _NAMED.fullmatch(name)
-    if named:
-        nodes, devices, _, tensor, stages, whole_batch, breadth, depth = named.groups()
-        given |= {"--num-nodes": nodes, "--num-gpus-per-node": devices, "--tensor-model-parallel-size": tensor}
-        given |= {"--pipeline-model-parallel-size": stages, "--global-batch-size": whole_batch}
-        given |= {"--hidden-size": breadth, "--num-layers": depth}
-        given.pop("--micro-batch-size")
-        given["--micro-batch-size"] = "8" if int(whole_batch) >= 8 * int(named[3]) else "1"
-    for variable, (flag, _) in VARIABLES.items():
-        if variable in command.environment:
-            given[flag] = command.environment[variable]
-    given.setdefault("--dataset", "")
-    if not given["--dataset"]:
-        given["--dataset"] = "gpt_sample_dataset_text_document"
-    given |= {"--load": given["--load"] or given["--save"], "--vocab-size": "50257", "--split": "949,50,1"}
-    given |= {"--learning-rate": "0.00015", "--min-lr": "1.0e-5", "--lr-decay-style": "cosine"}
-    given |= {"--lr-decay-iters": "320000", "--lr-warmup-fraction": "0.01", "--weight-decay": "1e-2"}
-    given |= {"--optimizer": "adamw", "--clip-grad": "1.0"}
-    given |= dict.fromkeys(("--checkpoint-activations", "--multihead-attention-fusion", "--fp16"), "")
-    return {flag: text for flag, text in given.items() if text or flag in _SWITCHES}
+        }  # fmt: skip
+    assert named  # or it would not have been recognised
+    nodes, devices, replicas, tensor, stages, size_of_batch, width_there, depth = named.groups()
+    return {
+        "--num-nodes": nodes, "--num-gpus-per-node": devices, "--tensor-model-parallel-size": tensor,
+        "--pipeline-model-parallel-size": stages, "--global-batch-size": size_of_batch, "--hidden-size": width_there,
+        "--num-layers": depth, "--micro-batch-size": str(min(8, max(1, int(size_of_batch) // int(replicas)))),
+        "--num-attention-heads": {"2304": "24", "3072": "32"}.get(width_there, "16"),
+    }  # fmt: skip
 
 
 _SWITCHES = {key.theirs for key in TRAINING if key.switch}
 
 
-def _train(command: Command, given: dict[str, str], where: str) -> Translation:
-    settings = Settings(where, TRAINING, given)
+def _train(command: Command, given: dict[str, str], remarks: list[str]) -> Translation:
+    settings = Settings(command.program, TRAINING, given)
     megatron_flags.model(settings)
+    vocabulary = megatron_flags.padded(settings, settings["--vocab-size"])
+    settings.map(["--vocab-size", "--make-vocab-size-divisible-by"], {"model.vocab_size": vocabulary})
+    again = "full" if settings.is_given("--checkpoint-activations") else "none"
+    settings.map("--checkpoint-activations", {"train.recompute": again})
     settings.ours["model.gelu"] = "erf"
-    length = settings["--seq-length"]
+    length = settings["--seq-length"] or 1024
     settings.map("--seq-length", {"data.seq_len": length, "model.max_positions": length})
     nodes, devices = settings["--num-nodes"], settings["--num-gpus-per-node"]
-    megatron_flags.batch(settings, nodes * devices, settings["--num-accumulation-steps"])
+    times = settings["--num-accumulation-steps"]
+    replicas = megatron_flags.batch(settings, nodes * devices, times)
     settings.map("--num-accumulation-steps", {"batch.global_size": settings.ours["batch.global_size"]})
-    steps = megatron_flags.length(settings)
-    megatron_flags.schedule(settings, steps, "--learning-rate", {"cosine": "cosine", "linear": "linear"})
-    settings.ours |= {"optim.warmup_from": 0, "optim.cosine_clock": "from_start"}
-    if settings["--min-lr"] > settings["--learning-rate"]:
-        settings.ours["optim.allow_rising_lr"] = True
+    settings.map("--num-gpus-per-node", {"parallel.dp": replicas})
+    _learning_rate(settings, megatron_flags.length(settings), remarks)
     megatron_flags.precision(settings)
-    settings.ours |= {"precision.scaler.hysteresis": 1}
-    if not settings["--dataset"]:
-        raise ConfigError(where, ["--dataset: is required, the prefix of a .bin and .idx."])
-    settings.map("--dataset", {"data.path": (settings["--dataset"],)})
-    settings.ours |= {"data.order": "megatron", "data.tokenizer": "gpt2"}
-    optimizer = settings["--optimizer"] or "adamw"
+    settings.ours["precision.scaler.hysteresis"] = 1
+    _data(settings, command.folder)
+    optimizer = settings["--optimizer"]
     if optimizer != "adamw":
-        raise ConfigError(where, [f"--optimizer: got {optimizer!r}; OneFlow-GPT has adamw only, and so have we."])
-    settings.ignore("--optimizer", "AdamW, the only one there and here")
-    settings.ignore("--no-bias-gelu-fusion", KERNEL)
-    out, arguments = megatron_flags.checkpoints(settings, "checkpoint")
+        raise ConfigError(
+            settings.where, [f"--optimizer: got {optimizer!r}; OneFlow-GPT has no other than adamw, and so have we."]
+        )
+    settings.same("--optimizer", "AdamW, the only one there and here")
+    settings.same("--no-bias-gelu-fusion", KERNEL)
+    out, arguments, told = megatron_flags.checkpoints(settings, command.folder, str(settings["--log"]), NAME)
+    if settings["--save"]:
+        settings.ignore("--log", "logs are in the run folder, that of --save")
+    else:
+        settings.map("--log", {"run.out": out})
     arguments += _machines(settings, nodes)
     settings.map_plain()
-    settings.ours |= {"train.nonfinite": "skip", "checkpoint.keep_last": 1_000_000, "run.device": "gpu"}
+    settings.ours |= {"train.nonfinite": "skip", "checkpoint.keep_last": 1_000_000, "run.device": "cuda"}
+    if settings.ours.get("init.checkpoint"):  # a snapshot does not say how many heads it has: the whole shape is said
+        whole_shape = {"model.ffn_size": 4 * settings["--hidden-size"], "model.tied": True, "model.attention": "auto"}
+        settings.ours |= {**whole_shape, "model.layernorm_eps": 1e-5}
     settings.require_noted()
+    after = [AfterTraining(NAME, f"{out}/iter{{step}}_snapshot")] if settings["--save"] else []
     return Translation(
         NAME, "train", command.program, config=settings.ours, arguments=arguments, notes=settings.notes,
-        after=[AfterTraining(NAME, f"{out}/iter{{step}}_snapshot")], device="gpu", processes=nodes * devices,
+        remarks=remarks + told, after=after, device="gpu", processes=nodes * devices,
     )  # fmt: skip
 
 
+def _learning_rate(settings: Settings, steps: int, remarks: list[str]) -> None:
+    style = settings["--lr-decay-style"]
+    megatron_flags.schedule(
+        settings, steps, "--learning-rate", {"cosine": "cosine", "linear": "linear", "constant": "constant"}
+    )
+    settings.ours |= {"optim.warmup_from": 0, "optim.cosine_clock": "from_start"}
+    if style != "cosine":
+        remarks.append(f"--lr-decay-style {style}: OneFlow-GPT itself stops here, it has cosine only; we have it.")
+    highest, lowest = settings["--learning-rate"], settings["--min-lr"]
+    if lowest > highest:
+        settings.ours["optim.allow_rising_lr"] = True
+        remarks.append(
+            f"--min-lr {lowest:g} is above --learning-rate {highest:g}: the rate will rise, as it would in OneFlow. "
+            "They are probably swapped."
+        )
+
+
+def _data(settings: Settings, folder: Path) -> None:
+    if not settings["--dataset"]:
+        raise ConfigError(settings.where, ["--dataset: is required: X of a pair X.bin and X.idx."])
+    prefix = str(settings["--dataset"])
+    settings.map("--dataset", {"data.path": (prefix,)}, why=_ORDER)
+    settings.ours["data.order"] = "megatron"
+    megatron_flags.tokenizer_of(settings, folder, [prefix])
+
+
 def _machines(settings: Settings, nodes: int) -> list[str]:
-    settings.map(["--num-gpus-per-node"], {"--nproc": settings["--num-gpus-per-node"]})
-    settings.map(["--num-nodes"], {"--nnodes": nodes})
-    for key in ("--nproc", "--nnodes"):
-        settings.ours.pop(key)
     arguments: list[str] = []
-    ips = settings["--node-ips"]
+    addresses = settings["--node-ips"]
     if nodes > 1:
-        if not ips:
-            raise ConfigError(settings.where, [f"--node-ips: {nodes} machines, so their addresses are needed, as a,b."])
-        arguments += ["--node-ips", ips, "--nproc", str(settings["--num-gpus-per-node"])]
-        settings.map("--node-ips", {"--node-ips": ips})
-        settings.ours.pop("--node-ips")
+        if len((addresses or "").split(",")) < nodes:
+            raise ConfigError(
+                settings.where,
+                [f"--node-ips: got {addresses or 'nothing'!r}; {nodes} machines need {nodes} addresses, as a,b."],
+            )
+        used = ",".join(addresses.split(",")[:nodes])
+        on_command_line(settings, "--num-nodes", {"--nproc": settings["--num-gpus-per-node"]})
+        on_command_line(settings, "--node-ips", {"--node-ips": used})
+        arguments += ["--node-ips", used, "--nproc", str(settings["--num-gpus-per-node"])]
     else:
-        settings.ignore("--node-ips", "one machine")
+        settings.same("--num-nodes", "one machine")
+        settings.same("--node-ips", "one machine: nobody is called")
     settings.ignore("--ctrl-port", "the machines meet at the port of --master")
     if settings.is_given("--use-rdma"):
         arguments.append("--rdma")
-        settings.map("--use-rdma", {"--rdma": True})
-        settings.ours.pop("--rdma")
+        on_command_line(settings, "--use-rdma", {"--rdma": True})
     return arguments
 
 
-def prepare(command: Command, system: str) -> Translation:
-    """Megatron's preprocess_data.py, which OneFlow's document uses too."""
-    given = command_line.flags(
-        command.arguments, {key.theirs for key in PREPARATION if key.switch}, several={"--json-keys"}
-    )
-    settings = Settings(command.program, PREPARATION, given)
-    needed = [name for name in ("--input", "--output-prefix") if not settings[name]]
-    if needed:
-        raise ConfigError(command.program, [f"{name}: is required." for name in needed])
-    keys = str(settings["--json-key"] or settings["--json-keys"]).split()
-    formats = {"mmap": "megatron", "cached": "tnt", "lazy": "tnt"}
-    implementation = settings["--dataset-impl"]
-    if implementation not in formats:
-        raise ConfigError(command.program, [f"--dataset-impl: got {implementation!r}; needs mmap, cached or lazy."])
-    prefix = str(settings["--output-prefix"])
-    out = f"{prefix}_{keys[0]}_document" if len(keys) == 1 else prefix
-    arguments = [settings["--input"], "--out", out, "--format", formats[implementation]]
-    arguments += ["--workers", str(settings["--workers"])]
-    for key in keys:
-        arguments += ["--key", key]
-    settings.map("--input", {"INPUT": settings["--input"]})
-    settings.map("--output-prefix", {"--out": out})
-    settings.map(["--json-key", "--json-keys"], {"--key": " ".join(keys)})
-    settings.map("--dataset-impl", {"--format": formats[implementation]})
-    settings.map("--workers", {"--workers": settings["--workers"]})
-    vocabulary, merges = settings["--vocab"] or settings["--vocab-file"], settings["--merge-file"]
-    if vocabulary and merges:
-        arguments += ["--vocab-file", vocabulary, "--merge-file", merges]
-    settings.map(["--vocab", "--vocab-file"], {"--vocab-file": vocabulary})
-    settings.map("--merge-file", {"--merge-file": merges})
-    if settings["--tokenizer-type"] != "GPT2BPETokenizer":
-        raise ConfigError(
-            command.program, [f"--tokenizer-type: got {settings['--tokenizer-type']!r}; GPT has GPT2BPETokenizer."]
-        )
-    settings.map("--tokenizer-type", {"--tokenizer": "gpt2"})
-    if settings.is_given("--append-eod"):
-        arguments.append("--append-eod")
-        settings.map("--append-eod", {"--append-eod": True})
+def _container(command: Command) -> Translation:
+    given = command_line.flags(command.arguments, {key.theirs for key in CONTAINER if key.switch})
+    settings = Settings(command.program, CONTAINER, given)
+    if not settings["--cmd"]:
+        raise ConfigError(command.program, ["--cmd: is required, the command to run in the container."])
+    arguments = ["--image", settings["--image"]]
+    on_command_line(settings, "--image", {"--image": settings["--image"]})
+    for key in ("--src", "--extra-mount"):
+        where = settings[key]
+        if where and (settings.is_given(key) or Path(where).is_dir()):
+            arguments += ["--mount", where]
+            on_command_line(settings, key, {"--mount": where})
+    if proxy := settings["--proxy"]:
+        for name in ("http_proxy", "https_proxy"):
+            arguments += ["--env", f"{name}={proxy}"]
+        on_command_line(settings, "--proxy", {"--env": f"https_proxy={proxy}"})
+    inside = shlex.split(settings["--cmd"].replace("\\\n", " "))
+    on_command_line(settings, "--cmd", {"--": f"gptworks run -- {' '.join(inside[:3])} ..."})
     settings.map_plain()
     settings.require_noted()
-    return Translation(system, "prepare", command.program, arguments=arguments, notes=settings.notes)
-
-
-def _container(command: Command) -> Translation:
-    given = command_line.flags(command.arguments, set())
-    settings = Settings(command.program, CONTAINER, given)
-    if not settings["--cmd"] or not settings["--image"]:
-        raise ConfigError(command.program, ["--image and --cmd are required."])
-    inner = shlex.split(settings["--cmd"].replace("\\\n", " "))
-    settings.map("--image", {"--image": settings["--image"]})
-    settings.map("--src", {"--mount": settings["--src"]})
-    settings.map("--cmd", {"--": "gptworks run -- " + " ".join(inner[:3]) + " ..."})
-    settings.ignore("--py", "the image has its Python")
-    settings.ignore("--wheel", "OneFlow is not needed: gptworks runs the command")
-    settings.ignore("--extra-docker-args", "put them into `docker run` by hand")
-    settings.require_noted()
-    arguments = ["--image", settings["--image"], "--mount", settings["--src"] or ".", "--", *inner]
-    return Translation(NAME, "launch", command.program, arguments=arguments, notes=settings.notes)
+    remark = (
+        f"{settings['--image']} must have gptworks in it. Dockerfile.cuda makes such an image: "
+        "docker build -f Dockerfile.cuda -t gptworks:cuda ."
+    )
+    return Translation(
+        NAME, "launch", command.program, arguments=arguments, notes=settings.notes, remarks=[remark], device="gpu",
+        inside=inside,
+    )  # fmt: skip

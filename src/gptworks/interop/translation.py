@@ -13,9 +13,10 @@ class AfterTraining:
     """Checkpoints under the names the foreign system would have given them, made from ours."""
 
     system: str  # of checkpoint/systems
-    path: str  # such as output/model_{step}/; {step} is the step, {file} nothing
+    path: str  # such as output/model_{step}; without {step}: one file, made anew from the last checkpoint
     tp: int = 1
     pp: int = 1
+    spread: str = ""  # such as iter_{step}: what is written goes into the folder `path`, beside what is there
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Translation:
     environment: Mapping[str, str] = field(default_factory=dict)
     device: str = ""  # what their command asked for: gpu, xpu, npu, cpu
     processes: int = 1
+    inside: list[str] = field(default_factory=list)  # a command of theirs that our command runs elsewhere
 
     def sections(self) -> dict[str, Any]:
         """The configuration as our YAML nests it."""

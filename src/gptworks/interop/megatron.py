@@ -1,0 +1,428 @@
+"""Megatron-LM: pretrain_gpt.py with flags of 2021 and common ones of today, preprocess_data.py, generation."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gptworks.errors import ConfigError, UsageError
+from gptworks.interop import command_line, megatron_flags, megatron_prepare
+from gptworks.interop.megatron_flags import KERNEL, SHARED, on_command_line
+from gptworks.interop.settings import Key, Settings, number, whole, words
+from gptworks.interop.translation import AfterTraining, Command, Translation
+
+NAME = "megatron"
+TITLE = "Megatron-LM"
+
+_LOGS = "the run folder has metrics.jsonl and TensorBoard files"
+_SPEED = "a matter of speed or memory, not of numbers"
+_ONE_FORM = "the model is GPT-2's; nothing else is here"
+
+TRAINING = [
+    *SHARED,
+    Key("--ffn-hidden-size", whole, "model.ffn_size"),
+    Key("--kv-channels", whole),
+    Key("--max-position-embeddings", whole),
+    Key("--layernorm-epsilon", number),
+    Key("--norm-epsilon", number),
+    Key("--seed", whole, "train.seed", default=1234),
+    Key("--lr", number),
+    Key("--optimizer", words, default="adam"),
+    Key("--rampup-batch-size", words),
+    Key("--lr-decay-samples", whole),
+    Key("--lr-warmup-samples", whole, default=0),
+    Key("--bf16", words, switch=True),
+    Key("--min-loss-scale", number, "precision.scaler.floor", default=1.0),
+    Key("--hysteresis", whole, "precision.scaler.hysteresis", default=2),
+    Key("--num-layers-per-virtual-pipeline-stage", whole),
+    Key("--sequence-parallel", words, switch=True),
+    Key("--use-distributed-optimizer", words, switch=True),
+    Key("--context-parallel-size", whole, default=1),
+    Key("--eval-interval", whole, "evaluate.every", default=1000),
+    Key("--eval-iters", whole, "evaluate.batches", default=100),
+    Key("--data-path", words),
+    Key("--vocab-file", words),
+    Key("--merge-file", words),
+    Key("--tokenizer-type", words),
+    Key("--tokenizer-model", words),
+    Key("--vocab-size", whole),
+    Key("--padded-vocab-size", whole),
+    Key("--data-impl", words, default="infer", same="what the files are is seen in them"),
+    Key("--reset-position-ids", words, switch=True),
+    Key("--reset-attention-mask", words, switch=True),
+    Key("--eod-mask-loss", words, switch=True),
+    Key("--finetune", words, switch=True),
+    Key("--recompute-granularity", words),
+    Key("--recompute-method", words),
+    Key("--recompute-num-layers", whole),
+    Key("--recompute-activations", words, switch=True),
+    Key("--checkpoint-num-layers", whole, same="every block is recomputed"),
+    Key("--distribute-checkpointed-activations", words, switch=True, same=_SPEED),
+    Key("--untie-embeddings-and-output-weights", words, switch=True),
+    Key("--exit-interval", whole, why="a run ends at train.steps; Ctrl-C saves and ends it"),
+    Key("--exit-duration-in-mins", whole, why="a run ends at train.steps; Ctrl-C saves and ends it"),
+    Key("--attention-softmax-in-fp32", words, switch=True, same="softmax is computed in fp32 always"),
+    Key("--accumulate-allreduce-grads-in-fp32", words, switch=True, same="gradients are summed in fp32 always"),
+    Key("--fp32-residual-connection", words, switch=True, why="the residual stream is of precision.compute"),
+    Key("--apply-query-key-layer-scaling", words, switch=True, same=megatron_flags.SAME_NUMBER),
+    *[
+        Key(f"--{name}", words, switch=True, same=KERNEL)
+        for name in (
+            "masked-softmax-fusion", "no-masked-softmax-fusion", "no-scaled-masked-softmax-fusion",
+            "bias-dropout-fusion", "no-bias-dropout-fusion", "no-bias-swiglu-fusion", "use-flash-attn",
+            "no-gradient-accumulation-fusion", "no-persist-layer-norm", "cross-entropy-loss-fusion",
+        )
+    ],
+    *[
+        Key(f"--{name}", words, switch=True, same=_SPEED)
+        for name in (
+            "overlap-grad-reduce", "overlap-param-gather", "no-async-tensor-model-parallel-allreduce",
+            "no-contiguous-buffers-in-local-ddp", "use-cpu-initialization", "tp-comm-overlap",
+            "no-load-optim", "no-load-rng", "no-save-optim", "no-save-rng", "no-data-sharding", "use-mcore-models",
+            "scatter-gather-tensors-in-pipeline", "no-scatter-gather-tensors-in-pipeline", "use-legacy-models",
+        )
+    ],
+    *[
+        Key(f"--{name}", words, why=_LOGS)
+        for name in (
+            "tensorboard-dir", "tensorboard-log-interval", "tensorboard-queue-size", "wandb-project", "wandb-exp-name",
+            "wandb-save-dir",
+        )
+    ],
+    *[
+        Key(f"--{name}", words, switch=True, why=_LOGS)
+        for name in (
+            "log-params-norm", "log-num-zeros-in-grad", "log-throughput", "log-timers-to-tensorboard",
+            "log-batch-size-to-tensorboard", "log-validation-ppl-to-tensorboard", "log-memory-to-tensorboard",
+            "no-log-learnig-rate-to-tensorboard", "no-log-loss-scale-to-tensorboard", "log-progress",
+        )
+    ],
+    Key("--distributed-backend", words, same="NCCL on GPUs, gloo on CPUs"),
+    Key("--distributed-timeout-minutes", whole),
+    Key("--DDP-impl", words, same=_SPEED),
+    Key("--local_rank", whole, same="the launcher says it"),
+    Key("--num-workers", whole, why="reading needs no processes of its own"),
+    Key("--transformer-impl", words, same=KERNEL),
+    Key("--attention-backend", words, same=KERNEL),
+    Key("--ckpt-format", words, why="ours is torch's distributed format; Megatron's is written beside it as `torch`"),
+    Key("--auto-detect-ckpt-format", words, switch=True, same="seen in the files"),
+    Key("--async-save", words, switch=True),
+    Key("--position-embedding-type", words, default="learned_absolute"),
+    Key("--normalization", words, default="LayerNorm"),
+    *[
+        Key(f"--{name}", words, switch=True)
+        for name in ("swiglu", "disable-bias-linear", "group-query-attention", "use-rotary-position-embeddings", "fp8")
+    ],
+    Key("--num-experts", whole),
+    Key("--mock-data", words, switch=True),
+]  # fmt: skip
+GENERATION = [
+    *TRAINING,
+    Key("--out-seq-length", whole, default=1024),
+    Key("--temperature", number, default=1.0),
+    Key("--greedy", words, switch=True),
+    Key("--top_p", number, default=0.0),
+    Key("--top_k", whole, default=0),
+    Key("--sample-input-file", words),
+    Key("--sample-output-file", words, why="the text is printed; send it where you like"),
+    Key("--num-samples", whole, default=0),
+    Key("--genfile", words, why="the text is printed; send it where you like"),
+    Key("--recompute", words, switch=True, same="keys and values are kept, which gives the same text"),
+]
+_TRAINERS = {"pretrain_gpt.py", "pretrain_gpt2.py"}
+_GENERATORS = {"generate_samples_gpt.py", "generate_samples_gpt2.py"}
+# Of another kind of model than GPT-2: flag -> what it asks for.
+_OTHER_MODELS = {
+    "--swiglu": "SwiGLU",
+    "--disable-bias-linear": "matrices without biases",
+    "--group-query-attention": "grouped queries",
+    "--use-rotary-position-embeddings": "rotary positions",
+    "--fp8": "FP8",
+    "--num-experts": "experts",
+}
+
+
+def recognise(command: Command) -> bool:
+    name = Path(command.program).name
+    return name in _TRAINERS | _GENERATORS or name == "preprocess_data.py"
+
+
+def recognise_yaml(values: Mapping[str, Any]) -> bool:
+    return False
+
+
+def translate_yaml(path: Path) -> Translation:
+    raise UsageError(
+        f"{path}: Megatron-LM is set by flags; translate its command with `gptworks translate -- COMMAND`."
+    )
+
+
+def translate(command: Command, find: Any) -> Translation:
+    name = Path(command.program).name
+    if name == "preprocess_data.py":
+        return megatron_prepare.translate(command, NAME)
+    if name in _GENERATORS:
+        return _generate(command)
+    given = command_line.flags(
+        command.arguments,
+        {key.theirs for key in TRAINING if key.switch},
+        several={"--data-path", "--rampup-batch-size"},
+    )
+    settings = Settings(command.program, TRAINING, given, hints=_HINTS)
+    _refuse_other_models(settings)
+    processes, nodes, arguments = _launcher(command)
+    remarks: list[str] = []
+    _model(settings, command.folder, remarks)
+    _layout(settings, processes * nodes)
+    _optimizer(settings)
+    _precision(settings)
+    _data(settings, command.folder)
+    _recompute(settings)
+    out, resume, told = megatron_flags.checkpoints(settings, command.folder, "runs/megatron", NAME)
+    if settings.is_given("--finetune"):
+        settings.map("--finetune", {"init.checkpoint": settings["--load"] or ""}, why="weights only; steps begin at 0")
+        resume = ["--resume", "never"]
+    settings.map_plain()
+    settings.ours |= {"train.nonfinite": "skip", "checkpoint.keep_last": 1_000_000, "run.device": "cuda"}
+    settings.require_noted()
+    tp, pp = settings["--tensor-model-parallel-size"], settings["--pipeline-model-parallel-size"]
+    after = [AfterTraining(NAME, out, tp, pp, spread="iter_{step:07d}")] if settings["--save"] else []
+    return Translation(
+        NAME, "train", command.program, config=settings.ours, arguments=[*resume, *arguments], notes=settings.notes,
+        remarks=[*remarks, *told], after=after, device="gpu", processes=processes * nodes,
+    )  # fmt: skip
+
+
+_HINTS = {
+    "--model-parallel-size": "it became --tensor-model-parallel-size in 2021. Use that.",
+    "--batch-size": "it became --micro-batch-size in 2021, with --global-batch-size for the whole. Use those.",
+    "--warmup": "it became --lr-warmup-fraction in 2021. Use that.",
+}
+
+
+def _refuse_other_models(settings: Settings) -> None:
+    asked = {flag: what for flag, what in _OTHER_MODELS.items() if settings.is_given(flag)}
+    if settings["--position-embedding-type"] != "learned_absolute":
+        asked["--position-embedding-type"] = f"{settings['--position-embedding-type']} positions"
+    if settings["--normalization"] != "LayerNorm":
+        asked["--normalization"] = str(settings["--normalization"])
+    if settings["--context-parallel-size"] != 1:
+        asked["--context-parallel-size"] = "context parallelism"
+    if settings.is_given("--mock-data"):
+        asked["--mock-data"] = "invented data"
+    if asked:
+        raise ConfigError(
+            settings.where, [f"{flag}: {what} is not here: the model is GPT-2's." for flag, what in asked.items()]
+        )
+    settings.same(["--position-embedding-type", "--normalization", "--context-parallel-size"], _ONE_FORM)
+
+
+def _launcher(command: Command) -> tuple[int, int, list[str]]:
+    """(processes of a machine, machines, our options) as torchrun was told."""
+    options = {name.replace("_", "-"): value for name, value in command.launcher_options.items()}
+    processes = int(options.get("--nproc-per-node", "1"))
+    nodes = int(options.get("--nnodes", "1").split(":")[-1])
+    arguments: list[str] = []
+    if nodes > 1:
+        master = options.get("--master-addr") or options.get("--rdzv-endpoint", "").split(":")[0]
+        if not master:
+            raise UsageError(f"{command.launcher}: {nodes} machines, so --master-addr is needed.")
+        port = options.get("--master-port")
+        arguments += [
+            "--nproc",
+            str(processes),
+            "--nnodes",
+            str(nodes),
+            "--master",
+            master + (f":{port}" if port else ""),
+        ]
+        if "--node-rank" in options:
+            arguments += ["--node-rank", options["--node-rank"]]
+    return processes, nodes, arguments
+
+
+def _model(settings: Settings, folder: Path, remarks: list[str]) -> None:
+    megatron_flags.model(settings)
+    width, heads = settings["--hidden-size"], settings["--num-attention-heads"]
+    if settings["--kv-channels"] not in (None, width // heads):
+        raise ConfigError(
+            settings.where,
+            [f"--kv-channels: {settings['--kv-channels']}; heads here have hidden-size / heads = {width // heads}."],
+        )
+    settings.same("--kv-channels", "hidden-size / heads, as here")
+    megatron_flags.require(settings, ("--seq-length",))
+    settings.map("--seq-length", "data.seq_len")
+    settings.map(
+        "--max-position-embeddings",
+        {"model.max_positions": settings["--max-position-embeddings"] or settings["--seq-length"]},
+    )
+    epsilon = settings["--norm-epsilon"] or settings["--layernorm-epsilon"] or 1e-5
+    settings.map(["--norm-epsilon", "--layernorm-epsilon"], {"model.layernorm_eps": epsilon})
+    # Their fused kernel computes the approximation, what is left without it the exact one.
+    exact = settings.is_given("--no-bias-gelu-fusion")
+    settings.map("--no-bias-gelu-fusion", {"model.gelu": "erf" if exact else "tanh"})
+    if settings.is_given("--untie-embeddings-and-output-weights"):
+        settings.map("--untie-embeddings-and-output-weights", {"model.tied": False})
+    vocabulary = _vocabulary(settings, folder)
+    size = settings["--padded-vocab-size"] or megatron_flags.padded(settings, vocabulary)
+    settings.map(["--padded-vocab-size", "--vocab-size", "--make-vocab-size-divisible-by"], {"model.vocab_size": size})
+
+
+def _vocabulary(settings: Settings, folder: Path) -> int:
+    """Words of their tokenizer: counted in its file."""
+    kind = settings["--tokenizer-type"] or "GPT2BPETokenizer"
+    files = ["--vocab-file", "--merge-file", "--tokenizer-type", "--tokenizer-model"]
+    settings.same(files, "the data say their tokenizer; how many words it has is model.vocab_size")
+    if settings["--vocab-size"]:
+        return int(settings["--vocab-size"])
+    if kind != "GPT2BPETokenizer":
+        raise ConfigError(settings.where, [f"--vocab-size: is needed with --tokenizer-type {kind}."])
+    file = folder / str(settings["--vocab-file"] or "")
+    if settings["--vocab-file"] and file.is_file():
+        import json
+
+        try:
+            return len(json.loads(file.read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise ConfigError(settings.where, [f"--vocab-file: {file} cannot be read ({error})."]) from None
+    return 50257
+
+
+def _layout(settings: Settings, world: int) -> None:
+    if settings["--rampup-batch-size"]:
+        raise ConfigError(
+            settings.where,
+            ["--rampup-batch-size: the batch has one size here. Leave it out, or train in parts with --load."],
+        )
+    settings.same("--rampup-batch-size", "empty: one size")
+    replicas = megatron_flags.batch(settings, world)
+    per_stage = settings["--num-layers-per-virtual-pipeline-stage"]
+    if per_stage:
+        stages = settings["--num-layers"] // settings["--pipeline-model-parallel-size"] // per_stage
+        settings.map(
+            "--num-layers-per-virtual-pipeline-stage",
+            {"parallel.virtual_stages": stages, "parallel.schedule": "interleaved"},
+        )
+    settings.map("--sequence-parallel", {"parallel.sequence": settings.is_given("--sequence-parallel")})
+    if settings.is_given("--use-distributed-optimizer"):
+        shards = {"parallel.fsdp": replicas, "parallel.dp": 1, **({"parallel.zero": 1} if replicas > 1 else {})}
+        settings.map("--use-distributed-optimizer", shards)
+    if minutes := settings["--distributed-timeout-minutes"]:
+        settings.map("--distributed-timeout-minutes", {"parallel.timeout": 60 * minutes})
+    if settings.is_given("--async-save"):
+        settings.map("--async-save", {"checkpoint.asynchronous": True})
+
+
+def _optimizer(settings: Settings) -> None:
+    if settings["--optimizer"] != "adam":
+        raise ConfigError(
+            settings.where, [f"--optimizer: got {settings['--optimizer']!r}; needs adam (AdamW, as here)."]
+        )
+    settings.same("--optimizer", "AdamW, as theirs is")
+    megatron_flags.require(settings, ("--lr",))
+    steps, size = megatron_flags.length(settings), settings.ours["batch.global_size"]
+    shapes = {"cosine": "cosine", "linear": "linear", "constant": "constant", "WSD": "wsd"}
+    megatron_flags.schedule(settings, steps, "--lr", shapes)
+    if settings["--lr-decay-samples"]:
+        settings.map("--lr-decay-samples", {"optim.decay_steps": settings["--lr-decay-samples"] // size})
+    if settings["--lr-warmup-samples"]:
+        settings.map("--lr-warmup-samples", {"optim.warmup_steps": settings["--lr-warmup-samples"] / size})
+    settings.same(["--lr-decay-samples", "--lr-warmup-samples"], "0: as the iterations say")
+    if settings["--min-lr"] > settings["--lr"]:
+        raise ConfigError(
+            settings.where,
+            [
+                f"--min-lr: {settings['--min-lr']:g} is above --lr {settings['--lr']:g}; Megatron refuses it too. "
+                "They are probably swapped."
+            ],
+        )
+    # Their scheduler is asked before it has counted the step: the first update of a warmup has rate 0.
+    settings.ours |= {"optim.warmup_from": 0, "optim.cosine_clock": "after_warmup"}
+
+
+def _precision(settings: Settings) -> None:
+    bf16 = settings.is_given("--bf16")
+    if bf16 and settings.is_given("--fp16"):
+        raise ConfigError(settings.where, ["--bf16 and --fp16: give one of them."])
+    megatron_flags.precision(settings, bf16=bf16)
+    settings.map("--bf16", {"precision.compute": settings.ours["precision.compute"]})
+    settings.ours["precision.scaler.refill"] = "growth"
+
+
+def _data(settings: Settings, folder: Path) -> None:
+    if not settings["--data-path"]:
+        raise ConfigError(settings.where, ["--data-path: is required: X of a pair X.bin and X.idx."])
+    found = str(settings["--data-path"]).split()
+    weights = [float(text) for text in found[::2]] if len(found) > 1 and _all_numbers(found[::2]) else []
+    paths = found[1::2] if weights else found
+    blend = {"data.weights": tuple(weights)} if weights else {}
+    settings.map("--data-path", {"data.path": tuple(paths), **blend})
+    settings.ours["data.order"] = "megatron"
+    megatron_flags.tokenizer_of(settings, folder, paths)
+    for flag, key in (
+        ("--reset-position-ids", "data.reset_positions"),
+        ("--reset-attention-mask", "data.reset_attention"),
+        ("--eod-mask-loss", "data.mask_eod"),
+    ):
+        settings.map(flag, {key: settings.is_given(flag)})
+
+
+def _all_numbers(texts: list[str]) -> bool:
+    return all(re.fullmatch(r"[0-9.]+(e-?\d+)?", text) for text in texts)
+
+
+def _recompute(settings: Settings) -> None:
+    granularity = settings["--recompute-granularity"]
+    if granularity not in (None, "full", "selective"):
+        raise ConfigError(settings.where, [f"--recompute-granularity: got {granularity!r}; needs full or selective."])
+    if settings.is_given("--checkpoint-activations") or granularity == "full":
+        mode = "full"
+    elif settings.is_given("--recompute-activations") or granularity == "selective":
+        mode = "core_attn"
+    else:
+        mode = "none"
+    names = ["--checkpoint-activations", "--recompute-granularity", "--recompute-activations"]
+    settings.map(names, {"train.recompute": mode})
+    settings.ignore(["--recompute-method", "--recompute-num-layers"], "every block is recomputed, or none")
+
+
+def _generate(command: Command) -> Translation:
+    given = command_line.flags(command.arguments, {key.theirs for key in GENERATION if key.switch})
+    settings = Settings(command.program, GENERATION, given)
+    if not settings["--load"]:
+        raise ConfigError(command.program, ["--load: is required: the folder of a checkpoint."])
+    source = settings["--sample-input-file"]
+    if not source and not settings["--num-samples"]:
+        raise ConfigError(command.program, ["--sample-input-file: is required: a file with a prompt on each line."])
+    arguments = ["--model", settings["--load"]]
+    on_command_line(settings, "--load", {"--model": settings["--load"]})
+    if source:
+        arguments += ["--prompts", source]
+        on_command_line(settings, "--sample-input-file", {"--prompts": source})
+        settings.ignore("--num-samples", "one text for each prompt")
+    else:
+        arguments += ["--prompt", "<|endoftext|>", "--num-return-sequences", str(settings["--num-samples"])]
+        on_command_line(settings, "--num-samples", {"--num-return-sequences": settings["--num-samples"]})
+    longest = settings["--out-seq-length"]
+    arguments += ["--max-new-tokens", str(longest), "--window", "slide"]
+    on_command_line(settings, "--out-seq-length", {"--max-new-tokens": longest}, why="theirs counts the prompt too")
+    if settings.is_given("--greedy"):
+        arguments += ["--strategy", "greedy"]
+        on_command_line(settings, "--greedy", {"--strategy": "greedy"})
+        settings.ignore(["--temperature", "--top_k", "--top_p"], "--greedy takes the likeliest token")
+    else:
+        chosen = {"--temperature": settings["--temperature"], "--top-k": settings["--top_k"]}
+        chosen["--top-p"] = settings["--top_p"] or 1.0
+        arguments += [word for option, value in chosen.items() for word in (option, str(value))]
+        for theirs, ours in (("--temperature", "--temperature"), ("--top_k", "--top-k"), ("--top_p", "--top-p")):
+            on_command_line(settings, theirs, {ours: chosen[ours]})
+    if seed := settings["--seed"]:
+        arguments += ["--seed", str(seed)]
+        on_command_line(settings, "--seed", {"--seed": seed})
+    for name, key in settings.keys.items():
+        if key.why:
+            settings.ignore(name, key.why)
+        else:
+            settings.same(name, "the checkpoint says it")
+    settings.require_noted()
+    return Translation(NAME, "generate", command.program, arguments=arguments, notes=settings.notes, device="gpu")

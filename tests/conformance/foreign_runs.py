@@ -1,0 +1,78 @@
+"""What the tests of foreign commands have in common: a folder with the files a document names, a command run in it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gptworks.cli.main import main
+
+
+def fill(folder: Path, corpus: Path, tokenizer: Any) -> None:
+    """The corpus and the vocabulary, small, under the names of OneFlow's and Megatron's documents."""
+    texts = [text for text in corpus.read_text(encoding="utf-8").split("\n\n") if text.strip()]
+    lines = [json.dumps({"src": "here", "text": text, "id": str(n)}) + "\n" for n, text in enumerate(texts)]
+    (folder / "my-corpus.json").write_text("".join(lines), encoding="utf-8")
+    tokenizer.save_file(folder / "t.json")
+    described = json.loads((folder / "t.json").read_text(encoding="utf-8"))
+    (folder / "t.json").unlink()
+    added = {token["content"]: token["id"] for token in described["added_tokens"]}
+    (folder / "gpt2-vocab.json").write_text(json.dumps(described["model"]["vocab"] | added), encoding="utf-8")
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in described["model"]["merges"]]
+    (folder / "gpt2-merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n", encoding="utf-8")
+
+
+def run(folder: Path, command: str, *options: str) -> int:
+    """As a document writes it, on a CPU and small."""
+    return main(["run", "--device", "cpu", "--shrink", "tiny", "--cwd", str(folder), *options, "--", command])
+
+
+def losses(run_folder: Path) -> list[tuple[int, float]]:
+    lines = (run_folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [json.loads(line) for line in lines]
+    return [(each["step"], each["loss"]) for each in found if "loss" in each]
+
+
+def train_again(folder: Path, file: str, out: str) -> list[tuple[int, float]]:
+    """The losses of `gptworks train` on what a command was translated to."""
+    values = yaml.safe_load((folder / file).read_text(encoding="utf-8"))
+    values["data"]["path"] = [str(folder / path) for path in values["data"]["path"]]
+    if "held_out_path" in values["data"]:
+        values["data"]["held_out_path"] = [str(folder / path) for path in values["data"]["held_out_path"]]
+    (folder / "again.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    assert main(["train", "-c", str(folder / "again.yaml"), "--out", str(folder / out)]) == 0
+    return losses(folder / out)
+
+
+def translate(capsys: Any, command: str, *options: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["translate", "--json", *options, "--", command]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def flags_in(command: str) -> set[str]:
+    return {word.partition("=")[0] for word in command.split() if word.startswith("--")}
+
+
+def noted(translation: dict[str, Any]) -> set[str]:
+    return {note["theirs"] for note in translation["notes"]}
+
+
+def with_value(command: str, flag: str, value: str) -> str:
+    """The command with another value of a flag that takes one."""
+    words: list[str] = command.replace("\\\n", " ").split()
+    at = words.index(flag)
+    return " ".join([*words[: at + 1], value, *words[at + 2 :]])
+
+
+def without(command: str, switch: str) -> str:
+    return " ".join(word for word in command.replace("\\\n", " ").split() if word != switch)
+
+
+def error_of(capsys: Any, words: Sequence[str]) -> str:
+    capsys.readouterr()
+    assert main(list(words)) == 2
+    return str(capsys.readouterr().err)

@@ -1,0 +1,237 @@
+"""Megatron-LM's pretrain_gpt.py as its examples start it. Rows of the conformance list: S1-01, W-02."""
+
+import json
+from pathlib import Path
+
+import foreign_runs as foreign
+import pytest
+
+from gptworks.checkpoint.systems import registry
+from gptworks.cli.main import main
+from gptworks.data.store import Store
+from gptworks.interop import megatron
+
+PREPARE = """python tools/preprocess_data.py \\
+       --input my-corpus.json \\
+       --output-prefix my-gpt2 \\
+       --vocab-file gpt2-vocab.json \\
+       --dataset-impl mmap \\
+       --tokenizer-type GPT2BPETokenizer \\
+       --merge-file gpt2-merges.txt \\
+       --append-eod
+"""
+# examples/pretrain_gpt.sh of 2021
+TRAIN = """python pretrain_gpt.py \\
+       --num-layers 24 \\
+       --hidden-size 1024 \\
+       --num-attention-heads 16 \\
+       --micro-batch-size 4 \\
+       --global-batch-size 8 \\
+       --seq-length 1024 \\
+       --max-position-embeddings 1024 \\
+       --train-iters 500000 \\
+       --lr-decay-iters 320000 \\
+       --save checkpoints \\
+       --load checkpoints \\
+       --data-path my-gpt2_text_document \\
+       --vocab-file gpt2-vocab.json \\
+       --merge-file gpt2-merges.txt \\
+       --data-impl mmap \\
+       --split 949,50,1 \\
+       --distributed-backend nccl \\
+       --lr 0.00015 \\
+       --min-lr 1.0e-5 \\
+       --lr-decay-style cosine \\
+       --weight-decay 1e-2 \\
+       --clip-grad 1.0 \\
+       --lr-warmup-fraction .01 \\
+       --checkpoint-activations \\
+       --log-interval 100 \\
+       --save-interval 10000 \\
+       --eval-interval 1000 \\
+       --eval-iters 10 \\
+       --fp16
+"""
+TODAY = (
+    "torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py --tensor-model-parallel-size 2 "
+    "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2 --sequence-parallel "
+    "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 256 --max-position-embeddings 256 "
+    "--micro-batch-size 2 --global-batch-size 16 --train-samples 1600 --lr-decay-samples 1600 --lr-warmup-samples 160 "
+    "--lr 1e-4 --min-lr 1e-5 --lr-decay-style cosine --bf16 --use-flash-attn --use-distributed-optimizer "
+    "--overlap-grad-reduce --recompute-granularity selective --untie-embeddings-and-output-weights "
+    "--tokenizer-type GPT2BPETokenizer --data-path 0.3 a 0.7 b --norm-epsilon 1e-6 --reset-position-ids "
+    "--reset-attention-mask --eod-mask-loss --no-bias-gelu-fusion --distributed-timeout-minutes 5 --async-save "
+    "--ffn-hidden-size 1024 --adam-beta2 0.95 --init-method-std 0.006"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path, small_tokenizer) -> Path:
+    made = tmp_path_factory.mktemp("megatron")
+    foreign.fill(made, corpus_file, small_tokenizer)
+    assert foreign.run(made, PREPARE) == 0
+    return made
+
+
+def test_s1_01_preprocess_data_of_megatron(folder: Path) -> None:
+    assert Store(folder / "my-gpt2_text_document").num_documents == 160
+
+
+def test_pretrain_gpt_runs_and_leaves_megatrons_checkpoint(folder: Path) -> None:
+    assert foreign.run(folder, TRAIN) == 0
+    found = foreign.losses(folder / "checkpoints")
+    assert len(found) == 10 and found[-1][1] < found[0][1]
+    assert foreign.train_again(folder, "pretrain_gpt.gptworks.yaml", "again") == found
+    saved = folder / "checkpoints"
+    assert (saved / "latest_checkpointed_iteration.txt").read_text(encoding="utf-8") == "10"
+    assert (saved / "iter_0000010" / "mp_rank_00" / "model_optim_rng.pt").is_file()
+    opened = registry.open_any(saved / "iter_0000010", {})
+    assert opened.system == "megatron" and opened.model.num_layers == 2 and opened.about["step"] == 10
+    assert foreign.run(folder, TRAIN) == 0  # --load of what is there: nothing is left to do
+    assert len(foreign.losses(saved)) == 10
+
+
+def test_weights_that_megatron_wrote_are_the_start(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("10", encoding="utf-8")
+    found = foreign.translate(capsys, TRAIN, "--cwd", str(tmp_path))
+    assert found["config"]["init"]["checkpoint"] == "checkpoints"
+    assert found["config"]["run"]["out"] == "checkpoints/gptworks" and found["remarks"]
+
+
+def test_every_flag_is_noted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert foreign.noted(foreign.translate(capsys, TRAIN, "--cwd", str(folder))) == foreign.flags_in(TRAIN)
+    found = foreign.translate(capsys, TODAY)
+    launcher = {"--nproc_per_node", "--nnodes"}
+    assert foreign.noted(found) == foreign.flags_in(TODAY) - launcher
+    assert main(["translate", "--strict", "--", TRAIN]) == 0
+
+
+def test_todays_flags_mean_what_they_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    config = foreign.translate(capsys, TODAY)["config"]
+    layout = config["parallel"]
+    assert {axis: layout[axis] for axis in ("pp", "dp", "fsdp", "tp")} == {"pp": 2, "dp": 1, "fsdp": 2, "tp": 2}
+    assert (layout["zero"], layout["virtual_stages"], layout["schedule"]) == (1, 2, "interleaved")
+    assert layout["sequence"] is True and layout["timeout"] == 300
+    assert config["train"]["steps"] == 100 and config["optim"]["decay_steps"] == 100
+    assert config["optim"]["warmup_steps"] == 10.0 and config["optim"]["beta2"] == 0.95
+    assert config["data"]["path"] == ["a", "b"] and config["data"]["weights"] == [0.3, 0.7]
+    assert all(config["data"][key] is True for key in ("reset_positions", "reset_attention", "mask_eod"))
+    model = config["model"]
+    assert (model["gelu"], model["tied"], model["layernorm_eps"], model["ffn_size"]) == ("erf", False, 1e-6, 1024)
+    assert model["vocab_size"] == 50432  # a multiple of 128 x 2
+    assert config["precision"]["compute"] == "bf16" and config["train"]["recompute"] == "core_attn"
+    assert config["checkpoint"]["asynchronous"] is True
+
+
+def test_defaults_of_2021_are_megatrons(capsys: pytest.CaptureFixture[str]) -> None:
+    command = (
+        "python pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 2 "
+        "--seq-length 64 --train-iters 9 --lr 1e-4 --data-path x --fp16"
+    )
+    config = foreign.translate(capsys, command)["config"]
+    assert config["train"] == config["train"] | {"seed": 1234, "log_every": 100, "recompute": "none"}
+    assert config["optim"] == config["optim"] | {
+        "schedule": "linear", "weight_decay": 0.01, "beta2": 0.999, "clip": 1.0, "warmup_from": 0, "decay_steps": 9,
+    }  # fmt: skip
+    assert config["precision"]["scaler"] == {
+        "init": 2.0**32, "window": 1000, "floor": 1.0, "hysteresis": 2, "refill": "growth",
+    }  # fmt: skip
+    assert config["data"] == config["data"] | {"split": "969,30,1", "order": "megatron"}
+    assert config["evaluate"] == {"every": 1000, "batches": 100}
+    assert config["model"] == config["model"] | {"gelu": "tanh", "max_positions": 64, "vocab_size": 50304}
+    assert config["parallel"]["sequence"] is False
+
+
+OTHER_VALUES = {
+    "--num-layers": "12", "--hidden-size": "512", "--num-attention-heads": "8", "--micro-batch-size": "8",
+    "--global-batch-size": "16", "--seq-length": "512", "--max-position-embeddings": "2048", "--train-iters": "9",
+    "--lr-decay-iters": "9", "--save": "x", "--load": "x", "--data-path": "x", "--split": "1,1,1", "--lr": "1",
+    "--min-lr": "0", "--lr-decay-style": "linear", "--weight-decay": "0", "--clip-grad": "3",
+    "--lr-warmup-fraction": "0.5", "--log-interval": "3", "--save-interval": "3", "--eval-interval": "3",
+    "--eval-iters": "3", "--ffn-hidden-size": "7", "--layernorm-epsilon": "1e-3", "--norm-epsilon": "1e-3",
+    "--seed": "7", "--min-loss-scale": "2", "--hysteresis": "5", "--vocab-size": "60000",
+    "--padded-vocab-size": "60000", "--make-vocab-size-divisible-by": "1000", "--lr-decay-samples": "80",
+    "--lr-warmup-samples": "80", "--num-layers-per-virtual-pipeline-stage": "4", "--recompute-granularity": "selective",
+    "--distributed-timeout-minutes": "7", "--adam-beta1": "0.5", "--adam-beta2": "0.5", "--adam-eps": "1e-3",
+    "--hidden-dropout": "0", "--attention-dropout": "0", "--init-method-std": "0.5", "--initial-loss-scale": "8",
+    "--loss-scale": "16", "--loss-scale-window": "9",
+}  # fmt: skip
+SWITCHES = [
+    "--bf16", "--sequence-parallel", "--use-distributed-optimizer", "--reset-position-ids", "--reset-attention-mask",
+    "--eod-mask-loss", "--untie-embeddings-and-output-weights", "--no-bias-gelu-fusion", "--async-save",
+    "--recompute-activations", "--finetune",
+]  # fmt: skip
+
+
+def _meaning(translation: dict) -> str:
+    return json.dumps([translation["config"], translation["arguments"]])
+
+
+@pytest.mark.parametrize("flag", sorted(OTHER_VALUES))
+def test_changing_a_mapped_flag_changes_the_configuration(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    base = TRAIN.strip()
+    if flag == "--recompute-granularity":
+        base = foreign.without(base, "--checkpoint-activations")
+    changed = f"{base} {flag} {OTHER_VALUES[flag]}"
+    if flag in base.split():
+        changed = foreign.with_value(base, flag, OTHER_VALUES[flag])
+    assert _meaning(foreign.translate(capsys, base)) != _meaning(foreign.translate(capsys, changed)), flag
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_a_mapped_switch_changes_the_configuration(switch: str, capsys: pytest.CaptureFixture[str]) -> None:
+    base = foreign.without(foreign.without(TRAIN, "--checkpoint-activations"), "--fp16")
+    if switch == "--use-distributed-optimizer":
+        base = base.replace("python pretrain_gpt.py", "torchrun --nproc_per_node 2 pretrain_gpt.py")
+    changed = f"{base} {switch}"
+    assert _meaning(foreign.translate(capsys, base)) != _meaning(foreign.translate(capsys, changed))
+
+
+@pytest.mark.parametrize("refused", ["--swiglu", "--num-experts 8", "--position-embedding-type rope", "--fp8"])
+def test_another_kind_of_model_is_refused_with_a_reason(refused: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = foreign.error_of(capsys, ["translate", "--", f"{TRAIN.strip()} {refused}"])
+    assert refused.split()[0] in told and "the model is GPT-2's" in told
+
+
+def test_mistakes_are_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    old = TRAIN.replace("--micro-batch-size 4", "--batch-size 4")
+    assert "it became --micro-batch-size" in foreign.error_of(capsys, ["translate", "--", old])
+    typo = TRAIN.replace("--clip-grad", "--clip-grads")
+    assert "did you mean --clip-grad?" in foreign.error_of(capsys, ["translate", "--", typo])
+    swapped = foreign.with_value(TRAIN, "--min-lr", "1")
+    assert "--min-lr: 1 is above --lr" in foreign.error_of(capsys, ["translate", "--", swapped])
+    ramp = f"{TRAIN.strip()} --rampup-batch-size 8 8 1000"
+    assert "--rampup-batch-size" in foreign.error_of(capsys, ["translate", "--", ramp])
+    strict = f"{TRAIN.strip()} --tensorboard-dir tb"
+    assert "--tensorboard-dir: ignored" in foreign.error_of(capsys, ["translate", "--strict", "--", strict])
+
+
+def test_several_machines_of_torchrun(capsys: pytest.CaptureFixture[str]) -> None:
+    front = "torchrun --nproc_per_node=8 --nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --master_port=6000 "
+    command = TRAIN.replace("python ", front).replace("--global-batch-size 8", "--global-batch-size 64")
+    found = foreign.translate(capsys, command)
+    assert found["config"]["parallel"]["dp"] == 16
+    assert found["arguments"][-8:] == [
+        "--nproc", "8", "--nnodes", "2", "--master", "10.0.0.1:6000", "--node-rank", "1",
+    ]  # fmt: skip
+
+
+def test_generation_of_2021_reads_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    command = (
+        "python tools/generate_samples_gpt.py --num-layers 24 --hidden-size 1024 --load checkpoints "
+        "--num-attention-heads 16 --max-position-embeddings 1024 --tokenizer-type GPT2BPETokenizer --fp16 "
+        "--micro-batch-size 2 --seq-length 1024 --out-seq-length 64 --temperature 0.7 --vocab-file v --merge-file m "
+        "--sample-input-file prompts.txt --top_p 0.9 --recompute"
+    )
+    found = foreign.translate(capsys, command)
+    assert found["verb"] == "generate" and foreign.noted(found) == foreign.flags_in(command)
+    assert found["arguments"][:4] == ["--model", "checkpoints", "--prompts", "prompts.txt"]
+    assert found["arguments"][found["arguments"].index("--top-p") + 1] == "0.9"
+
+
+def test_every_key_of_the_table_says_what_becomes_of_it() -> None:
+    names = [key.theirs for key in megatron.TRAINING]
+    assert len(names) == len(set(names))
