@@ -234,5 +234,6 @@ def config_of(path: Path) -> dict[str, Any]:
         path = names.find(str(path)) or path
     if path.name == PORTABLE and (path.parent / manifests.NAME).is_file():
         path = path.parent
-    is_ours = (path / manifests.NAME).is_file() or (path / "checkpoints").is_dir() or path.is_file()
+    is_pointer = path.name in (LATEST, BEST) and path.is_file()
+    is_ours = (path / manifests.NAME).is_file() or (path / "checkpoints").is_dir() or is_pointer
     return manifests.read(find(path)).config if is_ours else {}
