@@ -100,12 +100,24 @@ def _write_their_names(translation: "Translation") -> None:
 
     for after in translation.after:
         run_folder = Path(str(translation.config["run.out"]))
+        per_epoch = after.steps_per_epoch or _steps_per_epoch(run_folder)
         for step, folder in CheckpointFolder(run_folder).steps().items():
-            target = Path(after.path.format(step=step))
+            epoch, place = divmod(step - 1, per_epoch)
+            target = Path(after.path.format(step=step, epoch=epoch + 1, step_in_epoch=place + 1))
             if target.exists():
                 continue
             done = convert(folder, target, after.system, cut=Cut(after.tp, after.pp))
             print(f"{done.destination} ({after.system}: the same weights under the name it would have given them)")
+
+
+def _steps_per_epoch(run_folder: Path) -> int:
+    from gptworks.config.derive import Layout, solve_batch
+    from gptworks.config.load import load_with_origins
+    from gptworks.data.dataset import Dataset
+
+    cfg = load_with_origins(run_folder / "config.yaml").config
+    samples = Dataset(cfg.data, vocab_size=cfg.model.vocab_size, seed=cfg.train.seed).samples_per_epoch("train")
+    return max(1, samples // solve_batch(cfg.batch, Layout.known(cfg.parallel).data_parallel).global_size)
 
 
 def _quoted(word: Any) -> str:

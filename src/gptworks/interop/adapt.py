@@ -1,12 +1,25 @@
 """What the user says beside a foreign command: on which device, how small, how strict."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import shrink as shrinking
 from gptworks.interop.translation import Translation
 
 _SERVED = {"", "cpu", "cuda", "gpu", "auto"}
+
+
+def _as_options(stated: Mapping[str, Any]) -> list[str]:
+    words = []
+    for key, value in stated.items():
+        section, _, name = key.rpartition(".")
+        if section == "model":
+            words += ["-o", f"{key}={value}"]
+        elif section != "parallel":
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return words
 
 
 def adapted(
@@ -28,6 +41,9 @@ def adapted(
         config["run.device"] = chosen
     elif translation.verb in ("generate", "eval"):
         arguments += ["--device", chosen]
+    if translation.stated:
+        stated = shrinking.tiny(translation.stated) if shrink else translation.stated
+        arguments += _as_options({key: stated[key] for key in translation.stated})
     if shrink and config:
         small = shrinking.tiny(config)
         told.append(shrinking.describe(config, small))

@@ -13,9 +13,10 @@ class AfterTraining:
     """Checkpoints under the names the foreign system would have given them, made from ours."""
 
     system: str  # of checkpoint/systems
-    path: str  # such as output/model_{step}/; {step} is the step, {file} nothing
+    path: str  # such as output/model_{step}/; also {epoch} from 1 and {step_in_epoch} from 1
     tp: int = 1
     pp: int = 1
+    steps_per_epoch: int = 0  # 0: as many as the data has
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class Translation:
     program: str = ""  # theirs
     config: dict[str, Any] = field(default_factory=dict)  # dotted keys, for verbs that take a configuration
     arguments: list[str] = field(default_factory=list)  # the rest of our command line
+    # For verbs without a configuration: what a checkpoint does not carry and lengths, by our keys. They shrink, too;
+    # the parallel section, which decides how, is not given out.
+    stated: dict[str, Any] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)  # about the whole, loud
     after: list[AfterTraining] = field(default_factory=list)
