@@ -8,7 +8,7 @@ from gptworks.errors import UsageError
 from gptworks.interop import yaml_files
 from gptworks.interop.translation import Command, Translation
 
-NAMES = ("fleetx", "paddlenlp", "oneflow")
+NAMES = ("fleetx", "paddlenlp", "oneflow", "mindformers")
 
 
 class Find(Protocol):
