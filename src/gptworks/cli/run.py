@@ -87,7 +87,9 @@ def native(translation: "Translation", folder: Path) -> list[str]:
     from gptworks.interop.write_yaml import as_yaml
 
     file = f"{Path(translation.program).stem or translation.system}.gptworks.yaml"
-    (folder / file).write_text(as_yaml(translation), encoding="utf-8")
+    part = folder / f".{file}.{os.getpid()}"  # another machine may be writing, or reading, the same one
+    part.write_text(as_yaml(translation), encoding="utf-8")
+    part.replace(folder / file)
     out = str(Path(str(translation.config["run.out"])))
     return ["gptworks", translation.verb, "-c", file, "--out", out, *translation.arguments]
 

@@ -171,7 +171,9 @@ def _distribute(command: Command, find: Any) -> Translation:
         )
     values = keys_of(read_yaml(find(given["CONFIG_PATH"])))
     stand_for = {name: "run_mode" if name == "RUN_STATUS" else "" for name in names}
-    return _translate(values, given, stand_for, given["CONFIG_PATH"], command, table)
+    found = _translate(values, given, stand_for, given["CONFIG_PATH"], command, table)
+    # The folder is shared, and two machines would write the same files.
+    return found if ranks.start == 0 else replace(found, after=[])
 
 
 def _translate(
@@ -380,7 +382,9 @@ def _batch(settings: Settings) -> None:
 
 
 def _data(settings: Settings) -> None:
-    settings.map(_TRAIN_DATA, {"data.path": (settings[_TRAIN_DATA] or "",)})
+    if settings[_TRAIN_DATA]:
+        settings.map(_TRAIN_DATA, {"data.path": (settings[_TRAIN_DATA],)})
+    settings.ignore(_TRAIN_DATA, "empty: no data yet; --dataset_dir DIR names it")
     settings.ignore(_EVAL_DATA, "for run_mode eval" if settings[_EVAL_DATA] else "empty")
     shuffled = settings["train_dataset.data_loader.shuffle"]
     settings.map("train_dataset.data_loader.shuffle", {"data.order": "shuffled" if shuffled else "sequential"})

@@ -94,8 +94,7 @@ def _convert(settings: Settings) -> tuple[str, list[str], list[str]]:
     arguments = [
         *_told(settings, "--torch_path", "SOURCE", _needed(settings, "--torch_path")),
         *_told(settings, "--mindspore_path", "DESTINATION", _needed(settings, "--mindspore_path")),
-        "--to",
-        "mindspore",
+        *("--from", "hf", "--to", "mindspore"),
     ]
     remark = (
         "the names are those MindFormers has had since July 2023; its own converter of the document's time wrote names "
