@@ -217,7 +217,8 @@ def test_s4_02_the_file_of_the_document_has_its_values(tmp_path: Path) -> None:
         "batch.global_size": 8, "batch.micro_size": 8, "train.epochs": 3.0, "train.seed": 0, "train.recompute": "none",
         "optim.lr": 1e-4, "optim.min_lr": 1e-5, "optim.schedule": "linear", "optim.warmup_steps": 0,
         "optim.warmup_from": 0, "optim.beta1": 0.9, "optim.beta2": 0.95, "optim.eps": 1e-8, "optim.weight_decay": 0.1,
-        "optim.clip": 1.0, "precision.compute": "fp16", "precision.scaler.init": 2.0**32, "precision.scaler.window": 1000,
+        "optim.clip": 1.0, "precision.compute": "fp16", "precision.scaler.init": 2.0**32,
+        "precision.scaler.window": 1000,
         "checkpoint.every": 100, "checkpoint.keep_last": 5, "run.out": "./output", "generate.top_k": 5,
     }  # fmt: skip
     assert {key: config[key] for key in expected} == expected
@@ -277,8 +278,8 @@ train_dataset: {data_loader: {dataset_dir: here, shuffle: True}, repeat: 1}
 load_checkpoint: ""
 model:
   model_config:
-    {seq_length: 64, vocab_size: 512, embedding_size: 64, num_layers: 4, num_heads: 4, expand_ratio: 4, hidden_act: gelu,
-     dropout_prob: 0.1, hidden_dropout_prob: 0.1, attention_probs_dropout_prob: 0.1, layernorm_epsilon: 1.0e-5,
+    {seq_length: 64, vocab_size: 512, embedding_size: 64, num_layers: 4, num_heads: 4, expand_ratio: 4,
+     hidden_act: gelu, dropout_prob: 0.1, hidden_dropout_prob: 0.1, attention_probs_dropout_prob: 0.1, layernorm_epsilon: 1.0e-5,
      compute_dtype: float16, repetition_penalty: 1, max_decode_length: 32, top_k: 5, top_p: 0.9, do_sample: True,
      checkpoint_name_or_path: gpt2}
 """  # fmt: skip
@@ -362,7 +363,7 @@ def make_table(folder: Path, machines: int, each: int, port: int = 0) -> Path:
 
 def test_s4_03_run_distribute_starts_the_ranks_of_the_table(rows: Path, tmp_path: Path) -> None:
     """Plain data parallelism, two processes: the global batch is twice that of one, read by both."""
-    samples = "True\n    num_samples: 32"
+    samples = "True\n    num_samples: 48"
     write_configs(tmp_path, vocab_size="512", epochs="1", dataset_dir=str(rows), shuffle=samples, **EXACT)
     (tmp_path / "scripts").mkdir()
     make_table(tmp_path / "scripts", 1, 2)
@@ -370,8 +371,8 @@ def test_s4_03_run_distribute_starts_the_ranks_of_the_table(rows: Path, tmp_path
     done = run(tmp_path / "scripts", command, "--shrink", "tiny")
     assert {"RANK_TABLE_FILE", "CONFIG_PATH", "DEVICE_RANGE", "RUN_STATUS"} <= noted(done)
     lines = metrics(tmp_path / "scripts" / "output")
-    assert len(lines) == 2
-    assert (tmp_path / "scripts/output/rank_0/checkpoint/mindformers_rank_0-2_1.ckpt").is_file()
+    assert len(lines) == 3
+    assert (tmp_path / "scripts/output/rank_0/checkpoint/mindformers_rank_0-3_1.ckpt").is_file()
     one = tmp_path / "scripts" / "run_distribute.gptworks.yaml"
     gptworks("train", "-c", one, "--out", tmp_path / "one", "-o", "parallel.dp=1")
     assert_alike(lines, metrics(tmp_path / "one"))

@@ -152,8 +152,8 @@ def _distribute(command: Command, find: Any) -> Translation:
     file = command.folder / given["RANK_TABLE_FILE"]
     if not file.is_file():
         raise UsageError(
-            f"RANK_TABLE_FILE: {given['RANK_TABLE_FILE']}: no such file in {command.folder.resolve()}. Make one on each "
-            "machine: gptworks run -- python mindformers/tools/hccl_tools.py --device_num [0,8]; of those of several "
+            f"RANK_TABLE_FILE: {given['RANK_TABLE_FILE']}: no such file in {command.folder.resolve()}. Make one on "
+            "each machine: gptworks run -- python mindformers/tools/hccl_tools.py --device_num [0,8]; of those of several "
             "machines make one: gptworks launch --merge-rank-tables FILE FILE."
         )
     table = rank_table.read(file)
@@ -336,8 +336,8 @@ def _layout(settings: Settings, table: RankTable | None, remarks: list[str]) -> 
         raise ConfigError(
             settings.where,
             [
-                f"parallel_config: data_parallel {dp} x model_parallel {tp} x pipeline_stage {pp} = {dp * tp * pp}, but "
-                f"the rank table has {world} devices. Needed: the product is the number of devices, such as "
+                f"parallel_config: data_parallel {dp} x model_parallel {tp} x pipeline_stage {pp} = {dp * tp * pp}, "
+                f"but the rank table has {world} devices. Needed: the product is the number of devices, such as "
                 f"data_parallel: {max(1, world // (tp * pp))}."
             ],
         )
