@@ -279,7 +279,8 @@ load_checkpoint: ""
 model:
   model_config:
     {seq_length: 64, vocab_size: 512, embedding_size: 64, num_layers: 4, num_heads: 4, expand_ratio: 4,
-     hidden_act: gelu, dropout_prob: 0.1, hidden_dropout_prob: 0.1, attention_probs_dropout_prob: 0.1, layernorm_epsilon: 1.0e-5,
+     hidden_act: gelu, dropout_prob: 0.1, hidden_dropout_prob: 0.1, attention_probs_dropout_prob: 0.1,
+     layernorm_epsilon: 1.0e-5,
      compute_dtype: float16, repetition_penalty: 1, max_decode_length: 32, top_k: 5, top_p: 0.9, do_sample: True,
      checkpoint_name_or_path: gpt2}
 """  # fmt: skip

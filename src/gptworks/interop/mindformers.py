@@ -153,8 +153,8 @@ def _distribute(command: Command, find: Any) -> Translation:
     if not file.is_file():
         raise UsageError(
             f"RANK_TABLE_FILE: {given['RANK_TABLE_FILE']}: no such file in {command.folder.resolve()}. Make one on "
-            "each machine: gptworks run -- python mindformers/tools/hccl_tools.py --device_num [0,8]; of those of several "
-            "machines make one: gptworks launch --merge-rank-tables FILE FILE."
+            "each machine: gptworks run -- python mindformers/tools/hccl_tools.py --device_num [0,8]; of those of "
+            "several machines make one: gptworks launch --merge-rank-tables FILE FILE."
         )
     table = rank_table.read(file)
     ranks = rank_table.parse_range(given["DEVICE_RANGE"], "DEVICE_RANGE")
