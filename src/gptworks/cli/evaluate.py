@@ -49,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shares", metavar="A,B,C", help="heldout: shares of the split (default: those the model was trained with)"
     )
+    parser.add_argument(
+        "--seq-len", type=int, metavar="N", help="heldout: tokens predicted per sample; longer rows are cut off"
+    )
     parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="rows per forward pass")
     parser.add_argument("--baselines", action="store_true", help="heldout: unigram, bigram and gzip beside it")
     parser.add_argument(
@@ -87,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
         per_document=Path(args.per_document) if args.per_document else None,
         split=args.split,
         shares=args.shares,
+        seq_len=args.seq_len,
         baselines=args.baselines,
     )
     in_paddle_style = args.log_style == "fleetx"

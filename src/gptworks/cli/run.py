@@ -89,7 +89,9 @@ def native(translation: "Translation", folder: Path) -> list[str]:
     from gptworks.interop.write_yaml import as_yaml
 
     file = f"{Path(translation.program).stem or translation.system}.gptworks.yaml"
-    (folder / file).write_text(as_yaml(translation), encoding="utf-8")
+    part = folder / f".{file}.{os.getpid()}"  # another machine may be writing, or reading, the same one
+    part.write_text(as_yaml(translation), encoding="utf-8")
+    part.replace(folder / file)
     out = str(Path(str(translation.config["run.out"])))
     return ["gptworks", translation.verb, "-c", file, "--out", out, *translation.arguments]
 
@@ -101,12 +103,16 @@ def _write_their_names(translation: "Translation") -> None:
     from gptworks.checkpoint.systems.contract import Cut
 
     for after in translation.after:
-        steps = CheckpointFolder(Path(str(translation.config["run.out"]))).steps()
+        run_folder = Path(str(translation.config["run.out"]))
+        steps = CheckpointFolder(run_folder).steps()
         if "{" not in after.path and not after.spread and steps:
             steps = {max(steps): steps[max(steps)]}
             Path(after.path).unlink(missing_ok=True)
+        by_epoch = "{epoch}" in after.path
+        per_epoch = (after.steps_per_epoch or _steps_per_epoch(run_folder)) if by_epoch else 1
         for step, folder in sorted(steps.items()):
-            target = Path(after.path.format(step=step))
+            epoch, place = divmod(step - 1, per_epoch)
+            target = Path(after.path.format(step=step, epoch=epoch + 1, step_in_epoch=place + 1))
             if (target / after.spread.format(step=step)).exists():
                 continue
             part = target / f".{after.system}" if after.spread else target
@@ -117,6 +123,16 @@ def _write_their_names(translation: "Translation") -> None:
                 part.rmdir()
             written = target / after.spread.format(step=step)
             print(f"{written} ({after.system}: the same weights under the name it would have given them)")
+
+
+def _steps_per_epoch(run_folder: Path) -> int:
+    from gptworks.config.derive import Layout, solve_batch
+    from gptworks.config.load import load_with_origins
+    from gptworks.data.dataset import Dataset
+
+    cfg = load_with_origins(run_folder / "config.yaml").config
+    samples = Dataset(cfg.data, vocab_size=cfg.model.vocab_size, seed=cfg.train.seed).samples_per_epoch("train")
+    return max(1, samples // solve_batch(cfg.batch, Layout.known(cfg.parallel).data_parallel).global_size)
 
 
 def _quoted(word: Any) -> str:

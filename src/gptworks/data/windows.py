@@ -66,15 +66,18 @@ class Rows:
 
     note = ""
 
-    def __init__(self, store: Store, rows: range, seq_len: int) -> None:
-        self.store, self.rows = store, rows
-        wrong = np.flatnonzero(store.contents.sizes != seq_len + 1)
+    def __init__(self, store: Store, rows: range, seq_len: int, too_long: str = "refuse") -> None:
+        self.store, self.rows, self.seq_len = store, rows, seq_len
+        sizes = store.contents.sizes
+        wrong = np.flatnonzero(sizes < seq_len + 1 if too_long == "truncate" else sizes != seq_len + 1)
+        if too_long == "truncate" and not len(wrong) and (sizes != seq_len + 1).any():
+            self.note = f"{store.file}: rows have {int(sizes.max())} tokens and are cut off after {seq_len + 1}"
         if len(wrong):
             found = int(store.contents.sizes[wrong[0]])
             raise DataError(
                 f"{store.file}: row {wrong[0]} has {found} tokens, but a row is one sample, and data.seq_len + 1 is "
                 f"{seq_len + 1}. Set data.seq_len={found - 1}, or cut it anew: gptworks convert {store.file} PREFIX "
-                "--to megatron."
+                "--to megatron; data.too_long: truncate cuts longer rows off."
             )
 
     def __len__(self) -> int:
@@ -82,7 +85,7 @@ class Rows:
 
     def sample(self, number: int) -> Sample:
         begin, end = self.store.sequence_starts[self.rows[number] : self.rows[number] + 2].tolist()
-        return Sample(self.store.tokens[begin:end].astype(np.int64), None)
+        return Sample(self.store.tokens[begin : min(end, begin + self.seq_len + 1)].astype(np.int64), None)
 
 
 class Examples:
@@ -204,6 +207,6 @@ def _source_of_documents(store: Store, documents: range, cfg: DataConfig) -> Sou
     if store.sidecar and store.sidecar.kind == "examples":
         return Examples(store, documents, cfg.seq_len, cfg.too_long)
     if store.contents.is_rows:
-        return Rows(store, documents, cfg.seq_len)
+        return Rows(store, documents, cfg.seq_len, cfg.too_long)
     starts = store.document_starts
     return Windows(store.tokens, cfg.seq_len, int(starts[documents.start]), int(starts[documents.stop]))

@@ -40,6 +40,7 @@ class Request:
     per_document: Path | None = None
     split: str = "held-out"
     shares: str | None = None
+    seq_len: int | None = None  # predicted tokens per sample; None = as in training, or the model's context
     baselines: bool = False
 
 
@@ -117,6 +118,7 @@ def _check(models: Sequence[str], request: Request) -> None:
         for option, given in (
             ("--split", request.split != "held-out"),
             ("--shares", request.shares),
+            ("--seq-len", request.seq_len),
             ("--baselines", request.baselines),
         ):
             if given:
@@ -288,6 +290,8 @@ def _dataset_of(subject: Subject, request: Request) -> Dataset:
     model = subject.model
     trained = folder.config_of(Path(subject.path))
     data = data_section(trained, model.cfg.max_positions, request.data, request.split, request.shares)
+    if request.seq_len is not None:
+        data |= {"seq_len": request.seq_len, "too_long": "truncate"}
     config = from_dict({"model": model.cfg.model_dump(), "data": data}, "eval").data
     # With an order of another system the seed decides where the samples begin.
     return Dataset(config, vocab_size=model.cfg.vocab_size, seed=trained.get("train", {}).get("seed", 0))

@@ -1,7 +1,9 @@
 """What the user says beside a foreign command: on which device, how small, how strict."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import shrink as shrinking
@@ -9,6 +11,17 @@ from gptworks.interop.shrink_to_data import few_steps, vocabulary_of_data
 from gptworks.interop.translation import Translation
 
 _SERVED = {"", "cpu", "cuda", "gpu", "mps", "auto"}
+
+
+def _as_options(stated: Mapping[str, Any]) -> list[str]:
+    words = []
+    for key, value in stated.items():
+        section, _, name = key.rpartition(".")
+        if section == "model":
+            words += ["-o", f"{key}={value}"]
+        elif section != "parallel":
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return words
 
 
 def adapted(
@@ -41,6 +54,9 @@ def adapted(
         said = [*(["--device", device] if device else []), *(["--shrink", "tiny"] if shrink else [])]
         arguments += ["--gpus", "none"] if chosen == "cpu" else []
         arguments += ["--", "gptworks", "run", *said, *(["--strict"] if strict else []), "--", *translation.inside]
+    if translation.stated:
+        stated = shrinking.tiny(translation.stated) if shrink else translation.stated
+        arguments += _as_options({key: stated[key] for key in translation.stated})
     if shrink and config:
         small = shrinking.tiny(config) | few_steps(config) | vocabulary_of_data(config, folder or Path())
         told.append(shrinking.describe(config, small))

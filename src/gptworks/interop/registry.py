@@ -8,7 +8,7 @@ from gptworks.errors import UsageError
 from gptworks.interop import yaml_files
 from gptworks.interop.translation import Command, Translation
 
-NAMES = ("fleetx", "paddlenlp", "oneflow", "megatron", "nanogpt")
+NAMES = ("fleetx", "paddlenlp", "oneflow", "megatron", "mindformers", "nanogpt")
 
 
 class Find(Protocol):

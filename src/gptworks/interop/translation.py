@@ -13,10 +13,11 @@ class AfterTraining:
     """Checkpoints under the names the foreign system would have given them, made from ours."""
 
     system: str  # of checkpoint/systems
-    path: str  # such as output/model_{step}; without {step}: one file, made anew from the last checkpoint
+    path: str  # such as output/model_{step}, with {epoch} and {step_in_epoch} from 1; plain: one file, of the last step
     tp: int = 1
     pp: int = 1
     spread: str = ""  # such as iter_{step}: what is written goes into the folder `path`, beside what is there
+    steps_per_epoch: int = 0  # 0: as many as the data has
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,9 @@ class Translation:
     program: str = ""  # theirs
     config: dict[str, Any] = field(default_factory=dict)  # dotted keys, for verbs that take a configuration
     arguments: list[str] = field(default_factory=list)  # the rest of our command line
+    # For verbs without a configuration: what a checkpoint does not carry and lengths, by our keys. They shrink, too;
+    # the parallel section, which decides how, is not given out.
+    stated: dict[str, Any] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)  # about the whole, loud
     after: list[AfterTraining] = field(default_factory=list)

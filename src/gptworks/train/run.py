@@ -173,8 +173,9 @@ class Run:
     def _weights_to_tune(self) -> WeightSource:
         try:
             opened = Pretrained.open(self.cfg.init.checkpoint)
-        except HeadsUnknownError:  # nothing in it contradicts what the configuration says
-            opened = Pretrained.open(self.cfg.init.checkpoint, shape={"num_heads": self.cfg.model.num_heads})
+        except HeadsUnknownError:  # nor the activation: what the configuration says
+            shape = {"num_heads": self.cfg.model.num_heads, "gelu": self.cfg.model.gelu}
+            opened = Pretrained.open(self.cfg.init.checkpoint, shape=shape)
         mine, theirs = self.cfg.model.model_dump(), opened.model.model_dump()
         different = [
             f"  model.{name}: {theirs[name]} there, {mine[name]} here"

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gptworks.checkpoint.formats import safetensors_file, torch_file
-from gptworks.checkpoint.rules import Rule, Table, block_rules, match, split
+from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, split
 from gptworks.checkpoint.stored import Stored, StoredTensors, in_memory
 from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config
 from gptworks.config.schema import ModelConfig
@@ -21,6 +21,7 @@ NAME = "hf"
 TITLE = "Hugging Face GPT-2 folder"
 CUTS = False
 SUFFIX = ""
+_BARE = "pytorch_model.bin"
 TOLERANCE = EXACT
 
 # Their matrices are [in, out], and their QKV is all q, all k, all v.
@@ -58,6 +59,8 @@ _GELU_READ = {
 
 
 def recognise(path: Path) -> bool:
+    if path.is_file():
+        return path.name == _BARE and torch_file.is_torch_file(path)
     try:
         return json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"] == "gpt2"
     except (OSError, ValueError, TypeError, LookupError):
@@ -65,6 +68,8 @@ def recognise(path: Path) -> bool:
 
 
 def open(path: Path, given: Mapping[str, object]) -> Opened:
+    if path.is_file():
+        return _open_bare(path, given)
     model = read_config(path, given)
     tensors, files = _open(path)
     eod_id = json.loads((path / "config.json").read_text(encoding="utf-8")).get("eos_token_id")
@@ -79,6 +84,22 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         tokenizer=path,
         eod_id=eod_id if type(eod_id) is int else None,
     )
+
+
+def _open_bare(file: Path, given: Mapping[str, object]) -> Opened:
+    """The file alone, as MindFormers' document has it downloaded: GPT-2, whose heads are all 64 wide."""
+    if (file.parent / "config.json").is_file():
+        return open(file.parent, given)
+    tensors = _with_prefix(_read_pickle(file))
+    hidden = tensors["transformer.wte.weight"].shape[-1] if "transformer.wte.weight" in tensors else 0
+    usual = {"num_heads": hidden // 64} if hidden and hidden % 64 == 0 else {}
+    known = {"gelu": "tanh", "layernorm_eps": 1e-5, "tied": "lm_head.weight" not in tensors} | usual
+    model = model_config(infer_model(TABLE, [tensors], known, given, str(file)), str(file))
+    remarks = []
+    if usual and "num_heads" not in given:
+        remarks.append(f"no config.json beside {file.name}: {hidden // 64} heads, as GPT-2 of this width has")
+    matched = match(TABLE, [tensors], model, ignored=_BUFFERS)
+    return Opened(file, NAME, model, matched, files=[file], remarks=remarks)
 
 
 def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008

@@ -1,0 +1,138 @@
+"""The tools of MindFormers: rank tables, weights, and WikiText-2 to MindRecord."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from gptworks.errors import DataError, UsageError
+from gptworks.interop import command_line
+from gptworks.interop.notes import Note
+from gptworks.interop.settings import Key, Settings, whole, words
+from gptworks.interop.translation import Command, Translation
+
+NAME = "mindformers"
+KEYS = {
+    "hccl_tools.py": [
+        Key("--device_num", words, default="[0,8)"),
+        Key("--visible_devices", words),
+        Key("--server_ip", words),
+        Key("--hccn_tool_path", words, why="the addresses of devices are read from /etc/hccn.conf where it is there"),
+    ],
+    "convert_weight.py": [
+        Key("--layers", whole, default=12, why="all layers that are in the file"),
+        Key("--torch_path", words),
+        Key("--mindspore_path", words),
+    ],
+    "wikitext2_data_process.py": [
+        Key("--input_file", words),
+        Key("--output_file", words),
+        Key("--num_splits", whole, default=1),
+        Key("--max_length", whole, default=1024),
+        Key("--tokenizer_type", words, default="gpt2"),
+        Key("--data_columns", words, why="the columns of GPT-2: input_ids, attention_mask, labels"),
+    ],
+}
+
+
+def recognise(name: str, command: Command) -> bool:
+    if name == "convert_weight.py":  # so are others called
+        return any(word.partition("=")[0] == "--mindspore_path" for word in command.arguments)
+    return name in KEYS or name == "merge_hccl.py"
+
+
+def translate(command: Command) -> Translation:
+    name = Path(command.program).name
+    if name == "merge_hccl.py":
+        return _merge(command)
+    settings = Settings(name, KEYS[name], command_line.flags(command.arguments, ()))
+    settings.map_plain()
+    verb, arguments, remarks = _TOOLS[name](settings)
+    settings.require_noted()
+    return Translation(NAME, verb, command.program, arguments=arguments, notes=settings.notes, remarks=remarks)
+
+
+def _told(settings: Settings, name: str, option: str, value: str) -> list[str]:
+    """An option of ours, with the note."""
+    settings.map(name, {option: value})
+    del settings.ours[option]
+    return [option, value] if option.startswith("--") else [value]
+
+
+def _needed(settings: Settings, name: str) -> str:
+    value = settings[name]
+    if not value:
+        raise UsageError(f"{settings.where}: {name} is missing. Needed: a file.")
+    return str(value)
+
+
+def _make_table(settings: Settings) -> tuple[str, list[str], list[str]]:
+    arguments = _told(settings, "--device_num", "--make-rank-table", str(settings["--device_num"]))
+    visible = [text.strip() for text in str(settings["--visible_devices"] or "").split(",") if text.strip()]
+    if visible and visible != [str(number) for number in range(len(visible))]:
+        raise UsageError(
+            f"--visible_devices: got {','.join(visible)}; needs 0,1,2 and so on. Put the range of devices into "
+            "--device_num, such as [4,8]."
+        )
+    settings.ignore("--visible_devices", "these are the devices from 0 on, as --device_num counts them")
+    if settings["--server_ip"]:
+        arguments += _told(settings, "--server_ip", "--server-ip", str(settings["--server_ip"]))
+    settings.ignore("--server_ip", "empty: the address by which others reach this machine")
+    return "launch", arguments, []
+
+
+def _merge(command: Command) -> Translation:
+    """merge_hccl.py FILE FILE"""
+    if len(command.arguments) < 2:
+        raise UsageError(
+            f"{command.program}: got {len(command.arguments)} files; needs the rank table of each machine."
+        )
+    arguments = ["--merge-rank-tables", *command.arguments]
+    notes = [Note(file, "", "mapped", "--merge-rank-tables") for file in command.arguments]
+    return Translation(NAME, "launch", command.program, arguments=arguments, notes=notes)
+
+
+def _convert(settings: Settings) -> tuple[str, list[str], list[str]]:
+    arguments = [
+        *_told(settings, "--torch_path", "SOURCE", _needed(settings, "--torch_path")),
+        *_told(settings, "--mindspore_path", "DESTINATION", _needed(settings, "--mindspore_path")),
+        *("--from", "hf", "--to", "mindspore"),
+    ]
+    remark = (
+        "the names are those MindFormers has had since July 2023; its own converter of the document's time wrote names "
+        "that its model did not know"
+    )
+    return "convert", arguments, [remark]
+
+
+def _prepare(settings: Settings) -> tuple[str, list[str], list[str]]:
+    """The whole file encoded at once and cut into rows that share no token; the rest is dropped."""
+    target = _needed(settings, "--output_file").removesuffix(".mindrecord")
+    arguments = [
+        *_told(settings, "--input_file", "INPUT", _needed(settings, "--input_file")),
+        *_told(settings, "--output_file", "--out", target),
+        *_told(settings, "--max_length", "--row-length", str(settings["--max_length"])),
+        *_told(settings, "--tokenizer_type", "--tokenizer", str(settings["--tokenizer_type"])),
+    ]
+    settings.ignore("--num_splits", "one file, as large as it gets" if settings["--num_splits"] > 1 else "one file")
+    remark = (
+        "their script takes out the blanks of WikiText's own tokens (` @-@ `, ` , `) first; here the text is as it is"
+    )
+    return "prepare", [*arguments, "--format", "mindrecord", "--input-format", "text", "--doc-separator", ""], [remark]
+
+
+_TOOLS: dict[str, Callable[[Settings], tuple[str, list[str], list[str]]]] = {
+    "hccl_tools.py": _make_table,
+    "convert_weight.py": _convert,
+    "wikitext2_data_process.py": _prepare,
+}
+
+
+def row_length(path: Path) -> int:
+    """Tokens of a row of the data; 0 where it is not cut into rows, or not there."""
+    from gptworks.data.store import Store, locate_stores
+
+    try:
+        stores = [Store(located) for located in locate_stores(str(path))]
+    except DataError:
+        return 0
+    rows = [int(store.contents.sizes[0]) for store in stores if store.contents.is_rows and len(store.contents.sizes)]
+    return min(rows, default=0)
