@@ -29,7 +29,7 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    translation = translated(args)
+    translation = _beside_earlier_runs(translated(args), args.cwd)
     show(translation)
     arguments = native(translation, args.cwd)
     print(f"\n$ {' '.join(_quoted(word) for word in arguments)}\n", flush=True)
@@ -61,7 +61,28 @@ def translated(args: argparse.Namespace) -> "Translation":
     command = command_line.split(words, os.environ, args.cwd)
     files = registry.Files(args.cwd)
     found = registry.of_command(command).translate(command, files)
-    return adapted(found, files.remarks, device=args.device, shrink=bool(args.shrink), strict=args.strict)
+    return adapted(
+        found, files.remarks, device=args.device, shrink=bool(args.shrink), strict=args.strict, folder=args.cwd
+    )
+
+
+def _beside_earlier_runs(translation: "Translation", folder: Path) -> "Translation":
+    """Other systems write over the run before; ours is kept, and the new one gets a folder of its own."""
+    from dataclasses import replace
+
+    out = str(translation.config.get("run.out", ""))
+    if not out or "--resume" in translation.arguments or not (folder / out / "environment.json").is_file():
+        return translation
+    number = 2
+    while (folder / f"{out}.{number}").exists():
+        number += 1
+    free = f"{out}.{number}"
+    return replace(
+        translation,
+        config={**translation.config, "run.out": free},
+        after=[replace(each, path=each.path.replace(out, free, 1)) for each in translation.after],
+        remarks=[*translation.remarks, f"{out} holds a run already, which this one would write over: it is {free} now"],
+    )
 
 
 def show(translation: "Translation") -> None:
@@ -69,7 +90,7 @@ def show(translation: "Translation") -> None:
     print(f"{translation.system}: {len(translation.notes)} settings")
     width = max((len(_setting(note)) for note in translation.notes), default=0)
     for note in translation.notes:
-        became = f"-> {note.ours}" if note.ours else "ignored"
+        became = f"-> {note.ours}" if note.ours else "ignored" if note.how == "ignored" else "the same here"
         why = f": {note.why}" if note.why and not note.ours else f"  ({note.why})" if note.why else ""
         print(f"  {_setting(note):<{min(width, 60)}}  {became}{why}")
     for remark in translation.remarks:

@@ -1,6 +1,7 @@
 """What the user says beside a foreign command: on which device, how small, how strict."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import shrink as shrinking
@@ -10,7 +11,13 @@ _SERVED = {"", "cpu", "cuda", "gpu", "auto"}
 
 
 def adapted(
-    translation: Translation, remarks: list[str], *, device: str | None, shrink: bool, strict: bool
+    translation: Translation,
+    remarks: list[str],
+    *,
+    device: str | None,
+    shrink: bool,
+    strict: bool,
+    folder: Path = Path(),  # noqa: B008
 ) -> Translation:
     if strict:
         ignored = [f"{note.theirs}: ignored ({note.why})." for note in translation.notes if note.how == "ignored"]
@@ -32,4 +39,10 @@ def adapted(
         small = shrinking.tiny(config)
         told.append(shrinking.describe(config, small))
         config = small
+    elif shrink and "--model" in arguments:
+        at = arguments.index("--model") + 1
+        found = shrinking.newest_step(arguments[at], folder)
+        if found != arguments[at]:
+            told.append(f"--shrink tiny: {arguments[at]} is not here; a shrunk run has fewer steps, so it is {found}")
+            arguments[at] = found
     return replace(translation, config=config, arguments=arguments, remarks=told)

@@ -12,7 +12,7 @@ class Note:
     value: str
     how: How
     ours: str = ""  # such as optim.lr=5e-05
-    why: str = ""  # always, unless mapped
+    why: str = ""  # always, unless something of ours was set
 
     def __str__(self) -> str:
         arrow = f" -> {self.ours}" if self.ours else ""

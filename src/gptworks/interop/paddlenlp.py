@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.errors import ConfigError, UsageError
-from gptworks.interop import command_line
-from gptworks.interop.notes import Note
+from gptworks.interop import command_line, paddle_launch
 from gptworks.interop.settings import Key, Settings, number, truth, whole, words
 from gptworks.interop.translation import AfterTraining, Command, Translation
 
@@ -57,7 +56,7 @@ TRAINING = [
     Key("--adam_epsilon", number, "optim.eps", default=1e-8),
     Key("--max_steps", whole, "train.steps", default=500000),
     Key("--save_steps", whole, "checkpoint.every", default=500),
-    Key("--num_train_epochs", whole, why="their data set is laid out for max_steps, so the steps end first"),
+    Key("--num_train_epochs", whole, same="their data set is laid out for max_steps, so the steps end first"),
     Key("--logging_freq", whole, "train.log_every", default=1),
     Key("--eval_freq", whole, "evaluate.every", default=500),
     Key("--eval_iters", whole, "evaluate.batches", default=10),
@@ -74,8 +73,8 @@ TRAINING = [
     Key("--scale_loss", number, "precision.scaler.init", default=32768.0),
     Key("--use_recompute", truth, default=False),
     Key("--recompute_granularity", words, default="full"),
-    Key("--enable_addto", truth, why=_KERNEL),
-    Key("--fuse_transformer", truth, why=_KERNEL),
+    Key("--enable_addto", truth, same=_KERNEL),
+    Key("--fuse_transformer", truth, same=_KERNEL),
     Key("--hidden_dropout_prob", number, default=0.1),
     Key("--attention_probs_dropout_prob", number, default=0.1),
     Key("--to_static", truth, "train.compile", default=False),
@@ -84,7 +83,7 @@ TRAINING = [
     Key("--device", words, default="gpu"),
     Key("-p", words),
     Key("--profiler_options", words),
-    Key("--num_workers", whole, why="samples are cut while the model computes"),
+    Key("--num_workers", whole, same="samples are cut while the model computes"),
 ]
 EVALUATION = [
     Key("--model_name", words),
@@ -180,47 +179,23 @@ def _train(command: Command) -> Translation:
     if needed:
         raise ConfigError(command.program, [f"{name}: is required." for name in needed])
     remarks = _bare(settings)
-    launched = _launcher(command, remarks)
+    launched = paddle_launch.num_processes(command)
     output = str(settings["--output_dir"])
-    arguments = _weights(settings, output)
+    _weights(settings, command.folder)
     _layout(settings, launched)
     _schedule(settings, remarks)
     _rest(settings)
     settings.map_plain()
     settings.require_noted()
-    ours = settings.ours
-    after = [AfterTraining(NAME, f"{output}/model_{{step}}")]
-    log_dir = command.launcher_options.get("--log_dir")
-    arguments += ["--log-dir", log_dir] if log_dir else []
     return Translation(
-        NAME, "train", command.program, config=ours, arguments=arguments, notes=_launch_notes(command) + settings.notes,
-        remarks=remarks, after=after, device=str(settings["--device"]), processes=launched or 1,
+        NAME, "train", command.program, config=settings.ours, arguments=paddle_launch.arguments(command),
+        notes=paddle_launch.notes(command) + settings.notes, remarks=remarks,
+        after=[AfterTraining(NAME, f"{output}/model_{{step}}")], device=str(settings["--device"]),
+        processes=launched or 1,
     )  # fmt: skip
 
 
-def _launcher(command: Command, remarks: list[str]) -> int:
-    """How many devices are launched; 0 = no launcher."""
-    if not command.launcher:
-        return 0
-    named = command.launcher_options.get("--gpus") or command.launcher_options.get("--devices") or "0"
-    return len(named.strip("\"'").split(","))
-
-
-def _launch_notes(command: Command) -> list[Note]:
-    known = {"--gpus": "one process per device", "--devices": "one process per device", "--log_dir": ""}
-    notes = []
-    for name, value in command.launcher_options.items():
-        if name == "--log_dir":
-            notes.append(Note(name, value, "mapped", f"--log-dir {value}"))
-        elif name in known:
-            count = len(value.strip("\"'").split(","))
-            notes.append(Note(name, value, "mapped", f"--nproc {count}"))
-        else:
-            notes.append(Note(name, value, "ignored", "", "processes are started by gptworks on this machine"))
-    return notes
-
-
-def _weights(settings: Settings, output: str) -> list[str]:
+def _weights(settings: Settings, folder: Path) -> None:
     """A preset is a shape with fresh weights; a folder is where to go on from."""
     name = str(settings["--model_name_or_path"])
     if name in PRESETS:
@@ -228,31 +203,34 @@ def _weights(settings: Settings, output: str) -> list[str]:
         shape = {"num_layers": layers, "hidden_size": width, "num_heads": heads, "vocab_size": vocabulary}
         told = {f"model.{key}": value for key, value in shape.items()} | {"model.max_positions": 1024}
         settings.map("--model_name_or_path", told)
+    elif (folder / name).exists():
+        settings.map(
+            "--model_name_or_path", {"init.checkpoint": name}, why="the weights; steps begin at 1, as theirs do"
+        )
     else:
-        step = re.search(r"model_(\d+)/?$", name)
-        ours = Path(output) / "checkpoints" / f"step-{int(step[1]):08d}" if step else None
-        if ours is not None and ours.is_dir():
-            settings.map("--model_name_or_path", {"init.checkpoint": str(ours)}, why="their steps begin at 0 again")
-        elif Path(name).exists():
-            settings.map("--model_name_or_path", {"init.checkpoint": name}, why="their steps begin at 0 again")
-        else:
-            raise ConfigError(
-                settings.where,
-                [f"--model_name_or_path: {name!r} is neither a folder nor a preset ({', '.join(PRESETS)})."],
-            )
-    chinese = str(settings["--model_type"]).endswith("-cn")
-    settings.map("--model_type", {} if chinese else {"data.tokenizer": "gpt2"})
+        raise ConfigError(
+            settings.where,
+            [f"--model_name_or_path: {name!r} is neither a folder nor a preset ({', '.join(PRESETS)})."],
+        )
+    if str(settings["--model_type"]).endswith("-cn"):
+        settings.same("--model_type", "the data say which tokenizer made them")
+    else:
+        # What follows an end of document is not scored.
+        settings.map("--model_type", {"data.tokenizer": "gpt2", "data.mask_eod": True})
     settings.map("--input_dir", {"data.path": (settings["--input_dir"],)})
-    settings.map("--output_dir", {"run.out": output})
-    return []
+    settings.map("--output_dir", {"run.out": str(settings["--output_dir"])})
 
 
 def _layout(settings: Settings, launched: int) -> None:
     sharded = settings["--sharding_degree"] if settings["--use_sharding"] or settings["--sharding_degree"] > 1 else 1
     if settings.is_given("--use_sharding") and not settings["--use_sharding"]:
         sharded = 1
-    told = {"parallel.fsdp": sharded, **({"parallel.zero": settings["--sharding_stage"]} if sharded > 1 else {})}
-    settings.map(["--use_sharding", "--sharding_degree", "--sharding_stage"], told)
+    stage = {"parallel.zero": settings["--sharding_stage"]} if sharded > 1 else {}
+    settings.map(["--use_sharding", "--sharding_degree"], {"parallel.fsdp": sharded, **stage})
+    if stage:
+        settings.map("--sharding_stage", stage)
+    else:
+        settings.same("--sharding_stage", "nothing is sharded")
     dp = settings["--dp_degree"]
     settings.map("--dp_degree", {"parallel.dp": dp})
     product = dp * sharded * settings["--mp_degree"] * settings["--pp_degree"]
@@ -260,14 +238,23 @@ def _layout(settings: Settings, launched: int) -> None:
         raise ConfigError(
             settings.where,
             [
-                f"mp {settings['--mp_degree']} x sharding {sharded} x pp {settings['--pp_degree']} x dp {dp} = {product}, "
-                f"but {launched} devices are launched. Their product must be the number of devices."
+                f"mp_degree {settings['--mp_degree']} x sharding_degree {sharded} x pp_degree {settings['--pp_degree']} "
+                f"x dp_degree {dp} = {product}, but {launched} devices are launched. Their product must be the number of devices."
             ],
         )
     micro, replicas = settings["--micro_batch_size"], dp * sharded
     whole_batch = settings["--global_batch_size"] or (settings["--local_batch_size"] or micro) * replicas
-    settings.map("--global_batch_size", {"batch.global_size": whole_batch})
-    settings.ignore("--local_batch_size", "global = local x replicas")
+    local = settings["--local_batch_size"]
+    if whole_batch % (micro * replicas) or (local and local * replicas != whole_batch):
+        told = f" (local_batch_size {local})" if local else ""
+        raise ConfigError(
+            settings.where,
+            [
+                f"--global_batch_size: {whole_batch} is not micro_batch_size {micro} x sharding_degree {sharded} x "
+                f"dp_degree {dp} x a whole number of accumulated micro-batches{told}."
+            ],
+        )
+    settings.map(["--global_batch_size", "--local_batch_size"], {"batch.global_size": whole_batch})
 
 
 def _schedule(settings: Settings, remarks: list[str]) -> None:
@@ -298,18 +285,19 @@ def _rest(settings: Settings) -> None:
     settings.map("--check_accuracy", {"model.dropout_hidden": hidden, "model.dropout_attention": attention})
     on = settings["--use_amp"] or settings["--use_pure_fp16"]
     settings.map(["--use_amp", "--use_pure_fp16"], {"precision.compute": "fp16" if on else "fp32"})
-    settings.ignore("--amp_level", "products in fp16, parameters, sums and norms in fp32")
+    settings.same("--amp_level", "products in fp16, parameters, sums and norms in fp32")
     mode = settings["--recompute_granularity"] if settings["--use_recompute"] else "none"
     settings.map(["--use_recompute", "--recompute_granularity"], {"train.recompute": mode})
-    settings.map("--device", {"run.device": settings["--device"]})
+    device = settings["--device"]
+    settings.map("--device", {"run.device": {"gpu": "cuda"}.get(device, device)})
     options = str(settings["-p"] or settings["--profiler_options"] or "")
     steps = re.search(r"batch_range=\[(\d+),\s*(\d+)\]", options)
     if steps:
         settings.map(["-p", "--profiler_options"], {"train.profile": (int(steps[1]), int(steps[2]))})
     else:
-        settings.ignore(["-p", "--profiler_options"], "no batch_range in it")
+        settings.same(["-p", "--profiler_options"], "no batch_range in it")
     settings.ours |= {
-        "model.gelu": "tanh", "init.residual_scale": "none", "init.std": 0.02, "data.order": "paddle",
+        "parallel.sequence": False, "model.gelu": "tanh", "init.residual_scale": "none", "init.std": 0.02, "data.order": "paddle",
         "train.log_style": "fleetx", "train.nonfinite": "skip", "checkpoint.keep_last": 1_000_000,
         "precision.scaler.window": 1000, "precision.scaler.hysteresis": 2,
     }  # fmt: skip

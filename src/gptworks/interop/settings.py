@@ -43,8 +43,8 @@ class Key:
     """One setting of a foreign system.
 
     `ours`: the key of ours that takes the value as it is; `default`: what their code takes when it is not given (only
-    where it differs from ours it matters, but it is their number that counts). Without `ours` it is either `why`, the
-    reason to ignore it, or a rule of the module that looks at it.
+    where it differs from ours it matters, but it is their number that counts). Without `ours` it is `same`, why nothing
+    needs to be set for the same outcome, or `why`, the reason to ignore it, or a rule of the module that looks at it.
     """
 
     theirs: str
@@ -52,6 +52,7 @@ class Key:
     ours: str = ""
     default: Any = None
     why: str = ""
+    same: str = ""
     switch: bool = False  # a flag without a value
 
 
@@ -108,6 +109,10 @@ class Settings:
         told = ", ".join(f"{key}={shown(each)}" for key, each in ours.items())
         self._note(names, "approximated" if why else "mapped", told, why)
 
+    def same(self, name: str | Iterable[str], why: str) -> None:
+        """Nothing of ours needs to be set: the outcome is theirs."""
+        self._note([name] if isinstance(name, str) else list(name), "mapped", "", why)
+
     def ignore(self, name: str | Iterable[str], why: str) -> None:
         self._note([name] if isinstance(name, str) else list(name), "ignored", "", why)
 
@@ -125,7 +130,9 @@ class Settings:
             if key.ours and self[name] is not None:
                 self.map(name, key.ours)
             elif key.ours:
-                self.ignore(name, "empty: their default and ours is to leave it open")
+                self.same(name, "empty: their default and ours is to leave it open")
+            elif key.same:
+                self.same(name, key.same)
             elif key.why:
                 self.ignore(name, key.why)
 

@@ -8,17 +8,18 @@ from gptworks.interop.translation import Translation
 def as_yaml(translation: Translation) -> str:
     """Each value with the key it came from; what was ignored is listed above, with the reason."""
     lines = [f"# Translated from {translation.system}."]
-    lines += [f"# {remark}" for remark in translation.remarks]
+    lines += [f"# {_line(remark)}" for remark in translation.remarks]
     if not translation.config:
         return "\n".join([*lines, f"# gptworks {translation.verb} {' '.join(translation.arguments)}", ""])
     origin: dict[str, str] = {}
     for note in translation.notes:
-        if note.how == "ignored":
-            lines.append(f"# {note.theirs}={note.value}: ignored, {note.why}")
+        if not note.ours:
+            became = "ignored" if note.how == "ignored" else "the same here"
+            lines.append(_line(f"# {note.theirs}={note.value}: {became}, {note.why}"))
             continue
         for told in note.ours.split(", "):
             reason = f" ({note.why})" if note.why else ""
-            origin.setdefault(told.partition("=")[0], f"{note.theirs}={note.value}{reason}")
+            origin.setdefault(told.partition("=")[0], _line(f"{note.theirs}={note.value}{reason}"))
     for section, values in translation.sections().items():
         lines.append(f"{section}:")
         lines += _lines(values, section, origin, "  ")
@@ -35,3 +36,8 @@ def _lines(values: dict[str, object], path: str, origin: dict[str, str], indent:
         comment = f"  # {origin[f'{path}.{key}']}" if f"{path}.{key}" in origin else ""
         lines.append(f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}{comment}")  # JSON is YAML
     return lines
+
+
+def _line(text: str) -> str:
+    """A comment ends with its line."""
+    return " ".join(text.split())
