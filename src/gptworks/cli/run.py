@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from gptworks.cli.main import main
 
-    here = Path.cwd()
+    here, before = Path.cwd(), dict(os.environ)
     os.chdir(args.cwd)
     try:
         os.environ.update(translation.environment)
@@ -47,9 +47,13 @@ def run(args: argparse.Namespace) -> int:
         return code
     finally:
         os.chdir(here)
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def translated(args: argparse.Namespace) -> "Translation":
+    from dataclasses import replace
+
     from gptworks.interop import command_line, registry
     from gptworks.interop.adapt import adapted
 
@@ -61,6 +65,7 @@ def translated(args: argparse.Namespace) -> "Translation":
     command = command_line.split(words, os.environ, args.cwd)
     files = registry.Files(args.cwd)
     found = registry.of_command(command).translate(command, files)
+    found = replace(found, environment={**command.environment, **found.environment})  # NAME=value in front of it
     return adapted(
         found, files.remarks, device=args.device, shrink=bool(args.shrink), strict=args.strict, folder=args.cwd
     )
@@ -71,7 +76,8 @@ def _beside_earlier_runs(translation: "Translation", folder: Path) -> "Translati
     from dataclasses import replace
 
     out = str(translation.config.get("run.out", ""))
-    if not out or "--resume" in translation.arguments or not (folder / out / "environment.json").is_file():
+    resume = dict(zip(translation.arguments, translation.arguments[1:], strict=False)).get("--resume", "never")
+    if not out or resume != "never" or not (folder / out / "environment.json").is_file():
         return translation
     number = 2
     while (folder / f"{out}.{number}").exists():

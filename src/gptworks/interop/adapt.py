@@ -17,7 +17,7 @@ def adapted(
     device: str | None,
     shrink: bool,
     strict: bool,
-    folder: Path = Path(),  # noqa: B008
+    folder: Path = Path(),
 ) -> Translation:
     if strict:
         ignored = [f"{note.theirs}: ignored ({note.why})." for note in translation.notes if note.how == "ignored"]

@@ -58,7 +58,7 @@ KEYS = [
     Key("Engine.max_steps", whole, "train.steps", default=500000),
     Key("Engine.num_train_epochs", whole, default=1),
     Key("Engine.run_mode", words, default="step"),
-    Key("Engine.accumulate_steps", words, same="derived from local and micro batch size, as FleetX does whatever is here"),
+    Key("Engine.accumulate_steps", words, same="derived from local and micro batch size, as in FleetX"),
     Key("Engine.logging_freq", whole, "train.log_every", default=1),
     Key("Engine.eval_freq", whole, "evaluate.every", default=500),
     Key("Engine.eval_iters", whole, "evaluate.batches", default=10),
@@ -87,7 +87,8 @@ KEYS = [
         for key in (
             "dataset.name", "dataset.input_dir", "dataset.split", "dataset.max_seq_len", "dataset.mode",
             "dataset.num_samples", "dataset.model_type", "dataset.seed", "dataset.eos_id", "sampler.name",
-            "sampler.batch_size", "sampler.shuffle", "sampler.drop_last", "loader.num_workers", "loader.return_list", "loader.collate_fn",
+            "sampler.batch_size", "sampler.shuffle", "sampler.drop_last", "loader.num_workers", "loader.return_list",
+            "loader.collate_fn",
         )
     ],
     Key("Model.module", words, same="the kind of task follows from the program that is run"),
@@ -331,8 +332,8 @@ def _layout(settings: Settings, launched: int) -> int:
             settings.where,
             [
                 f"Distributed: dp {dp} x mp {settings['Distributed.mp_degree']} x pp "
-                f"{settings['Distributed.pp_degree']} x sharding {degree} = {dp * other}, but {launched} devices are launched. Their product must be the "
-                "number of devices."
+                f"{settings['Distributed.pp_degree']} x sharding {degree} = {dp * other}, but {launched} "
+                "devices are launched. Their product must be the number of devices."
             ],
         )
     settings.map("Distributed.dp_degree", {"parallel.dp": dp})
@@ -356,8 +357,9 @@ def _batch(settings: Settings, replicas: int) -> None:
         size: [f"Global.{size}_batch_size", f"Data.batch_size.{size}_batch_size"]
         for size in ("global", "local", "micro")
     }
-    found = {size: next((settings[key] for key in keys if settings[key]), None) for size, keys in names.items()}
-    whole_batch: Any = None
+    found: dict[str, Any] = {
+        size: next((settings[key] for key in keys if settings[key]), None) for size, keys in names.items()
+    }
     whole_batch, local, micro = found["global"], found["local"], found["micro"] or 8
     if whole_batch is None and local is None:
         raise ConfigError(settings.where, ["global_batch_size: neither it nor local_batch_size is given."])
@@ -537,9 +539,7 @@ def _generate_arguments(settings: Settings, folder: Path) -> list[str]:
     if not given:
         raise ConfigError(
             settings.where,
-            [
-                "Engine.save_load.ckpt_dir: empty. Give the folder with model.pdparams: -o Engine.save_load.ckpt_dir=DIR."
-            ],
+            ["Engine.save_load.ckpt_dir: empty. Give the folder of model.pdparams: -o Engine.save_load.ckpt_dir=DIR."],
         )
     settings.map("Engine.save_load.ckpt_dir", {"--model": given})
     arguments = ["--model", str(given), "--tokenizer", "gpt2"]

@@ -238,8 +238,9 @@ def _layout(settings: Settings, launched: int) -> None:
         raise ConfigError(
             settings.where,
             [
-                f"mp_degree {settings['--mp_degree']} x sharding_degree {sharded} x pp_degree {settings['--pp_degree']} "
-                f"x dp_degree {dp} = {product}, but {launched} devices are launched. Their product must be the number of devices."
+                f"mp_degree {settings['--mp_degree']} x sharding_degree {sharded} x pp_degree "
+                f"{settings['--pp_degree']} x dp_degree {dp} = {product}, but {launched} devices are launched. Their "
+                "product must be the number of devices."
             ],
         )
     micro, replicas = settings["--micro_batch_size"], dp * sharded
@@ -297,8 +298,8 @@ def _rest(settings: Settings) -> None:
     else:
         settings.same(["-p", "--profiler_options"], "no batch_range in it")
     settings.ours |= {
-        "parallel.sequence": False, "model.gelu": "tanh", "init.residual_scale": "none", "init.std": 0.02, "data.order": "paddle",
-        "train.log_style": "fleetx", "train.nonfinite": "skip", "checkpoint.keep_last": 1_000_000,
+        "parallel.sequence": False, "model.gelu": "tanh", "init.residual_scale": "none", "init.std": 0.02,
+        "data.order": "paddle", "train.log_style": "fleetx", "train.nonfinite": "skip", "checkpoint.keep_last": 1_000_000,
         "precision.scaler.window": 1000, "precision.scaler.hysteresis": 2,
     }  # fmt: skip
 
