@@ -95,8 +95,12 @@ def test_auto_takes_what_is_left_and_data_is_read_where_there_is_some(call: Call
         ("128", ["parallel.tp=8"], "tp=8 needs 8 ranks, but the world has 128. Fits: fsdp=16 x tp=8, or dp=16 x tp=8"),
         ("64", ["parallel.tp=64"], "64 does not divide model.num_heads (96)"),
         ("64", ["parallel.tp=auto"], "64 does not divide model.num_heads (96)"),
-        ("97", ["parallel.pp=97", "batch.global_size=97"], "model.num_layers is 96: each needs a layer"),
-        ("16", ["parallel.pp=16", "batch.global_size=8"], "with fewer micro-batches than stages some never work"),
+        ("97", ["parallel.pp=97", "batch.global_size=97"], "97 pipeline stages, but the model has 96 layers"),
+        (
+            "16",
+            ["parallel.pp=16", "batch.global_size=8"],
+            "8 micro-batches per step and data-parallel rank are fewer than the 16 pipeline stages",
+        ),
         ("0", [], "--world: 0. Needed: 1 or more."),
     ],
 )

@@ -240,6 +240,11 @@ def test_show_batch(recipe: Path, tmp_path: Path, call: Call, monkeypatch: pytes
     assert list(tmp_path.iterdir()) == []
 
 
+def test_show_batch_of_a_layout(recipe: Path, call: Call) -> None:
+    settings = ["parallel.dp=2", "batch.global_size=8", "batch.micro_size=4"]
+    assert "--- sample 3: 16 tokens, " in call("train", "-c", recipe, "--show-batch", *settings).out
+
+
 # The run folder
 
 

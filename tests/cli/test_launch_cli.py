@@ -121,6 +121,14 @@ def test_srun_with_one_task_per_machine(
     assert jobs[0].nodes == Nodes(2, 2, 1, "gpu07", PORT)
 
 
+ONE_OR_TWO = ["--nnodes", "1:2", "--node-rank", "0", "--master", "a", "--nproc", "1"]
+
+
+def test_one_or_two_machines(recipe: Path, tmp_path: Path, call: Call, jobs: list[supervise.Job]) -> None:
+    call("train", "-c", recipe, "--out", tmp_path / "run", *ONE_OR_TWO, "parallel.dp=auto")
+    assert jobs[0].nodes == Nodes(2, 1, 0, "a", PORT)
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -130,6 +138,13 @@ def test_srun_with_one_task_per_machine(
         (["--nproc", "2", "--max-restarts", "-1", "parallel.dp=2"], "--max-restarts: -1"),
         (["--nnodes", "2", "parallel.dp=2"], "--nnodes 2: needs --master"),
         (["--nnodes", "2", "--master", "a", "--node-rank", "0", "parallel.tp=1"], "--nproc: not given"),
+        (["--nproc", "2", "parallel.dp=auto", "batch.global_size=3", "batch.micro_size=1"], "3 is not a multiple of"),
+        (["--nproc", "4", "parallel.tp=auto"], "4 does not divide model.num_heads (2)"),
+        (["--nproc", "4", "parallel.pp=auto", "batch.micro_size=1"], "4 pipeline stages, but the model has 2 layers"),
+        (["--nproc", "2", "parallel.pp=auto", "batch.micro_size=4"], "fewer than the 2 pipeline stages"),
+        ([*ONE_OR_TWO, "parallel.dp=2"], "--nnodes 1:2: the number of processes may change, but parallel has room"),
+        ([*ONE_OR_TWO, "parallel.dp=auto", "batch.micro_size=4"], "4 is not a multiple of"),
+        ([*ONE_OR_TWO, "parallel.dp=auto", "batch.global_size=0"], "the batch would be 2 or 4 samples"),
         (["--rank-table", "none.json"], "none.json: cannot be read"),
         (["--master", "a"], "--master: of how many machines"),
         (["--rdma", "--nproc", "2", "parallel.dp=2"], "--rdma: the device is cpu"),

@@ -171,7 +171,7 @@ def test_init_from_a_model_with_another_tokenizer(
     more = [f"init.checkpoint={finished}", f"data.path={foreign_store}"]
     done = call("train", "-c", recipe, "--out", out, *more, expect=2)
     assert "was made with another tokenizer" in done.err
-    assert "portable" in done.err
+    assert str(finished) in done.err
     assert files(out) == {}, "nothing was trained"
 
 
@@ -218,7 +218,7 @@ def test_fine_tuning_from_a_file_with_more_tensors_than_the_model(
     more = {"transformer.h.2.ln_1.weight": torch.ones(32)}
     safetensors.torch.save_file(tensors | more, portable / "model.safetensors")
     done = call("train", "-c", recipe, "--out", tmp_path / "run", f"init.checkpoint={portable}", expect=2)
-    assert "1 tensors have no place in the model, such as 'transformer.h.2.ln_1.weight'" in done.err
+    assert "1 that have no place in the model: 'transformer.h.2.ln_1.weight'" in done.err
 
 
 def test_a_damaged_checkpoint_and_going_back_to_an_earlier_one(

@@ -103,6 +103,25 @@ def test_a_run_goes_on_with_another_number_of_ranks(configured, run_layout: RunL
     assert same_numbers(lines(run), lines(alone))
 
 
+def test_a_layout_alone_does_not_change_the_batch(configured, run_layout: RunLayout, tmp_path: Path) -> None:
+    settings = ["batch.global_size=0", "batch.micro_size=2", "train.steps=0", "checkpoint.every=2"]
+    run_layout(Layout(), lambda world: train(configured(*settings, "train.tokens=128"), world))
+    more = [*settings, "train.tokens=256", "parallel.dp=2"]
+
+    def go_on(*extra: str) -> list[Any]:
+        return run_layout(Layout(dp=2), lambda world: train(configured(*more, *extra), world, resume_from="auto"))
+
+    for error, _ in go_on():
+        assert "was trained with 2 samples per step" in error
+        assert "Set batch.global_size=2 to go on as before" in error
+    both = go_on("batch.global_size=4")
+    assert "changed: samples per step: 2 -> 4" in both[0][1]
+    assert [result.step for result, _ in both] == [4 + 2] * 2, "8 samples in twos, 8 in fours"
+    assert lines(tmp_path / "run")[-1]["tokens"] == 256
+    ended = lines(tmp_path / "run")[-1]["lr"]
+    assert ended == pytest.approx(configured().optim.min_lr), "the schedule ends with the training"
+
+
 def test_s1_09_a_run_goes_from_a_pipeline_of_shards_to_cut_matrices(configured, run_layout, tmp_path: Path) -> None:
     """Data, order, evaluation, schedule and state of a whole run, on two layouts, are those of one process."""
     settings = ["model.num_layers=2", "batch.micro_size=1", "optim.decay_steps=4", "optim.warmup_steps=0"]

@@ -133,3 +133,9 @@ def test_stage_3_with_a_pipeline_is_said_to_cost_traffic() -> None:
     assert said is not None and "parallel.zero: 3 with pp=2: every micro-batch gathers" in said
     assert shard.note(ParallelConfig(pp=2, fsdp=2)) is None
     assert shard.note(ParallelConfig(fsdp=2, zero=3)) is None
+
+
+def test_shards_of_nothing_are_mentioned() -> None:
+    said = shard.note(ParallelConfig(fsdp=8, zero=0))
+    assert said is not None and "parallel.zero: 0 with fsdp=8: nothing is sharded" in said
+    assert shard.note(ParallelConfig(dp=8)) is None

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gptworks.config.derive import Layout
 from gptworks.config.schema import InitConfig, ModelConfig
-from gptworks.errors import ConfigError, UsageError
+from gptworks.errors import UsageError
 from gptworks.model import GPT, IGNORED, tie
 from gptworks.model.init import draw
 from gptworks.parallel import collectives, recompute, tensor, vocabulary
@@ -520,14 +520,6 @@ def test_leaving_out_one_sum_is_noticed(run_layout, what: str, sequence: bool) -
 
 
 # Refusals
-
-
-def test_what_cannot_be_cut_is_refused_with_its_numbers() -> None:
-    with pytest.raises(ConfigError) as error:
-        tensor.require_divisible(config(num_heads=2, ffn_size=66, vocab_size=9), 4)
-    for words in ("num_heads: 2 cannot be cut among the 4 ranks", "ffn_size: 66", "vocab_size: 9 words"):
-        assert words in str(error.value)
-    tensor.require_divisible(config(vocab_size=10), 4)
 
 
 def test_a_length_that_ranks_do_not_divide_is_refused_in_training(run_layout) -> None:

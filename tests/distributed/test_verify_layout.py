@@ -156,6 +156,15 @@ def test_a_model_that_does_not_fit_is_shrunk_unless_asked_not_to(monkeypatch: py
         plan(cfg, Layout(tp=2), steps=3, shrink="auto")
 
 
+def test_shards_of_the_layout_need_the_memory_of_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that says nothing of a layout has zero 0; the layout that is asked for has stage 3."""
+    cfg = load(preset="345M", overrides=["batch.global_size=8", "batch.micro_size=1", "run.device=cpu"])
+    monkeypatch.setattr(twin, "memory_available", lambda: 20e9)
+    plan(cfg, Layout(fsdp=4), steps=1, shrink="never")
+    with pytest.raises(UsageError, match=r"--full: dp4 needs about"):
+        plan(cfg, Layout(dp=4), steps=1, shrink="never")
+
+
 def test_what_is_not_as_configured_is_said() -> None:
     settings = ["model.dropout_hidden=0.1", "train.compile=true", "precision.compute=bf16", "data.path=nowhere"]
     notes = "\n".join(plan(configured(*settings), Layout(tp=2), steps=3, shrink="auto").notes)
@@ -170,7 +179,7 @@ def test_what_is_not_as_configured_is_said() -> None:
     ("layout", "settings", "said"),
     [
         (Layout(tp=8), [], "8 does not divide model.num_heads (4)"),
-        (Layout(pp=4), [], "model.num_layers is 2: each needs a layer"),
+        (Layout(pp=4), [], "4 pipeline stages, but the model has 2 layers"),
         (Layout(dp=3), [], "8 is not a multiple of micro_size x data-parallel (2 x 3) = 6"),
         (Layout(), [], "nothing to compare it with. Needed: such as tp2.pp2"),
         (

@@ -86,6 +86,20 @@ def test_last_step_from_steps_epochs_or_tokens(train: TrainConfig, expected: int
     assert num_steps(train, samples_per_epoch=100, global_size=8, seq_len=32) == expected
 
 
+@pytest.mark.parametrize(
+    ("train", "expected"),
+    [
+        (TrainConfig(steps=17), 17),
+        (TrainConfig(epochs=1), 10 + 7),  # 40 of 100 samples are done: 60 are left
+        (TrainConfig(tokens=32 * 100), 10 + 8),
+        (TrainConfig(epochs=0.2), 10),
+        (TrainConfig(tokens=32), 10),
+    ],
+)
+def test_the_last_step_after_steps_with_another_batch(train: TrainConfig, expected: int) -> None:
+    assert num_steps(train, samples_per_epoch=100, global_size=8, seq_len=32, step=10, consumed=40) == expected
+
+
 def test_an_end_must_be_given() -> None:
     with pytest.raises(ConfigError, match=r"train\.steps: how long to train is not said\. Set one of train\.steps"):
         num_steps(TrainConfig(), samples_per_epoch=100, global_size=8, seq_len=32)

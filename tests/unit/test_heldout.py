@@ -13,6 +13,7 @@ import torch
 
 from gptworks.config.schema import DataConfig, InitConfig, ModelConfig
 from gptworks.data.dataset import Dataset
+from gptworks.errors import DataError
 from gptworks.evaluate import baselines
 from gptworks.evaluate.heldout import HeldOut, held_out_loss
 from gptworks.model import GPT
@@ -117,6 +118,14 @@ def test_dropout_is_off_and_the_mode_comes_back(small_store: Path, training: boo
     assert got.nats == plain.nats
     assert model.training is training
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_mode_comes_back_after_a_failure_too(small_store: Path) -> None:
+    dataset = dataset_of(small_store)
+    model = tiny(vocab_size=100).train()
+    with pytest.raises(DataError, match="100"):
+        held_out_loss(model, dataset.samples("held_out"), dataset.borders, micro_size=8, device=CPU)
+    assert model.training
 
 
 def test_the_perplexity_of_a_hopeless_model_is_infinite_and_no_error() -> None:

@@ -19,6 +19,7 @@ LEVELS = [
     {"checkpoint"},
     {"generate"},
     {"evaluate"},
+    {"export"},
     {"train"},
     {"api"},
     {"simulate", "verify"},

@@ -137,32 +137,40 @@ SMALL = ["model.num_layers=4", "model.hidden_size=24", "model.num_heads=6", "mod
             "parallel.tp: 2 does not divide model.ffn_size (33). tp that would fit: 1.",
         ),
         (
+            ["parallel.tp=2", "model.vocab_size=1"],
+            "parallel.tp: 2 leaves a rank without words of model.vocab_size (1).",
+        ),
+        (
+            ["parallel.tp=6", "parallel.sequence=false", "model.vocab_size=10"],
+            "parallel.tp: 6 leaves a rank without words of model.vocab_size",
+        ),
+        (
             ["parallel.tp=3"],
             "data.seq_len: 32 is not a multiple of parallel.tp (3), along which the sequence is split. "
             "Set data.seq_len=30, or parallel.sequence: false.",
         ),
         (
             ["parallel.pp=8", "batch.accumulation=8"],
-            "parallel.pp: 8 x parallel.virtual_stages (1) = 8 stages, but model.num_layers is 4: each needs a layer. "
-            "Use fewer stages.",
+            "parallel.pp: 8 pipeline stages, but the model has 4 layers; needs a layer or more in each. Use at most 4 "
+            "stages (pp x virtual_stages).",
         ),
         (
             ["parallel.pp=2", "parallel.virtual_stages=3", "parallel.schedule=interleaved", "batch.accumulation=2"],
-            "parallel.pp: 2 x parallel.virtual_stages (3) = 6 stages, but model.num_layers is 4",
+            "parallel.pp: 6 pipeline stages, but the model has 4 layers",
         ),
         (
             ["parallel.pp=4", "batch.accumulation=3"],
-            "batch.accumulation: 3 for parallel.pp=4 stages: with fewer micro-batches than stages some never work. "
-            "Set batch.accumulation=4 or more.",
+            "batch.accumulation: 3 micro-batches per step and data-parallel rank are fewer than the 4 pipeline stages, "
+            "so that some would never work. Needed: 4 or more.",
         ),
         (
             ["parallel.pp=4", "batch.global_size=6", "batch.micro_size=2"],
-            "batch.accumulation: 3 for parallel.pp=4 stages",
+            "batch.accumulation: 3 micro-batches per step and data-parallel rank are fewer than the 4",
         ),
         (
             ["parallel.pp=2", "parallel.virtual_stages=2", "parallel.schedule=interleaved", "batch.accumulation=5"],
-            "batch.accumulation: 5 micro-batches are not a multiple of parallel.pp (2), as parallel.schedule: "
-            "interleaved needs. Nearest: 4 or 6.",
+            "batch.accumulation: 5 micro-batches per step and data-parallel rank are not a multiple of pp = 2, which "
+            "schedule interleaved needs. Nearest: 4 or 6.",
         ),
         (
             ["parallel.schedule=gpipe"],
@@ -171,12 +179,11 @@ SMALL = ["model.num_layers=4", "model.hidden_size=24", "model.num_heads=6", "mod
         (["parallel.virtual_stages=2"], "parallel.virtual_stages: 2, but parallel.pp is 1: there is no pipeline."),
         (
             ["parallel.pp=2", "parallel.virtual_stages=2", "batch.accumulation=2"],
-            "parallel.virtual_stages: 2, but parallel.schedule: 1f1b has one stage per process. "
-            "Set parallel.schedule: interleaved, or virtual_stages: 1.",
+            "parallel.virtual_stages: 2, but schedule 1f1b needs 1. Set it to 1, or use parallel.schedule: interleaved",
         ),
         (
             ["parallel.pp=2", "parallel.schedule=interleaved", "batch.accumulation=2"],
-            "parallel.virtual_stages: 1, but parallel.schedule: interleaved needs 2 or more stages per process.",
+            "parallel.virtual_stages: 1, but schedule interleaved needs 2 or more. Set it to 2, or use",
         ),
         (["parallel.zero=2"], "parallel.zero: 2 shards over parallel.fsdp, which is 1."),
         (["parallel.dp=2", "parallel.zero=1"], "parallel.zero: 1 shards over parallel.fsdp, which is 1."),

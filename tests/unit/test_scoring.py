@@ -71,12 +71,16 @@ def test_scores_equal_logits_looked_at_one_by_one(model: GPT, batch_size: int, m
         assert one.log_probability == pytest.approx(other.log_probability, abs=1e-4)
 
 
-def test_dropout_is_off_and_mode_and_loss_come_back(model: GPT) -> None:
+def test_dropout_is_off_and_mode_and_loss_come_back(model: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of(model, 3)
     expected = score_all(model, rows)
     loss = model.loss_sum
     model.train()
     assert score_all(model, rows) == expected
+    assert model.training and model.loss_sum is loss
+    monkeypatch.setattr(scoring._TokenScores, "forward", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        score_all(model, rows)
     assert model.training and model.loss_sum is loss
     model.eval()
 

@@ -1,6 +1,7 @@
 """`gptworks.Trainer`: a model, data and settings together; train, evaluate and predict are the command line's own."""
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from gptworks.config.schema import ModelConfig, RunConfig
 from gptworks.errors import UsageError
 from gptworks.evaluate.heldout import HeldOut
 from gptworks.model.inference import StoredMatrix
+from gptworks.parallel import launch, placement
+from gptworks.parallel.ranks import Ranks
 from gptworks.tokenizer import Tokenizer
 from gptworks.train.loop import Outcome, train
 from gptworks.train.run_folder import refuse_foreign
@@ -186,10 +189,11 @@ class Trainer:
     # What was given in memory
 
     def _train(self, config: RunConfig, resume: str) -> Outcome:
-        refuse_foreign(Path(config.run.out), resume)
+        _main_does(config, lambda: refuse_foreign(Path(config.run.out), resume))
         self._write_texts(config)
-        if isinstance(self.given_model, PretrainedGPT):
-            _write_model(self.given_model, Path(config.init.checkpoint))
+        given = self.given_model
+        if isinstance(given, PretrainedGPT):
+            _main_does(config, lambda: _write_model(given, Path(config.init.checkpoint)))
         outcome = train(config, resume_from=resume)
         self._trained, self._model = outcome.folder, None
         return outcome
@@ -198,9 +202,13 @@ class Trainer:
         if not self.texts:
             return
         tokenizer = self._tokenizer() or Tokenizer.from_pretrained("gpt2")
-        if tokenizer.identity != self._texts_are_of:
+
+        def write() -> None:
             for key, texts in self.texts.items():
                 write_store(texts, Path(getattr(config.data, key)[0]), tokenizer)
+
+        if tokenizer.identity != self._texts_are_of:
+            _main_does(config, write)
             self._texts_are_of = tokenizer.identity
 
     def _tokenizer(self) -> Tokenizer | None:
@@ -225,6 +233,12 @@ def _values(config: object) -> dict[str, Any]:
 
 def _is_preset(name: str) -> bool:
     return name.lower() in {known.lower() for known in [*presets.names(), *presets.aliases()]}
+
+
+def _main_does(config: RunConfig, function: Callable[[], None]) -> None:
+    """Processes that torchrun started share the run folder: one of them writes, the others wait."""
+    alone = placement.read(os.environ).world_size == 1
+    Ranks(None if alone else launch.start(config.parallel, config.run)).main_does(function)
 
 
 def _write_model(model: PretrainedGPT, folder: Path) -> None:

@@ -22,6 +22,7 @@ class Manifest:
     tokenizer_identity: str
     data_identities: list[str]
     scaler: dict[str, float]
+    global_size: int = 0  # samples of the last step; 0 where it was not written down
     samples_asked: int | None = None  # where data.order is laid out for a number of samples
     held_out_loss: float | None = None
     best: dict[str, float] | None = None  # step and held-out loss of the best checkpoint so far
@@ -30,7 +31,7 @@ class Manifest:
     # Every draw is seeded by what it is for, so there is no generator state to keep.
     random_draws: str = (
         "weights: (train.seed, name); order: (train.seed, index), with data.order megatron and paddle also "
-        "samples_asked; dropout: (train.seed, step, micro-batch, data rank)"
+        "samples_asked; dropout: (train.seed, step, micro-batch, data rank, pipeline stage, rank in tp)"
     )
     torch_version: str = ""
     layout: str = "1"  # of the processes that saved it, such as pp2.tp2; any other can load it
@@ -69,7 +70,7 @@ def read(folder: Path) -> Manifest:
 
 def _check_kinds(manifest: Manifest) -> None:
     kinds = {
-        int: ("step", "consumed", "optimizer_updates", "evaluations_since_best"),
+        int: ("step", "consumed", "optimizer_updates", "global_size", "evaluations_since_best"),
         str: ("tokenizer_identity", "layout"),
         dict: ("config", "scaler", "files"),
         list: ("data_identities",),

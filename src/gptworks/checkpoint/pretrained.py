@@ -16,7 +16,7 @@ from gptworks.config.schema import ModelConfig
 from gptworks.errors import TokenizerError, UsageError
 from gptworks.model import GPT
 from gptworks.model.inference import require_kind, store_weights
-from gptworks.parallel.apply import WeightSource, build
+from gptworks.parallel.apply import build
 from gptworks.parallel.launch import World, pick_device
 from gptworks.tokenizer import Tokenizer
 
@@ -27,7 +27,7 @@ class Pretrained:
 
     folder: Path
     model: ModelConfig
-    weights: WeightSource
+    weights: Opened
     tokenizer: Tokenizer | None
     files: list[Path]  # all that hold weights
 
@@ -61,6 +61,11 @@ class Pretrained:
                 f"{self.folder}: has no tokenizer. Name one with --tokenizer (gpt2 comes with the installation), or "
                 "put tokenizer.json (or vocab.json and merges.txt, or a sentencepiece .model) beside the weights."
             )
+        if self.tokenizer.vocab_size > self.model.vocab_size:
+            raise TokenizerError(
+                f"{self.folder}: {self.tokenizer.name} has {self.tokenizer.vocab_size:,} tokens, but the model only "
+                f"{self.model.vocab_size:,}. Use the tokenizer the model was trained with."
+            )
         return self.tokenizer
 
 
@@ -77,13 +82,7 @@ def _open(path: Path, shape: Mapping[str, object]) -> Opened:
 def _tokenizer_for(opened: Opened, given: str | Path | None, name: str | None) -> Tokenizer | None:
     """Weights alone are fine; whoever needs a tokenizer asks for it. One that is there must be readable."""
     if given is not None:
-        found = Tokenizer.from_pretrained(given)
-        if found.vocab_size > opened.model.vocab_size:
-            raise TokenizerError(
-                f"{given}: has {found.vocab_size:,} tokens, but the model in {opened.path} has "
-                f"{opened.model.vocab_size:,} words. Needed: the tokenizer it was trained with."
-            )
-        return found
+        return Tokenizer.from_pretrained(given)
     if (beside := opened.open_tokenizer()) is not None:
         return beside
     # GPT-2's vocabulary comes with the installation.

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     of_the_run = {} if _is_gguf(args) else folder.config_of(Path(args.model)).get("generate", {})
     given = of_the_run | _given(args)
     cfg = settings_of(given)
-    prompts = [] if args.interactive else _prompts(args)
+    prompts = [] if args.interactive else prompts_of(args)
     if args.interactive and args.json:
         raise UsageError("--json: not with --interactive, whose answers are for people. Leave one of them out.")
     wants_stream = _wants_stream(args, len(prompts), can_stream(cfg))
@@ -176,7 +176,7 @@ def show_stream(engine: Any, prompt: str, settings: dict[str, Any]) -> None:
         print(flush=True)
 
 
-def _prompts(args: argparse.Namespace) -> list[str]:
+def prompts_of(args: argparse.Namespace) -> list[str]:
     if args.prompt:
         return [_standard_input() if prompt == "-" else prompt for prompt in args.prompt]
     return _read_prompts(args.prompts)

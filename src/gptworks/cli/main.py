@@ -13,7 +13,9 @@ from gptworks.cli import (
     config,
     convert,
     evaluate,
+    export,
     generate,
+    infer,
     inspect,
     launch,
     plot,
@@ -32,6 +34,8 @@ VERBS = {
     "eval": evaluate,
     "generate": generate,
     "convert": convert,
+    "export": export,
+    "infer": infer,
     "inspect": inspect,
     "verify": verify,
     "run": run,
@@ -42,7 +46,7 @@ VERBS = {
     "completion": completion,
 }
 
-_READS_MODELS = {"train", "eval", "generate"}
+_READS_MODELS = {"train", "eval", "generate", "export"}
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 

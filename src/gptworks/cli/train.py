@@ -1,7 +1,6 @@
 """gptworks train: pretrain or fine-tune."""
 
 import argparse
-import math
 import os
 import sys
 from typing import Any
@@ -45,9 +44,13 @@ def run(args: argparse.Namespace) -> int:
         config = config.model_copy(update={"run": config.run.model_copy(update={"out": folder})})
 
     if args.show_batch:
+        import torch
+
+        from gptworks.config.derive import Layout
+        from gptworks.parallel.launch import World
         from gptworks.train.setup import prepare, show_first_batch
 
-        print(show_first_batch(prepare(config)))
+        print(show_first_batch(prepare(config, World(torch.device("cpu"), Layout.known(config.parallel)))))
         return 0
     if args.dry_run:
         world_size = _imagined_world(args, config)
@@ -89,8 +92,11 @@ def _imagined_world(args: argparse.Namespace, config: Any) -> int | None:
 
 def _processes_of_layout(config: Any) -> int:
     """As many as the numbers of the layout say; 0 where one of them is left open."""
-    sizes = [getattr(config.parallel, axis) for axis in ("pp", "dp", "fsdp", "tp")]
-    return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else 0
+    from gptworks.config.derive import Layout
+    from gptworks.config.schema import AXES
+
+    is_open = any(getattr(config.parallel, axis) == "auto" for axis in AXES)
+    return 0 if is_open else Layout.known(config.parallel).world_size
 
 
 def _wants_many(args: argparse.Namespace) -> bool:
@@ -104,7 +110,6 @@ def _launch(args: argparse.Namespace, config: Any) -> int:
     """Everything that can be known to be wrong is refused here, before a process starts."""
     from pathlib import Path
 
-    from gptworks.config.derive import solve_layout
     from gptworks.parallel import nodes, placement, supervise
     from gptworks.train import run_folder
 
@@ -124,14 +129,36 @@ def _launch(args: argparse.Namespace, config: Any) -> int:
     if args.max_restarts < 0:
         raise UsageError(f"--max-restarts: {args.max_restarts}. Needed: 0 or more.")
     nproc = _num_processes(args.nproc, found, config)
-    if found.at_least == found.count:
-        solve_layout(config.parallel, sum(found.nproc) or nproc * found.count)
+    _refuse_unfit(config, found, nproc)
     folder = Path(config.run.out)
     if found.rank == 0:  # on the others the run may have begun it by now
         run_folder.refuse_foreign(folder, args.resume)
     log_dir = Path(args.log_dir) if args.log_dir else folder / run_folder.LOGS
     command = ("-m", "gptworks", *args.argv)
     return supervise.run(supervise.Job(command, nproc, log_dir, found, args.max_restarts))
+
+
+def _refuse_unfit(config: Any, found: Any, nproc: int) -> None:
+    """What the run would refuse with as few machines as it may have, or with all of them."""
+    from gptworks.config.contradictions import fit_layout
+    from gptworks.config.derive import solve_batch, solve_layout
+
+    if found.at_least < found.count and _processes_of_layout(config):
+        raise UsageError(
+            f"--nnodes {found.at_least}:{found.count}: the number of processes may change, but parallel has room for "
+            f"{_processes_of_layout(config)} only. Set one of its degrees to auto, such as parallel.dp=auto."
+        )
+    batches = set()
+    for machines in {found.at_least, found.count}:
+        layout = solve_layout(config.parallel, sum(found.nproc) or nproc * machines)
+        fit_layout(config, layout)
+        batches.add(solve_batch(config.batch, layout.data_parallel).global_size)
+    if len(batches) > 1:
+        fewest, most = sorted(batches)
+        raise UsageError(
+            f"--nnodes {found.at_least}:{found.count}: the batch would be {fewest} or {most} samples, as the number of "
+            "machines changes. Set batch.global_size."
+        )
 
 
 def _num_processes(asked: int | None, found: Any, config: Any) -> int:

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from gptworks.config.derive import Layout, cooldown_steps, solve_batch
+from gptworks.config.derive import Layout, cooldown_steps, solve_batch, with_layout
 from gptworks.config.schema import (
     BatchConfig,
     CheckpointConfig,
@@ -13,8 +13,10 @@ from gptworks.config.schema import (
     ModelConfig,
     OptimConfig,
     ParallelConfig,
+    RunConfig,
     TrainConfig,
 )
+from gptworks.config.stages import assign_layers, check_micro_batches, check_schedule
 from gptworks.errors import ConfigError
 
 Complaints = list[str]
@@ -62,11 +64,7 @@ def warmup_fits(optim: OptimConfig, last: int, name: str) -> Complaints:
 def batch_equation(batch: BatchConfig, parallel: ParallelConfig) -> Complaints:
     if "auto" in (parallel.dp, parallel.fsdp):
         return []  # how many ranks read data is known when the world is: checked again then
-    try:
-        solve_batch(batch, Layout.known(parallel).data_parallel)
-    except ConfigError as error:
-        return error.problems
-    return []
+    return _refused_by(solve_batch, batch, Layout.known(parallel).data_parallel)
 
 
 def matrices_divide(model: ModelConfig, parallel: ParallelConfig) -> Complaints:
@@ -81,6 +79,12 @@ def matrices_divide(model: ModelConfig, parallel: ParallelConfig) -> Complaints:
             complaints.append(
                 f"parallel.tp: {parallel.tp} does not divide model.{name} ({size}). tp that would fit: {fits}."
             )
+    each = -(-model.vocab_size // parallel.tp)  # words of a rank; the last one has what is left
+    if each * (parallel.tp - 1) >= model.vocab_size:
+        complaints.append(
+            f"parallel.tp: {parallel.tp} leaves a rank without words of model.vocab_size ({model.vocab_size}). "
+            "Use a smaller tp."
+        )
     return complaints
 
 
@@ -95,13 +99,7 @@ def sequence_divides(data: DataConfig, parallel: ParallelConfig) -> Complaints:
 
 
 def stages_have_layers(model: ModelConfig, parallel: ParallelConfig) -> Complaints:
-    stages = Layout.known(parallel).pp * parallel.virtual_stages
-    if model.num_layers >= stages:
-        return []
-    return [
-        f"parallel.pp: {parallel.pp} x parallel.virtual_stages ({parallel.virtual_stages}) = {stages} stages, but "
-        f"model.num_layers is {model.num_layers}: each needs a layer. Use fewer stages."
-    ]
+    return _refused_by(assign_layers, model.num_layers, Layout.known(parallel).pp * parallel.virtual_stages)
 
 
 def stages_are_busy(batch: BatchConfig, parallel: ParallelConfig) -> Complaints:
@@ -109,41 +107,18 @@ def stages_are_busy(batch: BatchConfig, parallel: ParallelConfig) -> Complaints:
     if layout.pp == 1 or "auto" in (parallel.dp, parallel.fsdp) or batch_equation(batch, parallel):
         return []
     plan = solve_batch(batch, layout.data_parallel)
-    if plan.accumulation < layout.pp:
-        return [
-            f"batch.accumulation: {plan.accumulation} for parallel.pp={layout.pp} stages: with fewer micro-batches "
-            f"than stages some never work. Set batch.accumulation={layout.pp} or more."
-        ]
-    if parallel.schedule in {"interleaved", "zero_bubble"} and plan.accumulation % layout.pp:
-        below = plan.accumulation // layout.pp * layout.pp
-        return [
-            f"batch.accumulation: {plan.accumulation} micro-batches are not a multiple of parallel.pp ({layout.pp}), "
-            f"as parallel.schedule: {parallel.schedule} needs. Nearest: {below} or {below + layout.pp}."
-        ]
-    return []
+    return _refused_by(check_micro_batches, parallel.schedule, plan.accumulation, layout.pp)
 
 
 def pipeline_settings_have_a_pipeline(parallel: ParallelConfig) -> Complaints:
-    has_many = parallel.schedule in {"interleaved", "zero_bubble"}
-    complaints = []
-    if parallel.pp == 1:
-        for name, usual in (("schedule", "1f1b"), ("virtual_stages", 1)):
-            if getattr(parallel, name) != usual:
-                complaints.append(
-                    f"parallel.{name}: {getattr(parallel, name)}, but parallel.pp is 1: there is no pipeline. "
-                    "Set parallel.pp, or leave it out."
-                )
-    elif parallel.virtual_stages > 1 and not has_many:
-        complaints.append(
-            f"parallel.virtual_stages: {parallel.virtual_stages}, but parallel.schedule: {parallel.schedule} has one "
-            "stage per process. Set parallel.schedule: interleaved, or virtual_stages: 1."
-        )
-    elif parallel.schedule == "interleaved" and parallel.virtual_stages == 1:
-        complaints.append(
-            "parallel.virtual_stages: 1, but parallel.schedule: interleaved needs 2 or more stages per process. "
-            "Set parallel.virtual_stages: 2, or schedule: 1f1b."
-        )
-    return complaints
+    if parallel.pp != 1:
+        return _refused_by(check_schedule, parallel.schedule, parallel.virtual_stages)
+    return [
+        f"parallel.{name}: {getattr(parallel, name)}, but parallel.pp is 1: there is no pipeline. "
+        "Set parallel.pp, or leave it out."
+        for name, usual in (("schedule", "1f1b"), ("virtual_stages", 1))
+        if getattr(parallel, name) != usual
+    ]
 
 
 def sharding_has_shards(parallel: ParallelConfig) -> Complaints:
@@ -193,6 +168,15 @@ CHECKS: list[Callable[..., Complaints]] = [
 ]
 
 
+def _refused_by(rule: Callable[..., object], *numbers: Any) -> Complaints:
+    """What is refused where it is done too is said there."""
+    try:
+        rule(*numbers)
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
 def find(sections: dict[str, Any]) -> Complaints:
     """Run every check whose sections are all there (a section with a type error is reported for that alone)."""
     complaints: Complaints = []
@@ -201,3 +185,13 @@ def find(sections: dict[str, Any]) -> Complaints:
         if all(name in sections for name in needed):
             complaints += check(**{name: sections[name] for name in needed})
     return complaints
+
+
+def fit_layout(cfg: RunConfig, layout: Layout) -> ParallelConfig:
+    """The parallel section with all numbers known, or what does not go together then."""
+    parallel = with_layout(cfg.parallel, layout)
+    if parallel != cfg.parallel:  # auto: what depends on it could not be checked before
+        problems = find({**dict(cfg), "parallel": parallel})
+        if problems:
+            raise ConfigError("parallel", problems)
+    return parallel

@@ -154,14 +154,20 @@ def cooldown_steps(optim: OptimConfig, end: int) -> int:
     return optim.cooldown_steps or max(1, end // 5)
 
 
-def num_steps(train: TrainConfig, samples_per_epoch: int, global_size: int, seq_len: int) -> int:
-    """The last optimizer step. Epochs are rounded down to whole batches (never below one), tokens up."""
+def num_steps(
+    train: TrainConfig, samples_per_epoch: int, global_size: int, seq_len: int, *, step: int = 0, consumed: int = 0
+) -> int:
+    """The last optimizer step. Epochs are rounded down to whole batches (never below one), tokens up.
+
+    `step`, `consumed`: the steps and samples that are done, perhaps with another batch.
+    """
     if train.steps:
         return train.steps
     if train.epochs:
-        return max(1, math.floor(train.epochs * samples_per_epoch / global_size + 1e-9))
+        left = math.floor((train.epochs * samples_per_epoch - consumed) / global_size + 1e-9)
+        return max(1, step + max(0, left))
     if train.tokens:
-        return math.ceil(train.tokens / (global_size * seq_len))
+        return step + max(0, math.ceil((train.tokens - consumed * seq_len) / (global_size * seq_len)))
     raise ConfigError(
         "train", ["train.steps: how long to train is not said. Set one of train.steps, train.epochs, train.tokens."]
     )

@@ -11,6 +11,7 @@ from gptworks.data.loader import Borders, check_ids, collate
 from gptworks.data.windows import OrderedSamples
 from gptworks.errors import DataError
 from gptworks.model import IGNORED
+from gptworks.model.inference import evaluating
 from gptworks.parallel import shard
 from gptworks.parallel.launch import World
 from gptworks.parallel.parts import Part, sum_over
@@ -56,21 +57,19 @@ def held_out_loss(
     """
     total = samples.per_epoch if not num_batches else min(samples.per_epoch, num_batches * micro_size)
     nats, tokens, text_bytes = 0.0, 0, 0
-    was_training = part.training
-    part.eval()
     world = world or World(device)
-    for first, is_mine in _turns(range(0, total, micro_size), world):
-        chosen = samples.at(first, min(micro_size, total - first))
-        check_ids(chosen, first, part.cfg.vocab_size)
-        batch = collate(chosen, first, borders)
-        if not is_mine:
-            batch = replace(batch, labels=torch.full_like(batch.labels, IGNORED))
-        on_device = batch.to(device)
-        nats += part(on_device.tokens, **on_device.keywords()).item()
-        tokens += batch.num_scored
-        if byte_lengths is not None:
-            text_bytes += int(byte_lengths[batch.labels[batch.labels != IGNORED].numpy()].sum())
-    part.train(was_training)
+    with evaluating(part):
+        for first, is_mine in _turns(range(0, total, micro_size), world):
+            chosen = samples.at(first, min(micro_size, total - first))
+            check_ids(chosen, first, part.cfg.vocab_size)
+            batch = collate(chosen, first, borders)
+            if not is_mine:
+                batch = replace(batch, labels=torch.full_like(batch.labels, IGNORED))
+            on_device = batch.to(device)
+            nats += part(on_device.tokens, **on_device.keywords()).item()
+            tokens += batch.num_scored
+            if byte_lengths is not None:
+                text_bytes += int(byte_lengths[batch.labels[batch.labels != IGNORED].numpy()].sum())
     if world.mesh is not None:
         shard.settle(part)
         nats, *counts = sum_over(world, [nats, tokens, text_bytes], "dp", "fsdp")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gptworks.errors import DataError
 from gptworks.model import GPT, IGNORED
+from gptworks.model.inference import evaluating
 from gptworks.model.loss import CHUNK_ELEMENTS
 
 
@@ -83,11 +84,8 @@ def _score_batch(model: GPT, rows: list[Row]) -> list[Score]:
         tokens[number, : len(row.tokens)] = torch.from_numpy(row.tokens.astype(np.int64))
         labels[number, row.first - 1 : len(row.tokens) - 1] = tokens[number, row.first : len(row.tokens)]
     device = model.wpe.weight.device
-    was_training = model.training
-    model.eval()
-    with _score_per_token(model):
+    with evaluating(model), _score_per_token(model):
         scored_R2 = model(tokens[:, :-1].to(device), labels=labels.to(device)).cpu()
-    model.train(was_training)
     scores = []
     for part in scored_R2.split([row.num_scored for row in rows]):
         total = math.fsum(part[:, 0].tolist())

@@ -14,6 +14,7 @@ from gptworks.generate.result import Generation
 from gptworks.generate.result import Sequence as NewTokens
 from gptworks.generate.text import TextOut
 from gptworks.model import GPT
+from gptworks.model.inference import evaluating
 from gptworks.tokenizer import Tokenizer
 
 
@@ -81,8 +82,6 @@ def stream_text(model: PretrainedGPT, prompt: str, **settings: object) -> Iterat
         )
     encoded = tokenizer.encode(prompt)
     limits = require_possible(model, [encoded], cfg, tokenizer.vocab_size)
-    was_training = model.training
-    model.eval()
     (row,) = draw.rows_of([encoded], limits, cfg)
     out = TextOut(tokenizer, encoded, cfg.stop)
     pieces: list[str] = []
@@ -91,14 +90,12 @@ def stream_text(model: PretrainedGPT, prompt: str, **settings: object) -> Iterat
         pieces.append(out.add(tokens[-1]))
         return out.is_stopped
 
-    contexts = Contexts(model, [encoded], limits[0], tokenizer.vocab_size)
-    try:
+    with evaluating(model):
+        contexts = Contexts(model, [encoded], limits[0], tokenizer.vocab_size)
         for _ in draw.run([row], contexts, cfg, eod_id=tokenizer.eod_id, is_stop=is_stop):
             while pieces:
                 if piece := pieces.pop():
                     yield piece
-    finally:
-        model.train(was_training)
     if rest := out.close():
         yield rest
 
@@ -119,12 +116,8 @@ def continue_tokens(
     lengths: list[int] | None = None,
 ) -> list[list[NewTokens]]:
     """The new tokens of each prompt, num_return_sequences times. The tokenizer is needed for stop strings only."""
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         return _continue(model, prompts, cfg, tokenizer, eod_id, vocab_size or model.cfg.vocab_size, lengths)
-    finally:
-        model.train(was_training)
 
 
 def _continue(

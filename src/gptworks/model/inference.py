@@ -3,6 +3,10 @@
 Activations, embedding of positions, LayerNorms and biases stay in fp32.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,6 +16,17 @@ from gptworks.model.gpt import GPT, Linear
 
 _WIDENED = 2**20  # numbers that are widened at a time
 WEIGHTS = ("fp32", "bf16", "int8")
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """In here nothing is dropped; after it the model, or part of one, is in the mode it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 class StoredMatrix(nn.Module):

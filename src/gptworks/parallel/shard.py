@@ -115,6 +115,11 @@ def note(parallel: ParallelConfig) -> str | None:
             f"parallel.zero: 3 with pp={parallel.pp}: every micro-batch gathers the parameters of its stage twice. "
             "zero: 1 gathers them once per step."
         )
+    if parallel.zero == 0 and parallel.fsdp != 1:
+        return (
+            f"parallel.zero: 0 with fsdp={parallel.fsdp}: nothing is sharded, each rank holds all parameters of its "
+            f"part. zero: 1, 2 or 3 shards them."
+        )
     return None
 
 

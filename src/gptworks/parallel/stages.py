@@ -1,7 +1,7 @@
 """What a pipeline stage keeps of a model."""
 
+from gptworks.config.stages import STAGES_PER_RANK, assign_layers, check_micro_batches, check_schedule, stages_of
 from gptworks.model import GPT
-from gptworks.plan.stages import STAGES_PER_RANK, assign_layers, check_micro_batches, check_schedule, stages_of
 
 __all__ = ["STAGES_PER_RANK", "assign_layers", "check_micro_batches", "check_schedule", "keep_stage", "stages_of"]
 

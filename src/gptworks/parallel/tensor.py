@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from gptworks.config.schema import ModelConfig
-from gptworks.errors import ConfigError
+from gptworks.config.contradictions import matrices_divide
+from gptworks.config.schema import ParallelConfig
 from gptworks.model import GPT
 from gptworks.model.gpt import normalize
 from gptworks.parallel import collectives, vocabulary
@@ -37,7 +37,8 @@ class Style:
 
 def apply(part: GPT, tp: DeviceMesh, *, sequence: bool) -> None:
     """Cut the part in place. Of a pipeline stage, what is there."""
-    require_divisible(part.cfg, tp.size())
+    problems = matrices_divide(part.cfg, ParallelConfig(tp=tp.size()))
+    assert not problems, problems
     ranks = TensorRanks.of(tp, sequence=sequence)
     done: dict[nn.Parameter, nn.Parameter] = {}  # a tied parameter stays one
     for name, module in part.named_modules():
@@ -83,20 +84,6 @@ def finish_gradients(part: GPT, tp: DeviceMesh) -> None:
 def stream_len(num_tokens: int, tp: int, *, sequence: bool) -> int:
     """Tokens of the residual stream on one rank, as it goes from stage to stage under the present gradient mode."""
     return num_tokens // tp if sequence and torch.is_grad_enabled() else num_tokens
-
-
-def require_divisible(cfg: ModelConfig, tp: int) -> None:
-    problems = [
-        f"model.{key}: {value} cannot be cut among the {tp} ranks of parallel.tp; needs a multiple of {tp}."
-        for key, value in (("num_heads", cfg.num_heads), ("ffn_size", cfg.ffn_size))
-        if value % tp
-    ]
-    if -(-cfg.vocab_size // tp) * (tp - 1) >= cfg.vocab_size:
-        problems.append(
-            f"model.vocab_size: {cfg.vocab_size} words among the {tp} ranks of parallel.tp leave a rank with none."
-        )
-    if problems:
-        raise ConfigError("parallel.tp", problems)
 
 
 def local(parameter: Tensor) -> Tensor:

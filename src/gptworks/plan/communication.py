@@ -26,7 +26,7 @@ from math import ceil, prod
 
 from gptworks.config.derive import BatchPlan, Layout
 from gptworks.config.schema import ModelConfig, ParallelConfig
-from gptworks.plan.stages import assign_layers, stages_of
+from gptworks.config.stages import assign_layers, stages_of
 
 MASTER = 4  # bytes of a parameter: they are kept in fp32
 

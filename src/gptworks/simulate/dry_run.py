@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gptworks.config.contradictions import fit_layout
 from gptworks.config.derive import BatchPlan, Layout, num_steps, solve_batch, solve_layout
 from gptworks.config.schema import ModelConfig, ParallelConfig, RunConfig
 from gptworks.parallel import apply, launch, shard
@@ -14,7 +15,7 @@ from gptworks.parallel.parts import counted_parameters, parts_of
 from gptworks.parallel.stages import assign_layers, stages_of
 from gptworks.plan import sizes
 from gptworks.train.precision import DTYPES
-from gptworks.train.setup import fit_layout, prepare
+from gptworks.train.setup import prepare
 
 _FP32 = 4
 _BLOCKS_IN_FLIGHT = 2  # with zero 3: the one at work, and the next, which is gathered meanwhile

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from gptworks.checkpoint.manifest import Manifest
+from gptworks.config.derive import BatchPlan
 from gptworks.config.load import flatten
-from gptworks.config.schema import RunConfig
+from gptworks.config.schema import BatchConfig, RunConfig
 from gptworks.errors import CheckpointError
 
 # A change of these would make it another model or another sequence of samples.
@@ -53,6 +55,20 @@ def refuse_fixed(found: list[Change], checkpoint: str) -> None:
             f"{checkpoint}: cannot go on with another model or another order of samples:\n{listed}\n"
             "Set them back, or start anew in another --out (init.checkpoint takes over the weights)."
         )
+
+
+def refuse_derived_batch(before: Manifest, asked: BatchConfig, now: BatchPlan, checkpoint: str) -> None:
+    """Another number of samples per step must be asked for: a layout alone does not change what is learned."""
+    if before.global_size in (0, now.global_size) or asked.global_size:
+        return
+    if any(getattr(asked, name) != before.config["batch"][name] for name in ("micro_size", "accumulation")):
+        return
+    raise CheckpointError(
+        f"{checkpoint}: was trained with {before.global_size} samples per step, but batch.global_size is not set, and "
+        f"the layout makes {now.global_size} of them ({now.data_parallel} data-parallel ranks). Set "
+        f"batch.global_size={before.global_size} to go on as before (with a batch.micro_size that fits), or "
+        f"batch.global_size={now.global_size} to change it."
+    )
 
 
 def refuse_other_number(before: int | None, now: int | None, read_at_end: int, order: str, checkpoint: str) -> None:

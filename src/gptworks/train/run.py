@@ -79,6 +79,8 @@ class Run:
         ranks.all_do(self._refuse_different_data)
         source = ranks.main_does(lambda: self._checkpoint_to_resume(resume_from))
         manifest = ranks.all_do(lambda: self._accepted(source)) if source else None
+        if manifest:
+            self.setup = setup = setup.going_on(cfg, manifest.step, manifest.consumed)
 
         needed = sizes.checkpoint_bytes(cfg.model, cfg.checkpoint.portable)
         ranks.main_does(lambda: folders.check_free_space(folder, needed))
@@ -147,7 +149,8 @@ class Run:
         """The manifest of a checkpoint that is whole and belongs to this configuration and data."""
         manifest = manifests.read(source)
         resume.refuse_fixed(resume.changes(manifest.config, self.cfg), str(source))
-        setup, order = self.setup, self.cfg.data.order
+        resume.refuse_derived_batch(manifest, self.cfg.batch, self.setup.batch, str(source))
+        setup, order = self.setup.going_on(self.cfg, manifest.step, manifest.consumed), self.cfg.data.order
         read_at_end = manifest.consumed + (setup.last_step - manifest.step) * setup.batch.global_size
         resume.refuse_other_number(manifest.samples_asked, setup.samples_asked, read_at_end, order, str(source))
         now = self.setup.dataset.identities
@@ -233,6 +236,11 @@ class Run:
             say(f"resuming from {source} ({manifest.consumed:,} samples done)")
             for change in resume.changes(manifest.config, cfg):
                 say(f"  changed: {change}")
+            if manifest.global_size not in (0, batch.global_size):
+                say(
+                    f"  changed: samples per step: {manifest.global_size} -> {batch.global_size}; steps that are left "
+                    "are counted from the samples done"
+                )
 
     def _go_back(self) -> None:
         best = self.progress.best if self.cfg.checkpoint.keep_best else None
@@ -256,11 +264,13 @@ class Run:
     def log(self, step: int, lr: float, report: StepReport) -> None:
         cfg, setup, speed = self.cfg, self.setup, self.watch.lap()
         per_epoch = max(1, setup.train_samples.per_epoch // setup.batch.global_size)
+        # As FleetX counts: epochs are whole batches. Those that were of another size count as they would today.
+        epoch, batch_in_epoch = divmod(self.batches.consumed // setup.batch.global_size - 1, per_epoch)
         line = LogLine(
             step=step,
             last_step=setup.last_step,
-            epoch=(step - 1) // per_epoch,
-            batch_in_epoch=(step - 1) % per_epoch,
+            epoch=epoch,
+            batch_in_epoch=batch_in_epoch,
             loss=report.loss,
             lr=lr,
             next_lr=schedule.at(step + 1, cfg.optim, setup.last_step),
@@ -351,6 +361,7 @@ class Run:
             config=cfg.model_dump(mode="json"),
             tokenizer_identity=dataset.tokenizer_identity,
             data_identities=dataset.identities,
+            global_size=self.setup.batch.global_size,
             samples_asked=self.setup.samples_asked,
             scaler=self.scaler.state(),
             held_out_loss=progress.held_out_loss,

@@ -1,9 +1,10 @@
 """All that can be known, and can fail, before a weight exists or a file is written."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gptworks.config import contradictions
-from gptworks.config.derive import BatchPlan, Layout, num_steps, solve_batch, with_layout
+from gptworks.config.contradictions import fit_layout
+from gptworks.config.derive import BatchPlan, num_steps, solve_batch
 from gptworks.config.schema import ParallelConfig, RunConfig
 from gptworks.data import foreign_order
 from gptworks.data.dataset import Dataset
@@ -26,6 +27,11 @@ class Setup:
     samples_asked: int | None  # of training; None where the order does not depend on it
     parallel: ParallelConfig  # with the number that auto stands for
 
+    def going_on(self, cfg: RunConfig, step: int, consumed: int) -> "Setup":
+        """After so many steps and samples, perhaps with another batch than now."""
+        last_step = _last_step(cfg, self.train_samples.per_epoch, self.batch.global_size, step=step, consumed=consumed)
+        return replace(self, last_step=last_step)
+
     def batches(self, consumed: int = 0) -> Batches:
         return Batches(
             self.train_samples,
@@ -37,16 +43,6 @@ class Setup:
         )
 
 
-def fit_layout(cfg: RunConfig, layout: Layout) -> ParallelConfig:
-    """The parallel section with all numbers known, or what does not go together then."""
-    parallel = with_layout(cfg.parallel, layout)
-    if parallel != cfg.parallel:  # auto: what depends on it could not be checked before
-        problems = contradictions.find({**dict(cfg), "parallel": parallel})
-        if problems:
-            raise ConfigError("parallel", problems)
-    return parallel
-
-
 def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
     """Open the data, solve the batch equation, count the steps. `world`: None = the one the environment tells of."""
     world = world or launch.start(cfg.parallel, cfg.run)
@@ -54,7 +50,7 @@ def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
     dataset = Dataset(cfg.data, vocab_size=cfg.model.vocab_size, seed=cfg.train.seed)
     per_epoch = dataset.samples_per_epoch("train")
     batch = solve_batch(cfg.batch, world.data_parallel)
-    last_step = num_steps(cfg.train, per_epoch, batch.global_size, cfg.data.seq_len)
+    last_step = _last_step(cfg, per_epoch, batch.global_size)
     asked = {
         part: foreign_order.num_samples(part, steps=last_step, global_size=batch.global_size, evaluate=cfg.evaluate)
         for part in ("train", "held_out")
@@ -62,12 +58,17 @@ def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
     }
     train_samples = dataset.samples("train", asked.get("train"))
     held_out = dataset.samples("held_out", asked.get("held_out")) if cfg.evaluate.every else None
-    too_long = contradictions.warmup_fits(cfg.optim, cfg.optim.decay_steps or last_step, "the training")
-    if too_long:
-        raise ConfigError("optim", too_long)
     return Setup(
         world, dataset, train_samples, held_out, batch, last_step, cfg.model.vocab_size, asked.get("train"), parallel
     )
+
+
+def _last_step(cfg: RunConfig, per_epoch: int, global_size: int, *, step: int = 0, consumed: int = 0) -> int:
+    last = num_steps(cfg.train, per_epoch, global_size, cfg.data.seq_len, step=step, consumed=consumed)
+    too_long = contradictions.warmup_fits(cfg.optim, cfg.optim.decay_steps or last, "the training")
+    if too_long:
+        raise ConfigError("optim", too_long)
+    return last
 
 
 def show_first_batch(setup: Setup) -> str:

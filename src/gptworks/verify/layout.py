@@ -148,13 +148,13 @@ def plan(cfg: RunConfig, layout: Layout, *, steps: int, shrink: str) -> Comparis
         raise ConfigError(f"layout {layout}", problems)
     batch = solve_batch(cfg.batch, layout.data_parallel)
     own, notes = cfg, []
-    fits_memory, reason = _fits(own, layout, batch, steps)
+    fits_memory, reason = _fits(own, parallel, layout, batch, steps)
     if shrink == "never" and not fits_memory:
         raise UsageError(f"--full: {reason}. Leave out --full, and a small model that is cut alike takes its place.")
     if shrink == "always" or (shrink == "auto" and reason):
         samples = batch.global_size
         cfg, batch = twin.shrunken(cfg, parallel, layout, batch)
-        fits_memory, still = _fits(cfg, layout, batch, steps)
+        fits_memory, still = _fits(cfg, parallel, layout, batch, steps)
         if not fits_memory:
             raise UsageError(f"--layout {layout}: {still}, even with a small model. Try a smaller layout.")
         why = f": {reason}" if reason and shrink == "auto" else ""
@@ -194,9 +194,9 @@ def plan(cfg: RunConfig, layout: Layout, *, steps: int, shrink: str) -> Comparis
     return Comparison(layout, one, one.model_copy(update={"parallel": parallel}), batch, steps, synthetic, notes)
 
 
-def _fits(cfg: RunConfig, layout: Layout, batch: BatchPlan, steps: int) -> tuple[bool, str]:
+def _fits(cfg: RunConfig, parallel: ParallelConfig, layout: Layout, batch: BatchPlan, steps: int) -> tuple[bool, str]:
     """Whether memory is enough, and why the whole would not be wise; "" = nothing against it."""
-    needed, available = twin.memory_needed(cfg, layout, batch), twin.memory_available()
+    needed, available = twin.memory_needed(cfg, parallel, layout, batch), twin.memory_available()
     if needed > available:
         return False, f"{layout} needs about {needed / 1e9:,.1f} GB on this machine, {available / 1e9:,.1f} GB are free"
     flop = twin.work(cfg, batch, steps)

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from gptworks.checkpoint.pretrained import Pretrained
+from gptworks.config.contradictions import fit_layout
 from gptworks.config.derive import solve_batch
 from gptworks.config.schema import RunConfig
 from gptworks.data.loader import Batches, Borders
@@ -23,7 +24,7 @@ from gptworks.parallel.ranks import Ranks
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
 from gptworks.train.run import build_part
-from gptworks.train.setup import fit_layout, prepare
+from gptworks.train.setup import prepare
 from gptworks.train.step import train_step
 from gptworks.verify import reference
 from gptworks.verify.reference import Compared

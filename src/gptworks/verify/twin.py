@@ -13,10 +13,10 @@ PROCESS = 150e6  # bytes that a process takes for itself, without what processes
 MOST_WORK = 2e13  # FLOP of one side: about ten minutes on a few cores
 
 
-def memory_needed(cfg: RunConfig, layout: Layout, batch: BatchPlan) -> float:
+def memory_needed(cfg: RunConfig, parallel: ParallelConfig, layout: Layout, batch: BatchPlan) -> float:
     """Bytes on this machine for all ranks of the layout together. Rough, and rather too much."""
     model = cfg.model
-    copies = layout.dp * (1 if cfg.parallel.zero else layout.fsdp)
+    copies = layout.dp * (1 if parallel.zero else layout.fsdp)
     parameters = sizes.num_parameters(model)
     in_flight = layout.data_parallel * layout.pp
     activations = 70 * batch.micro_size * cfg.data.seq_len * model.hidden_size * model.num_layers * in_flight

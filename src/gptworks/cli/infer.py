@@ -1,0 +1,32 @@
+"""gptworks infer: text from an exported folder, by the runtime it was exported for."""
+
+import argparse
+import dataclasses
+import json
+
+from gptworks.cli import generate, options
+
+HELP = "text from an exported folder, by its own runtime, greedily"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="DIR", help="what `gptworks export` wrote")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", metavar="TEXT", action="append", help="repeatable; - = all of standard input")
+    source.add_argument(
+        "--prompts", metavar="FILE", help='one prompt per line, or .jsonl with {"prompt": ...}; - = standard input'
+    )
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", default=64, help="default: 64")
+    options.add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from gptworks.export.infer import Inference
+
+    prompts = generate.prompts_of(args)
+    for generation in Inference(args.folder).generations(prompts, max_new_tokens=args.max_new_tokens):
+        if args.json:
+            print(json.dumps(dataclasses.asdict(generation), ensure_ascii=False))
+        else:
+            print(generation.prompt + generation.text)
+    return 0
