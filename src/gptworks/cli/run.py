@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         os.environ.update(translation.environment)
         code = main(arguments[1:])
+        _name_logs(translation)
         if code == 0:
             _write_their_names(translation)
         return code
@@ -133,6 +134,18 @@ def _write_their_names(translation: "Translation") -> None:
                 continue
             done = convert(folder, target, after.system, cut=Cut(after.tp, after.pp))
             print(f"{done.destination} ({after.system}: the same weights under the name it would have given them)")
+
+
+def _name_logs(translation: "Translation") -> None:
+    """What each rank said, also under the other system's name."""
+    import shutil
+
+    if not translation.logs:
+        return
+    for log in sorted((Path(str(translation.config["run.out"])) / "logs").glob("rank-*.log")):
+        target = Path(translation.logs.format(rank=log.stem.removeprefix("rank-")))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(log, target)
 
 
 def _quoted(word: Any) -> str:

@@ -287,7 +287,7 @@ def translate_values(
     return Translation(
         NAME, verb, command.program if command else "", config=settings.ours if verb == "train" else {},
         arguments=arguments, notes=paddle_launch.notes(command, verb) + notes, remarks=remarks, after=after,
-        device=device, processes=launched or 1,
+        logs=paddle_launch.logs(command) if verb == "train" else "", device=device, processes=launched or 1,
     )  # fmt: skip
 
 

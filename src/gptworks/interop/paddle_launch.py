@@ -26,8 +26,13 @@ def num_processes(command: Command | None) -> int:
 
 
 def arguments(command: Command | None) -> list[str]:
+    """A process that is launched has a log, even if it is the only one."""
+    return ["--nproc", "1"] if num_processes(command) == 1 else []
+
+
+def logs(command: Command | None) -> str:
     folder = command.launcher_options.get("--log_dir") if command else ""
-    return ["--log-dir", folder] if folder else []
+    return f"{folder}/workerlog.{{rank}}" if folder else ""
 
 
 def notes(command: Command | None, verb: str = "train") -> list[Note]:
@@ -37,7 +42,7 @@ def notes(command: Command | None, verb: str = "train") -> list[Note]:
         if verb != "train":
             found.append(Note(name, value, "mapped", "", "one process does it"))
         elif name == "--log_dir":
-            found.append(Note(name, value, "mapped", f"--log-dir {value}"))
+            found.append(Note(name, value, "mapped", "logs of the ranks, as workerlog.N"))
         elif name in _DEVICES:
             count = len(_list(value))
             found.append(Note(name, value, "mapped", f"{count} process{'es' if count > 1 else ''}"))

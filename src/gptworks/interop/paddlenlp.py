@@ -190,8 +190,8 @@ def _train(command: Command) -> Translation:
     return Translation(
         NAME, "train", command.program, config=settings.ours, arguments=paddle_launch.arguments(command),
         notes=paddle_launch.notes(command) + settings.notes, remarks=remarks,
-        after=[AfterTraining(NAME, f"{output}/model_{{step}}")], device=str(settings["--device"]),
-        processes=launched or 1,
+        after=[AfterTraining(NAME, f"{output}/model_{{step}}")], logs=paddle_launch.logs(command),
+        device=str(settings["--device"]), processes=launched or 1,
     )  # fmt: skip
 
 
@@ -202,7 +202,14 @@ def _weights(settings: Settings, folder: Path) -> None:
         layers, width, heads, vocabulary = PRESETS[name]
         shape = {"num_layers": layers, "hidden_size": width, "num_heads": heads, "vocab_size": vocabulary}
         told = {f"model.{key}": value for key, value in shape.items()} | {"model.max_positions": 1024}
-        settings.map("--model_name_or_path", told)
+        unit = 128 * settings["--mp_degree"]
+        told["model.vocab_size"] = -(-vocabulary // unit) * unit if settings["--mp_degree"] > 1 else vocabulary
+        why = (
+            ""
+            if told["model.vocab_size"] == vocabulary
+            else f"{vocabulary} words padded so that mp_degree divides them"
+        )
+        settings.map("--model_name_or_path", told, why=why)
     elif (folder / name).exists():
         settings.map(
             "--model_name_or_path", {"init.checkpoint": name}, why="the weights; steps begin at 1, as theirs do"
@@ -299,8 +306,8 @@ def _rest(settings: Settings) -> None:
         settings.same(["-p", "--profiler_options"], "no batch_range in it")
     settings.ours |= {
         "parallel.sequence": False, "model.gelu": "tanh", "init.residual_scale": "none", "init.std": 0.02,
-        "data.order": "paddle", "train.log_style": "fleetx", "train.nonfinite": "skip", "checkpoint.keep_last": 1_000_000,
-        "precision.scaler.window": 1000, "precision.scaler.hysteresis": 2,
+        "data.order": "paddle", "train.log_style": "fleetx", "train.nonfinite": "skip",
+        "checkpoint.keep_last": 1_000_000, "precision.scaler.window": 1000, "precision.scaler.hysteresis": 2,
     }  # fmt: skip
 
 

@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 STEPS, LENGTH, WIDTH = 10, 64, 64
+NEW_TOKENS = 16
+_LOGITS = 2**22  # of a micro-batch: beyond, a large vocabulary costs more than the rest of a tiny model
 _SHAPE = ("num_layers", "hidden_size", "num_heads", "ffn_size", "vocab_size", "max_positions")
 
 
 def tiny(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What is changed: width, depth, context, numbers of steps. Layout, rates and data stay, and the model of a
-    checkpoint that is to be trained further."""
+    """What is changed: width, depth, context, numbers of steps, the micro-batch of a large vocabulary.
+
+    Layout, rates, accumulation and data stay, and the model of a checkpoint that is to be trained further.
+    """
     small = dict(config)
     stages = config.get("parallel.pp", 1) * config.get("parallel.virtual_stages", 1)
     ranks = config.get("parallel.tp", 1)
@@ -28,6 +32,10 @@ def tiny(config: Mapping[str, Any]) -> dict[str, Any]:
             "model.ffn_size": 4 * WIDTH * max(1, heads // 4),
             "model.max_positions": min(config.get("model.max_positions", 1024), LENGTH),
         }
+    micro, batch = config.get("batch.micro_size", 0), config.get("batch.global_size", 0)
+    logits = micro * small["data.seq_len"] * config.get("model.vocab_size", 50257)
+    if micro > 1 and batch % micro == 0 and logits > _LOGITS:
+        small |= {"batch.micro_size": 1, "batch.global_size": batch // micro}
     if config.get("train.steps"):
         small["train.steps"] = min(config["train.steps"], STEPS)
         for key in ("checkpoint.every", "evaluate.every"):
