@@ -23,7 +23,10 @@ PROGRAMS = {
 }
 PROMPT = "Hi, GPT2. Tell me who Jack Ma is."  # the one in their run_generation.py
 
-_ALWAYS_FP32 = "LayerNorm, softmax and the loss are computed in fp32 here, products in fp16; there are no lists"
+_LISTS = {
+    "black": {"reduce_sum", "c_softmax_with_cross_entropy", "elementwise_div"},
+    "white": {"lookup_table", "lookup_table_v2"},
+}
 _FASTEST = "the fastest equivalent is always used; the numbers are the same"
 _FUSED = "a choice of kernels, not of numbers; torch chooses"
 
@@ -69,8 +72,8 @@ KEYS = [
     Key("Engine.mix_precision.level", words, default="O2"),
     Key("Engine.mix_precision.scale_loss", number, default=32768.0),
     Key("Engine.mix_precision.use_main_grad", truth, same="gradients are summed in fp32 always"),
-    Key("Engine.mix_precision.custom_black_list", words, why=_ALWAYS_FP32),
-    Key("Engine.mix_precision.custom_white_list", words, why=_ALWAYS_FP32),
+    Key("Engine.mix_precision.custom_black_list", words),
+    Key("Engine.mix_precision.custom_white_list", words),
     Key("Engine.save_load.save_steps", whole, "checkpoint.every", default=1000),
     Key("Engine.save_load.save_epoch", whole, why="checkpoints are counted in steps: checkpoint.every"),
     Key("Engine.save_load.output_dir", words, default="./output"),
@@ -463,6 +466,14 @@ def _precision(settings: Settings) -> None:
     compute = {"precision.compute": kinds[kind] if on else "fp32"}
     settings.map([f"{at}.use_pure_fp16", f"{at}.enable", f"{at}.dtype"], compute)
     settings.same(f"{at}.level", "parameters are fp32 masters and products are in half precision: what O2 computes")
+    for colour, usual in _LISTS.items():
+        name = f"{at}.custom_{colour}_list"
+        if set((settings[name] or ",".join(usual)).split(",")) <= usual:
+            settings.same(name, "LayerNorm, softmax and the loss are computed in fp32, products in half precision")
+        else:
+            settings.ignore(
+                name, "LayerNorm, softmax and the loss are in fp32 here, products are not: there are no lists"
+            )
     settings.map(f"{at}.scale_loss", "precision.scaler.init")
     settings.ours |= {
         "precision.scaler.window": 1000,

@@ -95,12 +95,12 @@ EVALUATION = [
     Key("--seq_length", whole, default=1024),
     Key("--device", words, default="gpu"),
     Key(
-        "--logging_steps", whole, why="a bar shows the progress; with --log-style fleetx every hundredth batch is told"
+        "--logging_steps", whole, same="a bar shows the progress; with --log-style fleetx every hundredth batch is told"
     ),
-    Key("--model_type", words, why="the tokenizer is that of --model_name"),
+    Key("--model_type", words, same="the tokenizer is that of --model_name"),
 ]
 EXPORT = [
-    Key("--model_type", words, why="the tokenizer is that of --model_path"),
+    Key("--model_type", words, same="the tokenizer is that of --model_path"),
     Key("--model_path", words),
     Key("--output_path", words),
 ]
@@ -112,16 +112,16 @@ INFERENCE = [
 PREPARATION = [
     Key("--model_name", words, default="gpt2-en"),
     Key("--tokenizer_name", words),
-    Key("--data_format", words, why="recognised by looking"),
+    Key("--data_format", words, same="recognised by looking"),
     Key("--input_path", words),
     Key("--json_key", words, default="text"),
     Key("--append_eos", words, switch=True),
     Key("--output_prefix", words),
     Key("--workers", whole, default=1),
-    Key("--log_interval", whole, why="a bar shows the progress"),
-    Key("--split_sentences", words, switch=True, why="GPT reads whole documents"),
-    Key("--chinese", words, switch=True, why="the tokenizer says how Chinese is cut"),
-    Key("--cn_whole_word_segment", words, switch=True, why="is for BERT"),
+    Key("--log_interval", whole, same="a bar shows the progress"),
+    Key("--split_sentences", words, switch=True, same="GPT reads whole documents"),
+    Key("--chinese", words, switch=True, same="the tokenizer says how Chinese is cut"),
+    Key("--cn_whole_word_segment", words, switch=True, same="is for BERT"),
 ]
 PROGRAMS: dict[str, Any] = {}
 QUESTIONS = [
@@ -141,6 +141,8 @@ CHINESE_QUESTIONS = [
 
 
 def recognise(command: Command) -> bool:
+    if Path(command.program).name == "tar" and any(".json.zst.tar" in word for word in command.arguments):
+        return True
     return Path(command.program).name in PROGRAMS and not any(w in ("-c", "--config") for w in command.arguments)
 
 
@@ -153,6 +155,11 @@ def translate_yaml(path: Path) -> Translation:
 
 
 def translate(command: Command, find: Any) -> Translation:
+    if Path(command.program).name == "tar":
+        raise UsageError(
+            "openwebtext2.json.zst.tar: the document's slip; the archive is called openwebtext2.jsonl.zst.tar. It need not "
+            "be unpacked: --input_path of create_pretraining_data.py (and `gptworks prepare`) reads the tar."
+        )
     return PROGRAMS[Path(command.program).name](command)
 
 
@@ -367,7 +374,10 @@ def _export(command: Command) -> Translation:
     settings.map_plain()
     settings.require_noted()
     arguments = ["--model", model, "--to", "torch", "--out", str(prefix.parent), "--name", prefix.name]
-    return Translation(NAME, "export", command.program, arguments=arguments, notes=settings.notes)
+    remark = f"instead of Paddle's {prefix.name}.pdmodel and .pdiparams, a program of torch.export with its weights"
+    return Translation(
+        NAME, "export", command.program, arguments=arguments, notes=settings.notes, remarks=[remark],
+    )  # fmt: skip
 
 
 def _infer(command: Command) -> Translation:
@@ -379,10 +389,11 @@ def _infer(command: Command) -> Translation:
     settings.map("--model_type", {"--prompt": f"their {len(prompts)} built-in questions"})
     settings.ignore("--select_device", "what was exported runs on the CPU")
     settings.require_noted()
-    arguments = [str(folder)]
+    arguments = [str(folder), "--max-new-tokens", "32"]
     for prompt in prompts:
         arguments += ["--prompt", prompt]
-    return Translation(NAME, "infer", command.program, arguments=arguments, notes=settings.notes)
+    remark = "their program stops at the end of a line as well"
+    return Translation(NAME, "infer", command.program, arguments=arguments, notes=settings.notes, remarks=[remark])
 
 
 def _prepare(command: Command) -> Translation:
@@ -390,8 +401,11 @@ def _prepare(command: Command) -> Translation:
     needed = [name for name in ("--input_path", "--output_prefix") if not settings[name]]
     if needed:
         raise ConfigError(command.program, [f"{name}: is required." for name in needed])
+    source = str(settings["--input_path"])
+    if source.endswith(".json.zst.tar") and not (command.folder / source).exists():
+        raise UsageError(f"--input_path: no {source}. OpenWebText2's archive is called openwebtext2.jsonl.zst.tar.")
     prefix = str(settings["--output_prefix"])
-    arguments = [str(settings["--input_path"]), "--out", prefix, "--format", "paddle"]
+    arguments = [source, "--out", prefix, "--format", "paddle"]
     arguments += ["--key", settings["--json_key"], "--workers", str(settings["--workers"]), "--strip"]
     settings.map("--input_path", {"INPUT": settings["--input_path"]})
     settings.map("--output_prefix", {"--out": prefix, "--format": "paddle"})
