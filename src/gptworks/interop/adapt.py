@@ -45,7 +45,7 @@ def adapted(
         if found != arguments[at]:
             told.append(f"--shrink tiny: {arguments[at]} is not here; a shrunk run has fewer steps, so it is {found}")
             arguments[at] = found
-        if "--max-new-tokens" in arguments:  # the context of a shrunk model is short
-            at = arguments.index("--max-new-tokens") + 1
-            arguments[at] = str(min(int(arguments[at]), shrinking.NEW_TOKENS))
+    if shrink and "--max-new-tokens" in arguments:  # the context of a shrunk model is short
+        at = arguments.index("--max-new-tokens") + 1
+        arguments[at] = str(min(int(arguments[at]), shrinking.NEW_TOKENS))
     return replace(translation, config=config, arguments=arguments, remarks=told)

@@ -119,9 +119,9 @@ PREPARATION = [
     Key("--output_prefix", words),
     Key("--workers", whole, default=1),
     Key("--log_interval", whole, same="a bar shows the progress"),
-    Key("--split_sentences", words, switch=True, same="GPT reads whole documents"),
-    Key("--chinese", words, switch=True, same="the tokenizer says how Chinese is cut"),
-    Key("--cn_whole_word_segment", words, switch=True, same="is for BERT"),
+    Key("--split_sentences", words, switch=True, why="GPT reads whole documents"),
+    Key("--chinese", words, switch=True, why="the tokenizer says how Chinese is cut"),
+    Key("--cn_whole_word_segment", words, switch=True, why="is for BERT"),
 ]
 PROGRAMS: dict[str, Any] = {}
 QUESTIONS = [
@@ -157,8 +157,8 @@ def translate_yaml(path: Path) -> Translation:
 def translate(command: Command, find: Any) -> Translation:
     if Path(command.program).name == "tar":
         raise UsageError(
-            "openwebtext2.json.zst.tar: the document's slip; the archive is called openwebtext2.jsonl.zst.tar. It need not "
-            "be unpacked: --input_path of create_pretraining_data.py (and `gptworks prepare`) reads the tar."
+            "openwebtext2.json.zst.tar: the document's slip; the archive is called openwebtext2.jsonl.zst.tar. It need "
+            "not be unpacked: --input_path of create_pretraining_data.py (and `gptworks prepare`) reads the tar."
         )
     return PROGRAMS[Path(command.program).name](command)
 
@@ -330,11 +330,11 @@ def _evaluate(command: Command) -> Translation:
     if not cloze:
         arguments += ["--overlap", str(overlap)]
     settings.map("--overlapping_eval", {"--overlap": overlap})
-    arguments += _model_arguments(settings)
+    arguments += _model_arguments(settings, command.folder)
     arguments += ["--batch-size", str(settings["--batch_size"]), "--log-style", "fleetx"]
     settings.map("--batch_size", {"--batch-size": settings["--batch_size"]})
     settings.ignore("--seq_length", "windows are as long as the model's context")
-    settings.map("--device", {"--device": settings["--device"]})
+    settings.map("--device", {"--device": {"gpu": "cuda"}.get(settings["--device"], settings["--device"])})
     settings.map_plain()
     settings.require_noted()
     return Translation(
@@ -342,21 +342,22 @@ def _evaluate(command: Command) -> Translation:
     )
 
 
-def _model_arguments(settings: Settings) -> list[str]:
+def _model_arguments(settings: Settings, folder: Path) -> list[str]:
     """The checkpoint beside which the model is only a shape; without one it is a name."""
     name, checkpoint = str(settings["--model_name"]), settings["--init_checkpoint_path"]
     if not checkpoint:
         settings.map("--model_name", {"--model": name})
-        settings.ignore("--init_checkpoint_path", "empty: the model of that name")
+        settings.same("--init_checkpoint_path", "empty: the model of that name")
         return ["--model", name]
     settings.map("--init_checkpoint_path", {"--model": checkpoint})
     shape = PRESETS.get(name)
     arguments = ["--model", str(checkpoint)]
-    if shape and not _is_described(Path(str(checkpoint))):
+    there = folder / str(checkpoint)
+    if shape and there.exists() and not _is_described(there):
         settings.map("--model_name", {"model.num_heads": shape[2]})
         arguments += ["-o", f"model.num_heads={shape[2]}"]
     else:
-        settings.ignore("--model_name", "the checkpoint says what it is")
+        settings.same("--model_name", "the checkpoint says what it is")
     return [*arguments, "--tokenizer", "gpt2"] if not name.endswith("-cn") else arguments
 
 
@@ -387,7 +388,7 @@ def _infer(command: Command) -> Translation:
     prompts = CHINESE_QUESTIONS if chinese else QUESTIONS
     settings.map("--model_path", {"DIR": str(folder)})
     settings.map("--model_type", {"--prompt": f"their {len(prompts)} built-in questions"})
-    settings.ignore("--select_device", "what was exported runs on the CPU")
+    settings.same("--select_device", "what was exported runs on the CPU")
     settings.require_noted()
     arguments = [str(folder), "--max-new-tokens", "32"]
     for prompt in prompts:
@@ -411,6 +412,15 @@ def _prepare(command: Command) -> Translation:
     settings.map("--output_prefix", {"--out": prefix, "--format": "paddle"})
     settings.map("--json_key", {"--key": settings["--json_key"]})
     settings.map("--workers", {"--workers": settings["--workers"]})
+    tokenizer = settings["--tokenizer_name"] or "GPTTokenizer"
+    if tokenizer != "GPTTokenizer":
+        raise ConfigError(
+            command.program,
+            [
+                f"--tokenizer_name: got {tokenizer!r}; needs GPTTokenizer. For Chinese GPT: `gptworks prepare INPUT "
+                "--tokenizer FILE.model`, its sentencepiece file."
+            ],
+        )
     settings.map(["--model_name", "--tokenizer_name"], {"--tokenizer": "gpt2"})
     if settings.is_given("--append_eos"):
         arguments.append("--append-eod")
