@@ -242,8 +242,8 @@ def test_unknown_missing_and_unset_are_told(folder: Path, capsys: pytest.Capture
 OTHERWISE = {
     "--model_type": "gpt-cn", "--model_name_or_path": "gpt2-medium-en", "--input_dir": "./other",
     "--output_dir": "other", "--device": "cpu", "--micro_batch_size": "4", "--global_batch_size": "64",
-    "--use_sharding": "false", "--use_amp": "false", "--use_recompute": "false", "--mp_degree": "1", "--dp_degree": "2", "--sharding_degree": "2",
-    "--pp_degree": "2",
+    "--use_sharding": "false", "--use_amp": "false", "--use_recompute": "false", "--mp_degree": "1",
+    "--dp_degree": "2", "--sharding_degree": "2", "--pp_degree": "2",
 }  # fmt: skip
 
 

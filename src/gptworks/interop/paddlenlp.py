@@ -210,7 +210,7 @@ def _weights(settings: Settings, folder: Path) -> None:
         shape = {"num_layers": layers, "hidden_size": width, "num_heads": heads, "vocab_size": vocabulary}
         told = {f"model.{key}": value for key, value in shape.items()} | {"model.max_positions": 1024}
         unit = 128 * settings["--mp_degree"]
-        told["model.vocab_size"] = -(-vocabulary // unit) * unit if settings["--mp_degree"] > 1 else vocabulary
+        told["model.vocab_size"] = -(-vocabulary // unit) * unit if vocabulary % settings["--mp_degree"] else vocabulary
         why = (
             ""
             if told["model.vocab_size"] == vocabulary
