@@ -12,7 +12,7 @@ import zstandard
 from gptworks.checkpoint.convert import convert
 from gptworks.cli.main import main
 from gptworks.errors import ConfigError, UsageError
-from gptworks.interop import command_line, paddlenlp
+from gptworks.interop import command_line, paddlenlp, registry
 from gptworks.interop.translation import Translation
 
 PREPARE = """python -u  create_pretraining_data.py \\
@@ -144,13 +144,15 @@ def test_s2_04_s2_06_the_single_card_command_trains_as_its_translation_does(
     assert losses(folder / "further")[0] < losses(folder / "output")[0]
 
 
-def test_s2_05_s3_01_s3_04_eight_processes_with_the_launcher_of_the_document(
+def test_x_01_s2_05_s3_01_s3_04_s3_06_the_gpt3_document_with_eight_processes(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """mp 2 x sharding 4, amp and recompute. Three steps: eight processes share the cores of a small machine."""
+    """Its old data and `sh run.sh`: mp 2 x sharding 4, amp, recompute. Three steps: eight processes share few cores."""
+    with_old_data(folder)
     monkeypatch.setenv("task_name", "gpt3")
-    command = HYBRID + " --max_steps 3"
-    assert run(folder, command) == 0
+    command = HYBRID.strip() + " --max_steps 3"
+    (folder / "run.sh").write_text(f"#!/bin/sh\nset -x\n{command}\n", encoding="utf-8")
+    assert run(folder, "sh run.sh") == 0
     out = folder / "output/gpt3"
     assert sorted(path.name for path in (out / "log").iterdir()) == [f"workerlog.{rank}" for rank in range(8)]
     assert (out / "model_3/model_state.pdparams").is_file()
@@ -192,7 +194,17 @@ def test_s3_03_s3_04_s3_05_settings_beside_those_of_the_command(more: str, key: 
     assert paddlenlp.translate(command, None).config[key] == value
 
 
-def test_s3_06_the_old_file_of_ids_trains_too(folder: Path) -> None:
+def test_s3_01_run_sh_of_the_document_is_the_command_it_prints(tmp_path: Path) -> None:
+    split = command_line.split(["sh run.sh"], {}, tmp_path)
+    script = paddlenlp.translate(split, registry.Files(tmp_path))
+    printed = paddlenlp.translate(command_line.split([HYBRID], {"task_name": "gpt-mp2-sharding4"}, tmp_path), None)
+    assert (script.config, script.notes, script.logs) == (printed.config, printed.notes, printed.logs)
+    (tmp_path / "run.sh").write_text("#!/bin/sh\nnvidia-smi\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="no line in it runs one of run_pretrain"):
+        paddlenlp.translate(split, registry.Files(tmp_path))
+
+
+def with_old_data(folder: Path) -> None:
     ids, lens = (
         np.load(folder / "data/gpt_en_dataset_300m_ids.npy"),
         np.load(folder / "data/gpt_en_dataset_300m_idx.npz"),
@@ -200,6 +212,10 @@ def test_s3_06_the_old_file_of_ids_trains_too(folder: Path) -> None:
     shutil.rmtree(folder / "data")
     (folder / "data").mkdir()
     np.savez(folder / "data/train.data.json_ids.npz", ids=ids, lens=lens["lens"].astype(np.uint16))
+
+
+def test_s3_06_the_old_file_of_ids_trains_too(folder: Path) -> None:
+    with_old_data(folder)
     assert run(folder, TRAIN + " --max_steps 3") == 0
     assert len(losses(folder / "output")) == 3
 

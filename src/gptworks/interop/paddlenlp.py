@@ -1,6 +1,7 @@
 """PaddleNLP GPT and GPT-3: run_pretrain(.py, _static.py), run_eval.py, export_model.py, inference.py,
 create_pretraining_data.py, by their flags."""
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -124,6 +125,7 @@ PREPARATION = [
     Key("--cn_whole_word_segment", words, switch=True, why="is for BERT"),
 ]
 PROGRAMS: dict[str, Any] = {}
+SCRIPT = "run.sh"  # with a command of these programs in it
 QUESTIONS = [
     "Question: Who is the CEO of Apple? Answer:",
     "Question: Who is the CEO of Facebook? Answer:",
@@ -143,6 +145,8 @@ CHINESE_QUESTIONS = [
 def recognise(command: Command) -> bool:
     if Path(command.program).name == "tar" and any(".json.zst.tar" in word for word in command.arguments):
         return True
+    if Path(command.program).name == SCRIPT:
+        return True
     return Path(command.program).name in PROGRAMS and not any(w in ("-c", "--config") for w in command.arguments)
 
 
@@ -160,7 +164,22 @@ def translate(command: Command, find: Any) -> Translation:
             "openwebtext2.json.zst.tar: the document's slip; the archive is called openwebtext2.jsonl.zst.tar. It need "
             "not be unpacked: --input_path of create_pretraining_data.py (and `gptworks prepare`) reads the tar."
         )
+    if Path(command.program).name == SCRIPT:
+        command = _inside(find(command.program), command)
     return PROGRAMS[Path(command.program).name](command)
+
+
+def _inside(script: Path, command: Command) -> Command:
+    """The training command in a shell script; NAME=value lines before it count, the rest is the shell's business."""
+    text = script.read_text(encoding="utf-8").replace("\\\n", " ")
+    values = {**os.environ, **command.environment}
+    for line in map(str.strip, text.splitlines()):
+        assignment = re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)=([\"']?)(.*?)\2", line)
+        if assignment and " " not in assignment[3]:
+            values.setdefault(assignment[1], assignment[3])
+        elif any(program in line for program in PROGRAMS) and not line.startswith("#"):
+            return command_line.split([line], values, command.folder)
+    raise UsageError(f"{script}: no line in it runs one of {', '.join(PROGRAMS)}.")
 
 
 def _settings(command: Command, keys: list[Key]) -> Settings:
