@@ -64,6 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["gptworks", "llama.cpp"],
         help="who computes (default: llama.cpp for a .gguf file, else gptworks)",
     )
+    parser.add_argument(
+        "--log-style",
+        choices=["gptworks", "fleetx"],
+        default="gptworks",
+        help="fleetx: Prompt and Generation before the texts, as FleetX prints them",
+    )
     options.add_weights_option(parser)
     options.add_device_option(parser)
     options.add_json_option(parser)
@@ -100,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     if wants_stream:
         show_stream(engine, prompts[0], given)
         return 0
-    show_all(engine.generations(prompts, **given), as_json=args.json)
+    show_all(engine.generations(prompts, **given), as_json=args.json, style=args.log_style)
     return 0
 
 
@@ -141,19 +147,22 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 def _wants_stream(args: argparse.Namespace, num_prompts: int, can_stream: bool) -> bool:
     from gptworks.errors import UsageError
 
-    is_possible = can_stream and num_prompts == 1 and not args.json
+    is_possible = can_stream and num_prompts == 1 and not args.json and args.log_style == "gptworks"
     if args.stream and not is_possible and not args.interactive:
         raise UsageError(
-            "--stream: needs one prompt with one text of strategy greedy or sampling, and no --json. "
+            "--stream: needs one prompt with one text of strategy greedy or sampling, no --json and no --log-style. "
             "Leave --stream out."
         )
     return is_possible and (args.stream or sys.stdout.isatty())
 
 
-def show_all(generations: Iterable[Any], *, as_json: bool) -> None:
+def show_all(generations: Iterable[Any], *, as_json: bool, style: str = "gptworks") -> None:
     for number, generation in enumerate(generations):
         if as_json:
             print(json.dumps(dataclasses.asdict(generation), ensure_ascii=False))
+            continue
+        if style == "fleetx":
+            print(f"Prompt: {generation.prompt}\nGeneration: {generation.prompt + generation.text}")
             continue
         if number:
             print("---")

@@ -29,7 +29,7 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    translation = translated(args)
+    translation = _beside_earlier_runs(translated(args), args.cwd)
     show(translation)
     arguments = native(translation, args.cwd)
     print(f"\n$ {' '.join(_quoted(word) for word in arguments)}\n", flush=True)
@@ -37,19 +37,24 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from gptworks.cli.main import main
 
-    here = Path.cwd()
+    here, before = Path.cwd(), dict(os.environ)
     os.chdir(args.cwd)
     try:
         os.environ.update(translation.environment)
         code = main(arguments[1:])
+        _name_logs(translation)
         if code == 0:
             _write_their_names(translation)
         return code
     finally:
         os.chdir(here)
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def translated(args: argparse.Namespace) -> "Translation":
+    from dataclasses import replace
+
     from gptworks.interop import command_line, registry
     from gptworks.interop.adapt import adapted
 
@@ -61,8 +66,29 @@ def translated(args: argparse.Namespace) -> "Translation":
     command = command_line.split(words, os.environ, args.cwd)
     files = registry.Files(args.cwd)
     found = registry.of_command(command).translate(command, files)
+    found = replace(found, environment={**command.environment, **found.environment})  # NAME=value in front of it
     return adapted(
         found, files.remarks, device=args.device, shrink=bool(args.shrink), strict=args.strict, folder=args.cwd
+    )
+
+
+def _beside_earlier_runs(translation: "Translation", folder: Path) -> "Translation":
+    """Other systems write over the run before; ours is kept, and the new one gets a folder of its own."""
+    from dataclasses import replace
+
+    out = str(translation.config.get("run.out", ""))
+    resume = dict(zip(translation.arguments, translation.arguments[1:], strict=False)).get("--resume", "never")
+    if not out or resume != "never" or not (folder / out / "environment.json").is_file():
+        return translation
+    number = 2
+    while (folder / f"{out}.{number}").exists():
+        number += 1
+    free = f"{out}.{number}"
+    return replace(
+        translation,
+        config={**translation.config, "run.out": free},
+        after=[replace(each, path=each.path.replace(out, free, 1)) for each in translation.after],
+        remarks=[*translation.remarks, f"{out} holds a run already, which this one would write over: it is {free} now"],
     )
 
 
@@ -133,6 +159,18 @@ def _steps_per_epoch(run_folder: Path) -> int:
     cfg = load_with_origins(run_folder / "config.yaml").config
     samples = Dataset(cfg.data, vocab_size=cfg.model.vocab_size, seed=cfg.train.seed).samples_per_epoch("train")
     return max(1, samples // solve_batch(cfg.batch, Layout.known(cfg.parallel).data_parallel).global_size)
+
+
+def _name_logs(translation: "Translation") -> None:
+    """What each rank said, also under the other system's name."""
+    import shutil
+
+    if not translation.logs:
+        return
+    for log in sorted((Path(str(translation.config["run.out"])) / "logs").glob("rank-*.log")):
+        target = Path(translation.logs.format(rank=log.stem.removeprefix("rank-")))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(log, target)
 
 
 def _quoted(word: Any) -> str:

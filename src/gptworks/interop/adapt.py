@@ -31,7 +31,7 @@ def adapted(
     device: str | None,
     shrink: bool,
     strict: bool,
-    folder: Path | None = None,
+    folder: Path = Path(),
 ) -> Translation:
     """`folder`: where the command is run, and its data are."""
     if strict:
@@ -61,4 +61,13 @@ def adapted(
         small = shrinking.tiny(config) | few_steps(config) | vocabulary_of_data(config, folder or Path())
         told.append(shrinking.describe(config, small))
         config = small
+    elif shrink and "--model" in arguments:
+        at = arguments.index("--model") + 1
+        found = shrinking.newest_step(arguments[at], folder)
+        if found != arguments[at]:
+            told.append(f"--shrink tiny: {arguments[at]} is not here; a shrunk run has fewer steps, so it is {found}")
+            arguments[at] = found
+    if shrink and "--max-new-tokens" in arguments:  # the context of a shrunk model is short
+        at = arguments.index("--max-new-tokens") + 1
+        arguments[at] = str(min(int(arguments[at]), shrinking.NEW_TOKENS))
     return replace(translation, config=config, arguments=arguments, remarks=told)

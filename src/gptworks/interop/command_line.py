@@ -24,7 +24,8 @@ LAUNCHERS = {
     },
     "torch.distributed.launch": {
         "--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port", "--nproc-per-node",
-        "--node-rank", "--master-addr", "--master-port", "--rdzv-backend", "--rdzv-endpoint", "--rdzv_backend", "--rdzv_endpoint",
+        "--node-rank", "--master-addr", "--master-port", "--rdzv-backend", "--rdzv-endpoint", "--rdzv_backend",
+        "--rdzv_endpoint",
     },
 }  # fmt: skip
 LAUNCHERS["torch.distributed.run"] = LAUNCHERS["torchrun"] = LAUNCHERS["torch.distributed.launch"]

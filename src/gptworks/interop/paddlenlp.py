@@ -1,14 +1,14 @@
 """PaddleNLP GPT and GPT-3: run_pretrain(.py, _static.py), run_eval.py, export_model.py, inference.py,
 create_pretraining_data.py, by their flags."""
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gptworks.errors import ConfigError, UsageError
-from gptworks.interop import command_line
-from gptworks.interop.notes import Note
+from gptworks.interop import command_line, paddle_launch
 from gptworks.interop.settings import Key, Settings, number, truth, whole, words
 from gptworks.interop.translation import AfterTraining, Command, Translation
 
@@ -57,7 +57,7 @@ TRAINING = [
     Key("--adam_epsilon", number, "optim.eps", default=1e-8),
     Key("--max_steps", whole, "train.steps", default=500000),
     Key("--save_steps", whole, "checkpoint.every", default=500),
-    Key("--num_train_epochs", whole, why="their data set is laid out for max_steps, so the steps end first"),
+    Key("--num_train_epochs", whole, same="their data set is laid out for max_steps, so the steps end first"),
     Key("--logging_freq", whole, "train.log_every", default=1),
     Key("--eval_freq", whole, "evaluate.every", default=500),
     Key("--eval_iters", whole, "evaluate.batches", default=10),
@@ -74,8 +74,8 @@ TRAINING = [
     Key("--scale_loss", number, "precision.scaler.init", default=32768.0),
     Key("--use_recompute", truth, default=False),
     Key("--recompute_granularity", words, default="full"),
-    Key("--enable_addto", truth, why=_KERNEL),
-    Key("--fuse_transformer", truth, why=_KERNEL),
+    Key("--enable_addto", truth, same=_KERNEL),
+    Key("--fuse_transformer", truth, same=_KERNEL),
     Key("--hidden_dropout_prob", number, default=0.1),
     Key("--attention_probs_dropout_prob", number, default=0.1),
     Key("--to_static", truth, "train.compile", default=False),
@@ -84,7 +84,7 @@ TRAINING = [
     Key("--device", words, default="gpu"),
     Key("-p", words),
     Key("--profiler_options", words),
-    Key("--num_workers", whole, why="samples are cut while the model computes"),
+    Key("--num_workers", whole, same="samples are cut while the model computes"),
 ]
 EVALUATION = [
     Key("--model_name", words),
@@ -96,12 +96,12 @@ EVALUATION = [
     Key("--seq_length", whole, default=1024),
     Key("--device", words, default="gpu"),
     Key(
-        "--logging_steps", whole, why="a bar shows the progress; with --log-style fleetx every hundredth batch is told"
+        "--logging_steps", whole, same="a bar shows the progress; with --log-style fleetx every hundredth batch is told"
     ),
-    Key("--model_type", words, why="the tokenizer is that of --model_name"),
+    Key("--model_type", words, same="the tokenizer is that of --model_name"),
 ]
 EXPORT = [
-    Key("--model_type", words, why="the tokenizer is that of --model_path"),
+    Key("--model_type", words, same="the tokenizer is that of --model_path"),
     Key("--model_path", words),
     Key("--output_path", words),
 ]
@@ -113,18 +113,19 @@ INFERENCE = [
 PREPARATION = [
     Key("--model_name", words, default="gpt2-en"),
     Key("--tokenizer_name", words),
-    Key("--data_format", words, why="recognised by looking"),
+    Key("--data_format", words, same="recognised by looking"),
     Key("--input_path", words),
     Key("--json_key", words, default="text"),
     Key("--append_eos", words, switch=True),
     Key("--output_prefix", words),
     Key("--workers", whole, default=1),
-    Key("--log_interval", whole, why="a bar shows the progress"),
+    Key("--log_interval", whole, same="a bar shows the progress"),
     Key("--split_sentences", words, switch=True, why="GPT reads whole documents"),
     Key("--chinese", words, switch=True, why="the tokenizer says how Chinese is cut"),
     Key("--cn_whole_word_segment", words, switch=True, why="is for BERT"),
 ]
 PROGRAMS: dict[str, Any] = {}
+SCRIPT = "run.sh"  # with a command of these programs in it
 QUESTIONS = [
     "Question: Who is the CEO of Apple? Answer:",
     "Question: Who is the CEO of Facebook? Answer:",
@@ -142,6 +143,10 @@ CHINESE_QUESTIONS = [
 
 
 def recognise(command: Command) -> bool:
+    if Path(command.program).name == "tar" and any(".json.zst.tar" in word for word in command.arguments):
+        return True
+    if Path(command.program).name == SCRIPT:
+        return True
     return Path(command.program).name in PROGRAMS and not any(w in ("-c", "--config") for w in command.arguments)
 
 
@@ -154,7 +159,27 @@ def translate_yaml(path: Path) -> Translation:
 
 
 def translate(command: Command, find: Any) -> Translation:
+    if Path(command.program).name == "tar":
+        raise UsageError(
+            "openwebtext2.json.zst.tar: the document's slip; the archive is called openwebtext2.jsonl.zst.tar. It need "
+            "not be unpacked: --input_path of create_pretraining_data.py (and `gptworks prepare`) reads the tar."
+        )
+    if Path(command.program).name == SCRIPT:
+        command = _inside(find(command.program), command)
     return PROGRAMS[Path(command.program).name](command)
+
+
+def _inside(script: Path, command: Command) -> Command:
+    """The training command in a shell script; NAME=value lines before it count, the rest is the shell's business."""
+    text = script.read_text(encoding="utf-8").replace("\\\n", " ")
+    values = {**os.environ, **command.environment}
+    for line in map(str.strip, text.splitlines()):
+        assignment = re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)=([\"']?)(.*?)\2", line)
+        if assignment and " " not in assignment[3]:
+            values.setdefault(assignment[1], assignment[3])
+        elif any(program in line for program in PROGRAMS) and not line.startswith("#"):
+            return command_line.split([line], values, command.folder)
+    raise UsageError(f"{script}: no line in it runs one of {', '.join(PROGRAMS)}.")
 
 
 def _settings(command: Command, keys: list[Key]) -> Settings:
@@ -180,79 +205,65 @@ def _train(command: Command) -> Translation:
     if needed:
         raise ConfigError(command.program, [f"{name}: is required." for name in needed])
     remarks = _bare(settings)
-    launched = _launcher(command, remarks)
+    launched = paddle_launch.num_processes(command)
     output = str(settings["--output_dir"])
-    arguments = _weights(settings, output)
+    _weights(settings, command.folder)
     _layout(settings, launched)
     _schedule(settings, remarks)
     _rest(settings)
     settings.map_plain()
     settings.require_noted()
-    ours = settings.ours
-    after = [AfterTraining(NAME, f"{output}/model_{{step}}")]
-    log_dir = command.launcher_options.get("--log_dir")
-    arguments += ["--log-dir", log_dir] if log_dir else []
     return Translation(
-        NAME, "train", command.program, config=ours, arguments=arguments, notes=_launch_notes(command) + settings.notes,
-        remarks=remarks, after=after, device=str(settings["--device"]), processes=launched or 1,
+        NAME, "train", command.program, config=settings.ours, arguments=paddle_launch.arguments(command),
+        notes=paddle_launch.notes(command) + settings.notes, remarks=remarks,
+        after=[AfterTraining(NAME, f"{output}/model_{{step}}")], logs=paddle_launch.logs(command),
+        device=str(settings["--device"]), processes=launched or 1,
     )  # fmt: skip
 
 
-def _launcher(command: Command, remarks: list[str]) -> int:
-    """How many devices are launched; 0 = no launcher."""
-    if not command.launcher:
-        return 0
-    named = command.launcher_options.get("--gpus") or command.launcher_options.get("--devices") or "0"
-    return len(named.strip("\"'").split(","))
-
-
-def _launch_notes(command: Command) -> list[Note]:
-    known = {"--gpus": "one process per device", "--devices": "one process per device", "--log_dir": ""}
-    notes = []
-    for name, value in command.launcher_options.items():
-        if name == "--log_dir":
-            notes.append(Note(name, value, "mapped", f"--log-dir {value}"))
-        elif name in known:
-            count = len(value.strip("\"'").split(","))
-            notes.append(Note(name, value, "mapped", f"--nproc {count}"))
-        else:
-            notes.append(Note(name, value, "ignored", "", "processes are started by gptworks on this machine"))
-    return notes
-
-
-def _weights(settings: Settings, output: str) -> list[str]:
+def _weights(settings: Settings, folder: Path) -> None:
     """A preset is a shape with fresh weights; a folder is where to go on from."""
     name = str(settings["--model_name_or_path"])
     if name in PRESETS:
         layers, width, heads, vocabulary = PRESETS[name]
         shape = {"num_layers": layers, "hidden_size": width, "num_heads": heads, "vocab_size": vocabulary}
         told = {f"model.{key}": value for key, value in shape.items()} | {"model.max_positions": 1024}
-        settings.map("--model_name_or_path", told)
+        unit = 128 * settings["--mp_degree"]
+        told["model.vocab_size"] = -(-vocabulary // unit) * unit if vocabulary % settings["--mp_degree"] else vocabulary
+        why = (
+            ""
+            if told["model.vocab_size"] == vocabulary
+            else f"{vocabulary} words padded so that mp_degree divides them"
+        )
+        settings.map("--model_name_or_path", told, why=why)
+    elif (folder / name).exists():
+        settings.map(
+            "--model_name_or_path", {"init.checkpoint": name}, why="the weights; steps begin at 1, as theirs do"
+        )
     else:
-        step = re.search(r"model_(\d+)/?$", name)
-        ours = Path(output) / "checkpoints" / f"step-{int(step[1]):08d}" if step else None
-        if ours is not None and ours.is_dir():
-            settings.map("--model_name_or_path", {"init.checkpoint": str(ours)}, why="their steps begin at 0 again")
-        elif Path(name).exists():
-            settings.map("--model_name_or_path", {"init.checkpoint": name}, why="their steps begin at 0 again")
-        else:
-            raise ConfigError(
-                settings.where,
-                [f"--model_name_or_path: {name!r} is neither a folder nor a preset ({', '.join(PRESETS)})."],
-            )
-    chinese = str(settings["--model_type"]).endswith("-cn")
-    settings.map("--model_type", {} if chinese else {"data.tokenizer": "gpt2"})
+        raise ConfigError(
+            settings.where,
+            [f"--model_name_or_path: {name!r} is neither a folder nor a preset ({', '.join(PRESETS)})."],
+        )
+    if str(settings["--model_type"]).endswith("-cn"):
+        settings.same("--model_type", "the data say which tokenizer made them")
+    else:
+        # What follows an end of document is not scored.
+        settings.map("--model_type", {"data.tokenizer": "gpt2", "data.mask_eod": True})
     settings.map("--input_dir", {"data.path": (settings["--input_dir"],)})
-    settings.map("--output_dir", {"run.out": output})
-    return []
+    settings.map("--output_dir", {"run.out": str(settings["--output_dir"])})
 
 
 def _layout(settings: Settings, launched: int) -> None:
     sharded = settings["--sharding_degree"] if settings["--use_sharding"] or settings["--sharding_degree"] > 1 else 1
     if settings.is_given("--use_sharding") and not settings["--use_sharding"]:
         sharded = 1
-    told = {"parallel.fsdp": sharded, **({"parallel.zero": settings["--sharding_stage"]} if sharded > 1 else {})}
-    settings.map(["--use_sharding", "--sharding_degree", "--sharding_stage"], told)
+    stage = {"parallel.zero": settings["--sharding_stage"]} if sharded > 1 else {}
+    settings.map(["--use_sharding", "--sharding_degree"], {"parallel.fsdp": sharded, **stage})
+    if stage:
+        settings.map("--sharding_stage", stage)
+    else:
+        settings.same("--sharding_stage", "nothing is sharded")
     dp = settings["--dp_degree"]
     settings.map("--dp_degree", {"parallel.dp": dp})
     product = dp * sharded * settings["--mp_degree"] * settings["--pp_degree"]
@@ -260,14 +271,24 @@ def _layout(settings: Settings, launched: int) -> None:
         raise ConfigError(
             settings.where,
             [
-                f"mp {settings['--mp_degree']} x sharding {sharded} x pp {settings['--pp_degree']} x dp {dp} = {product}, "
-                f"but {launched} devices are launched. Their product must be the number of devices."
+                f"mp_degree {settings['--mp_degree']} x sharding_degree {sharded} x pp_degree "
+                f"{settings['--pp_degree']} x dp_degree {dp} = {product}, but {launched} devices are launched. Their "
+                "product must be the number of devices."
             ],
         )
     micro, replicas = settings["--micro_batch_size"], dp * sharded
     whole_batch = settings["--global_batch_size"] or (settings["--local_batch_size"] or micro) * replicas
-    settings.map("--global_batch_size", {"batch.global_size": whole_batch})
-    settings.ignore("--local_batch_size", "global = local x replicas")
+    local = settings["--local_batch_size"]
+    if whole_batch % (micro * replicas) or (local and local * replicas != whole_batch):
+        told = f" (local_batch_size {local})" if local else ""
+        raise ConfigError(
+            settings.where,
+            [
+                f"--global_batch_size: {whole_batch} is not micro_batch_size {micro} x sharding_degree {sharded} x "
+                f"dp_degree {dp} x a whole number of accumulated micro-batches{told}."
+            ],
+        )
+    settings.map(["--global_batch_size", "--local_batch_size"], {"batch.global_size": whole_batch})
 
 
 def _schedule(settings: Settings, remarks: list[str]) -> None:
@@ -298,20 +319,21 @@ def _rest(settings: Settings) -> None:
     settings.map("--check_accuracy", {"model.dropout_hidden": hidden, "model.dropout_attention": attention})
     on = settings["--use_amp"] or settings["--use_pure_fp16"]
     settings.map(["--use_amp", "--use_pure_fp16"], {"precision.compute": "fp16" if on else "fp32"})
-    settings.ignore("--amp_level", "products in fp16, parameters, sums and norms in fp32")
+    settings.same("--amp_level", "products in fp16, parameters, sums and norms in fp32")
     mode = settings["--recompute_granularity"] if settings["--use_recompute"] else "none"
     settings.map(["--use_recompute", "--recompute_granularity"], {"train.recompute": mode})
-    settings.map("--device", {"run.device": settings["--device"]})
+    device = settings["--device"]
+    settings.map("--device", {"run.device": {"gpu": "cuda"}.get(device, device)})
     options = str(settings["-p"] or settings["--profiler_options"] or "")
     steps = re.search(r"batch_range=\[(\d+),\s*(\d+)\]", options)
     if steps:
         settings.map(["-p", "--profiler_options"], {"train.profile": (int(steps[1]), int(steps[2]))})
     else:
-        settings.ignore(["-p", "--profiler_options"], "no batch_range in it")
+        settings.same(["-p", "--profiler_options"], "no batch_range in it")
     settings.ours |= {
-        "model.gelu": "tanh", "init.residual_scale": "none", "init.std": 0.02, "data.order": "paddle",
-        "train.log_style": "fleetx", "train.nonfinite": "skip", "checkpoint.keep_last": 1_000_000,
-        "precision.scaler.window": 1000, "precision.scaler.hysteresis": 2,
+        "parallel.sequence": False, "model.gelu": "tanh", "init.residual_scale": "none", "init.std": 0.02,
+        "data.order": "paddle", "train.log_style": "fleetx", "train.nonfinite": "skip",
+        "checkpoint.keep_last": 1_000_000, "precision.scaler.window": 1000, "precision.scaler.hysteresis": 2,
     }  # fmt: skip
 
 
@@ -327,11 +349,11 @@ def _evaluate(command: Command) -> Translation:
     if not cloze:
         arguments += ["--overlap", str(overlap)]
     settings.map("--overlapping_eval", {"--overlap": overlap})
-    arguments += _model_arguments(settings)
+    arguments += _model_arguments(settings, command.folder)
     arguments += ["--batch-size", str(settings["--batch_size"]), "--log-style", "fleetx"]
     settings.map("--batch_size", {"--batch-size": settings["--batch_size"]})
     settings.ignore("--seq_length", "windows are as long as the model's context")
-    settings.map("--device", {"--device": settings["--device"]})
+    settings.map("--device", {"--device": {"gpu": "cuda"}.get(settings["--device"], settings["--device"])})
     settings.map_plain()
     settings.require_noted()
     return Translation(
@@ -339,21 +361,22 @@ def _evaluate(command: Command) -> Translation:
     )
 
 
-def _model_arguments(settings: Settings) -> list[str]:
+def _model_arguments(settings: Settings, folder: Path) -> list[str]:
     """The checkpoint beside which the model is only a shape; without one it is a name."""
     name, checkpoint = str(settings["--model_name"]), settings["--init_checkpoint_path"]
     if not checkpoint:
         settings.map("--model_name", {"--model": name})
-        settings.ignore("--init_checkpoint_path", "empty: the model of that name")
+        settings.same("--init_checkpoint_path", "empty: the model of that name")
         return ["--model", name]
     settings.map("--init_checkpoint_path", {"--model": checkpoint})
     shape = PRESETS.get(name)
     arguments = ["--model", str(checkpoint)]
-    if shape and not _is_described(Path(str(checkpoint))):
+    there = folder / str(checkpoint)
+    if shape and there.exists() and not _is_described(there):
         settings.map("--model_name", {"model.num_heads": shape[2]})
         arguments += ["-o", f"model.num_heads={shape[2]}"]
     else:
-        settings.ignore("--model_name", "the checkpoint says what it is")
+        settings.same("--model_name", "the checkpoint says what it is")
     return [*arguments, "--tokenizer", "gpt2"] if not name.endswith("-cn") else arguments
 
 
@@ -371,7 +394,10 @@ def _export(command: Command) -> Translation:
     settings.map_plain()
     settings.require_noted()
     arguments = ["--model", model, "--to", "torch", "--out", str(prefix.parent), "--name", prefix.name]
-    return Translation(NAME, "export", command.program, arguments=arguments, notes=settings.notes)
+    remark = f"instead of Paddle's {prefix.name}.pdmodel and .pdiparams, a program of torch.export with its weights"
+    return Translation(
+        NAME, "export", command.program, arguments=arguments, notes=settings.notes, remarks=[remark],
+    )  # fmt: skip
 
 
 def _infer(command: Command) -> Translation:
@@ -381,12 +407,13 @@ def _infer(command: Command) -> Translation:
     prompts = CHINESE_QUESTIONS if chinese else QUESTIONS
     settings.map("--model_path", {"DIR": str(folder)})
     settings.map("--model_type", {"--prompt": f"their {len(prompts)} built-in questions"})
-    settings.ignore("--select_device", "what was exported runs on the CPU")
+    settings.same("--select_device", "what was exported runs on the CPU")
     settings.require_noted()
-    arguments = [str(folder)]
+    arguments = [str(folder), "--max-new-tokens", "32"]
     for prompt in prompts:
         arguments += ["--prompt", prompt]
-    return Translation(NAME, "infer", command.program, arguments=arguments, notes=settings.notes)
+    remark = "their program stops at the end of a line as well"
+    return Translation(NAME, "infer", command.program, arguments=arguments, notes=settings.notes, remarks=[remark])
 
 
 def _prepare(command: Command) -> Translation:
@@ -394,13 +421,25 @@ def _prepare(command: Command) -> Translation:
     needed = [name for name in ("--input_path", "--output_prefix") if not settings[name]]
     if needed:
         raise ConfigError(command.program, [f"{name}: is required." for name in needed])
+    source = str(settings["--input_path"])
+    if source.endswith(".json.zst.tar") and not (command.folder / source).exists():
+        raise UsageError(f"--input_path: no {source}. OpenWebText2's archive is called openwebtext2.jsonl.zst.tar.")
     prefix = str(settings["--output_prefix"])
-    arguments = [str(settings["--input_path"]), "--out", prefix, "--format", "paddle"]
+    arguments = [source, "--out", prefix, "--format", "paddle"]
     arguments += ["--key", settings["--json_key"], "--workers", str(settings["--workers"]), "--strip"]
     settings.map("--input_path", {"INPUT": settings["--input_path"]})
     settings.map("--output_prefix", {"--out": prefix, "--format": "paddle"})
     settings.map("--json_key", {"--key": settings["--json_key"]})
     settings.map("--workers", {"--workers": settings["--workers"]})
+    tokenizer = settings["--tokenizer_name"] or "GPTTokenizer"
+    if tokenizer != "GPTTokenizer":
+        raise ConfigError(
+            command.program,
+            [
+                f"--tokenizer_name: got {tokenizer!r}; needs GPTTokenizer. For Chinese GPT: `gptworks prepare INPUT "
+                "--tokenizer FILE.model`, its sentencepiece file."
+            ],
+        )
     settings.map(["--model_name", "--tokenizer_name"], {"--tokenizer": "gpt2"})
     if settings.is_given("--append_eos"):
         arguments.append("--append-eod")

@@ -38,7 +38,7 @@ def of_command(command: Command) -> Any:
             return each
     known = ", ".join(dialect(name).TITLE for name in NAMES)
     raise UsageError(
-        f"run: {command.program} {' '.join(command.arguments[:4])} ...: not a command of a known system. Known: {known}."
+        f"run: {command.program} {' '.join(command.arguments[:4])} ...: not of a known system. Known: {known}."
     )
 
 

@@ -1,26 +1,42 @@
 """A large configuration made small enough to try on a laptop, with the same shape of layout and batch."""
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 STEPS, LENGTH, WIDTH = 10, 64, 64
 SCALE = 65536.0  # more would be halved step by step, and no update done, for all of so few steps
+NEW_TOKENS = 16
+_LOGITS = 2**22  # of a micro-batch: beyond, a large vocabulary costs more than the rest of a tiny model
+_SHAPE = ("num_layers", "hidden_size", "num_heads", "ffn_size", "vocab_size", "max_positions")
 
 
 def tiny(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What is changed: width, depth, context, numbers of steps. Layout, rates and data stay."""
+    """What is changed: width, depth, context, numbers of steps, the micro-batch of a large vocabulary.
+
+    Layout, rates, accumulation and data stay, and the model of a checkpoint that is to be trained further.
+    """
     small = dict(config)
     stages = config.get("parallel.pp", 1) * config.get("parallel.virtual_stages", 1)
     ranks = config.get("parallel.tp", 1)
     heads = 4 if 4 % ranks == 0 else ranks
-    small |= {
-        "model.num_layers": max(2, stages) if max(2, stages) % stages == 0 else stages,
-        "model.hidden_size": WIDTH * max(1, heads // 4),
-        "model.num_heads": heads,
-        "model.ffn_size": 4 * WIDTH * max(1, heads // 4),
-        "model.max_positions": min(config.get("model.max_positions", 1024), LENGTH),
-        "data.seq_len": min(config.get("data.seq_len", 1024), LENGTH),
-    }
+    small["data.seq_len"] = min(config.get("data.seq_len", 1024), LENGTH)
+    if config.get("init.checkpoint"):
+        for name in _SHAPE:  # it says so itself, and may have been shrunk as well
+            small.pop(f"model.{name}", None)
+    else:
+        small |= {
+            "model.num_layers": max(2, stages) if max(2, stages) % stages == 0 else stages,
+            "model.hidden_size": WIDTH * max(1, heads // 4),
+            "model.num_heads": heads,
+            "model.ffn_size": 4 * WIDTH * max(1, heads // 4),
+            "model.max_positions": min(config.get("model.max_positions", 1024), LENGTH),
+        }
+    micro, batch = config.get("batch.micro_size", 0), config.get("batch.global_size", 0)
+    logits = micro * small["data.seq_len"] * config.get("model.vocab_size", 50257)
+    if micro > 1 and batch % micro == 0 and logits > _LOGITS:
+        small |= {"batch.micro_size": 1, "batch.global_size": batch // micro}
     if config.get("data.too_long"):
         small["data.too_long"] = "truncate"  # rows that were cut for the long context
     if config.get("generate.max_new_tokens"):
@@ -47,4 +63,22 @@ def describe(config: Mapping[str, Any], small: Mapping[str, Any]) -> str:
         for key in {**config, **small}
         if config.get(key) != small.get(key)
     ]
+    changed += [f"{key}: {value} -> that of the checkpoint" for key, value in config.items() if key not in small]
     return "--shrink tiny: " + ", ".join(changed)
+
+
+def newest_step(name: str, folder: Path) -> str:
+    """Of a checkpoint that is named by its step (model_1000/...) and is not there: the newest that is."""
+    parts = Path(name).parts
+    for depth, part in enumerate(parts):
+        here, named = Path(*parts[:depth]), re.fullmatch(r"(\D*)(\d+)(\D*)", part)
+        if named is None or (folder / here / part).exists() or not (folder / here).is_dir():
+            continue
+        pattern = re.compile(re.escape(named[1]) + r"(\d+)" + re.escape(named[3]))
+        steps = {int(match[1]): match[0] for match in map(pattern.fullmatch, _names(folder / here)) if match}
+        return str(Path(here, steps[max(steps)], *parts[depth + 1 :])) if steps else name
+    return name
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]

@@ -33,6 +33,7 @@ class Translation:
     notes: list[Note] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)  # about the whole, loud
     after: list[AfterTraining] = field(default_factory=list)
+    logs: str = ""  # what they call the log of a rank, such as log/workerlog.{rank}
     environment: Mapping[str, str] = field(default_factory=dict)
     device: str = ""  # what their command asked for: gpu, xpu, npu, cpu
     processes: int = 1
