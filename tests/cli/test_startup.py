@@ -60,7 +60,7 @@ def test_help_names_every_verb() -> None:
 
     done = subprocess.run([sys.executable, "-m", "gptworks", "--help"], capture_output=True, text=True, check=True)
     for name, module in VERBS.items():
-        assert f"{name} " in done.stdout
+        assert name in done.stdout.split()  # a long name has a line of its own
         assert module.HELP in " ".join(done.stdout.split())
 
 

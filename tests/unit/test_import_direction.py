@@ -22,7 +22,7 @@ LEVELS = [
     {"train"},
     {"api"},
     {"simulate", "verify"},
-    {"interop"},
+    {"doctor", "interop"},
     {"serve"},
     {"cli"},
 ]
