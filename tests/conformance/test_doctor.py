@@ -36,7 +36,7 @@ def report(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, dict[
 TINY = ("--preset", "tiny-4k", "data.seq_len=32", "batch.global_size=8", "train.steps=100", "checkpoint.every=10")
 
 
-def test_S2_01_a_machine_that_can_train_is_ready(capsys: pytest.CaptureFixture[str]) -> None:
+def test_s2_01_a_machine_that_can_train_is_ready(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
     assert said.splitlines()[-1] == "ready"
@@ -45,7 +45,7 @@ def test_S2_01_a_machine_that_can_train_is_ready(capsys: pytest.CaptureFixture[s
     assert "trains in fp32, bf16, fp16" in said
 
 
-def test_S2_01_what_is_missing_is_named_with_its_cure(
+def test_s2_01_what_is_missing_is_named_with_its_cure(
     report: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real = metadata.version
@@ -64,7 +64,7 @@ def test_S2_01_what_is_missing_is_named_with_its_cure(
     assert "not ready: 1 problem\n  packages: pip install" in capsys.readouterr().out
 
 
-def test_S2_01_a_device_that_computes_nothing_useful_is_a_problem(report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s2_01_a_device_that_computes_nothing_useful_is_a_problem(report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_try_training", lambda device, precision: "no kernel" if precision != "fp32" else "")
     code, found = report()
     assert code == 0 and found["device cpu"]["state"] == "note" and "fp32" in found["device cpu"]["fix"]
@@ -73,13 +73,13 @@ def test_S2_01_a_device_that_computes_nothing_useful_is_a_problem(report: Any, m
     assert code == 2 and "no kernel" in found["device cpu"]["found"]
 
 
-def test_S2_01_a_network_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s2_01_a_network_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trial.gloo() == ""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
     assert trial.gloo(timeout=2.0)
 
 
-def test_S2_01_a_configuration_with_no_room_for_its_checkpoints(report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s2_01_a_configuration_with_no_room_for_its_checkpoints(report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     code, found = report(*TINY)
     assert code == 0 and found["disk"]["state"] == "ok" and "4 checkpoints" in found["disk"]["found"]
     assert found["data.path"]["state"] == "note" and found["memory"]["state"] == "ok"
@@ -88,7 +88,7 @@ def test_S2_01_a_configuration_with_no_room_for_its_checkpoints(report: Any, mon
     assert code == 2 and "checkpoint.keep_last" in found["disk"]["fix"]
 
 
-def test_S2_01_a_configuration_that_this_machine_cannot_hold(report: Any) -> None:
+def test_s2_01_a_configuration_that_this_machine_cannot_hold(report: Any) -> None:
     code, found = report("--preset", "175B", "batch.global_size=8", "train.steps=10", "run.device=cpu")
     assert code == 2 and "GiB" in found["memory"]["found"] and "parallel.fsdp" in found["memory"]["fix"]
 
@@ -102,12 +102,12 @@ def test_S2_01_a_configuration_that_this_machine_cannot_hold(report: Any) -> Non
         ("run.out=/proc/nowhere", "disk", "--out"),
     ],
 )
-def test_S2_01_what_a_configuration_names_and_is_not_there(report: Any, setting: str, what: str, said: str) -> None:
+def test_s2_01_what_a_configuration_names_and_is_not_there(report: Any, setting: str, what: str, said: str) -> None:
     code, found = report(*TINY, setting)
     assert code == 2 and said in found[what]["fix"]
 
 
-def test_S2_01_a_layout_of_several_processes(report: Any, tmp_path: Path) -> None:
+def test_s2_01_a_layout_of_several_processes(report: Any, tmp_path: Path) -> None:
     code, found = report(*TINY, "parallel.tp=2", "parallel.dp=2", f"run.out={tmp_path / 'a' / 'b'}")
     assert code == 0 and "4 processes" in found["parallel"]["found"]
     assert str(tmp_path) in found["disk"]["found"]
