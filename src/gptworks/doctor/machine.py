@@ -39,8 +39,8 @@ def devices() -> list[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     kinds = [("cpu", f"{cores} cores, {memory_available() / 2**30:,.1f} GiB of memory free")]
     for number in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(number)
-        kinds.append((f"cuda:{number}", f"{about.name}, {about.total_memory / 2**30:,.1f} GiB"))
+        device = torch.cuda.get_device_properties(number)
+        kinds.append((f"cuda:{number}", f"{device.name}, {device.total_memory / 2**30:,.1f} GiB"))
     if torch.backends.mps.is_available():
         kinds.append(("mps", "Apple GPU"))
     found: list[Finding] = []
