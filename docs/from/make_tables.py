@@ -13,13 +13,13 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from gptworks.cli.run import native
-from gptworks.errors import GPTWorksError
+from gptworks.errors import ConfigError, GPTWorksError
 from gptworks.interop import command_line, registry, yaml_files
 from gptworks.interop.notes import Note, shown
 from gptworks.interop.settings import Key, Settings, number, truth, whole
@@ -112,6 +112,8 @@ SAMPLES = {
     "Optimizer.name": ["AdamW", "FusedAdamW"],
     "Optimizer.lr.name": ["CosineAnnealingWithWarmupDecay"],
     "--visible_devices": ["0,1"],
+    "--tokenizer-type": ["GPT2BPETokenizer"],
+    "--recompute-granularity": ["full", "selective"],
     "Profiler.scheduler": ["[1, 5]"],
     "--lr_decay_style": ["cosine", "none"],
     "--lr-decay-style": ["cosine", "linear"],
@@ -119,8 +121,9 @@ SAMPLES = {
     "--profiler_options": ["batch_range=[10,20]"],
     "--init_checkpoint_path": ["model_state.pdparams"],
 }
-# Settings that are looked at only beside others.
-BESIDE = {
+# Settings that are looked at only beside others; None: without it.
+BESIDE: dict[str, dict[str, str | None]] = {
+    "--bf16": {"--fp16": None},
     "Generation.num_beams": {"Generation.decode_strategy": "beam_search"},
     "Generation.length_penalty": {"Generation.decode_strategy": "beam_search"},
     "Generation.early_stopping": {"Generation.decode_strategy": "beam_search"},
@@ -175,15 +178,16 @@ def empty_folder() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def watched(more: dict[str, str]) -> Iterator[list[Settings]]:
-    """The tables that a translation makes use of; with more given than the command has."""
+def watched(more: Mapping[str, str | None]) -> Iterator[list[Settings]]:
+    """The tables that a translation makes use of; with more given than the command has, or (None) less."""
     made: list[Settings] = []
     original = Settings.__init__
 
     def watching(self: Settings, where: str, keys: Any, given: Any, **rest: Any) -> None:
         table = list(keys)
         known = {key.theirs for key in table}
-        original(self, where, table, {**given, **{key: text for key, text in more.items() if key in known}}, **rest)
+        changed = {**given, **{key: text for key, text in more.items() if key in known}}
+        original(self, where, table, {key: text for key, text in changed.items() if text is not None}, **rest)
         made.append(self)
 
     Settings.__init__ = watching  # type: ignore[method-assign]
@@ -207,20 +211,24 @@ def samples(key: Key, written: str | None) -> list[str]:
     return [*default, *kinds.get(key.read, ["1", "words"])]
 
 
-def notes_on(system: str, command: str, key: Key, index: int, written: str | None) -> list[Note]:
-    """What becomes of a key that no column of the table tells: asked for with several values."""
+def notes_on(system: str, command: str, key: Key, index: int, written: str | None) -> tuple[list[Note], str]:
+    """What becomes of a key that no column of the table tells, by giving it several values; else why it is refused."""
     found: dict[tuple[str, str], Note] = {}
-    beside = [BESIDE[key.theirs], {}] if key.theirs in BESIDE else [{}]
+    refusal = ""
+    beside: list[dict[str, str | None]] = [BESIDE[key.theirs], {}] if key.theirs in BESIDE else [{}]
     for more, text in itertools.product(beside, samples(key, written)):
         with watched({**more, key.theirs: text}) as made:
             try:
                 translation(system, command)
-            except (GPTWorksError, ValueError):  # this value does not go with the rest of the command
+            except ConfigError as error:  # this value does not go with the rest of the command, or none does
+                refusal = next((line for line in error.problems if line.startswith(f"{key.theirs}: ")), refusal)
+                continue
+            except (GPTWorksError, ValueError):
                 continue
         for note in made[index].notes:
             if note.theirs == key.theirs:
                 found.setdefault((", ".join(names_in(note.ours)), note.why), note)
-    return list(found.values())
+    return list(found.values()), refusal.removeprefix(f"{key.theirs}: ")
 
 
 def names_in(ours: str) -> list[str]:
@@ -237,14 +245,14 @@ def row(system: str, command: str, key: Key, index: int, written: str | None) ->
         return default, "", f"the same as `{stands_for}`"
     is_ignored = bool(key.why)
     if not key.ours and not remarks[0]:
-        notes = notes_on(system, command, key, index, written)
+        notes, refusal = notes_on(system, command, key, index, written)
         for note in notes:
             ours += [name for name in names_in(note.ours) if name not in ours]
             if note.why not in remarks:
                 remarks.append(note.why)
         is_ignored = any(note.how == "ignored" for note in notes) and not ours
         if not notes:
-            remarks = ["by a rule, together with other settings"]
+            remarks = [f"refused: {refusal}" if refusal else "by a rule, together with other settings"]
     told = "; ".join(filter(None, remarks)).replace("|", "\\|")
     ignored = "ignored: " if is_ignored and not ours else ""
     return default, ", ".join(f"`{name}`" for name in ours), ignored + told
