@@ -10,7 +10,7 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -112,8 +112,17 @@ def _link(test: str) -> str:
 class Recorder:
     """What became of each test function; of one with parameters the worst."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep: Callable[[dict[str, str]], None] = lambda outcomes: None) -> None:
+        """`keep`: told after each function what there is so far; all of them can take a quarter of an hour."""
         self.seen: dict[str, set[str]] = {}
+        self.keep = keep
+        self.last = ""
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        function = nodeid.partition("[")[0]
+        if function != self.last:  # the one before has had all its parameters
+            self.last = function
+            self.keep(self.outcomes())
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "call" or report.outcome != "passed":
@@ -123,13 +132,18 @@ class Recorder:
         return {test: next(each for each in _WORST_FIRST if each in seen) for test, seen in self.seen.items()}
 
 
-def run(tests: list[str]) -> dict[str, str]:
+def run(tests: list[str], before: Mapping[str, str]) -> dict[str, str]:
+    """The outcomes of these and of those from before; kept as they come."""
     import pytest
 
-    recorder = Recorder()
+    recorder = Recorder(lambda outcomes: write({**before, **outcomes}))
     if tests:
         pytest.main(["-q", f"--rootdir={ROOT}", *(str(ROOT / test) for test in tests)], plugins=[recorder])
-    return recorder.outcomes()
+    return {**before, **recorder.outcomes()}
+
+
+def write(outcomes: Mapping[str, str]) -> None:
+    OUTCOMES.write_text(json.dumps(dict(sorted(outcomes.items())), indent=1) + "\n", encoding="utf-8")
 
 
 def kept() -> dict[str, str]:
@@ -144,9 +158,9 @@ def main() -> int:
     tests = collect()
     to_count = [test for test in tests if not is_live(test)]
     before = kept() if args.new else {}
-    outcomes = before | run([test for test in to_count if before.get(test) != "passed"])
-    outcomes = {test: outcomes[test] for test in sorted(to_count) if test in outcomes}
-    OUTCOMES.write_text(json.dumps(outcomes, indent=1) + "\n", encoding="utf-8")
+    before = {test: outcome for test, outcome in before.items() if test in to_count}
+    outcomes = run([test for test in to_count if before.get(test) != "passed"], before)
+    write(outcomes)
     TARGET.write_text(text(rows(), tests, outcomes), encoding="utf-8")
     bad = {test: outcomes.get(test, "not run") for test in to_count if outcomes.get(test) != "passed"}
     print(f"{TARGET}: {len(rows())} rows, {len(to_count)} tests")

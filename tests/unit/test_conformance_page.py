@@ -88,9 +88,14 @@ def test_the_worst_outcome_of_a_test_counts(maker: ModuleType) -> None:
         def __init__(self, outcome: str, when: str = "call") -> None:
             self.nodeid, self.outcome, self.when = "tests/a.py::test_x[1]", outcome, when
 
-    recorder = maker.Recorder()
+    told: list[dict[str, str]] = []
+    recorder = maker.Recorder(told.append)
+    recorder.pytest_runtest_logstart("tests/a.py::test_x[1]")
     for report in (Report("passed", "setup"), Report("passed"), Report("skipped", "setup")):
         recorder.pytest_runtest_logreport(report)
     assert recorder.outcomes() == {"tests/a.py::test_x": "passed"}
     recorder.pytest_runtest_logreport(Report("failed", "teardown"))
     assert recorder.outcomes() == {"tests/a.py::test_x": "failed"}
+    recorder.pytest_runtest_logstart("tests/a.py::test_x[2]")
+    recorder.pytest_runtest_logstart("tests/a.py::test_y")
+    assert told == [{}, {"tests/a.py::test_x": "failed"}]  # not in the middle of a function's parameters
