@@ -9,13 +9,14 @@ RUN    := runs/quickstart
 CORPORA ?= ../shared/data/corpora
 MODEL_DATA := runs/model-data
 
-.PHONY: quickstart model test test-interop check format clean bench bench-generate help
+.PHONY: quickstart model test test-interop check format clean bench bench-generate conformance help
 
 help:
 	@echo "make quickstart   train a small GPT on text your Python carries (about 3 minutes)"
 	@echo "make model        train 6 x 384 on WikiText-2 and web pages in \$$CORPORA, to measure with (about 40 minutes)"
 	@echo "make test         install and run the tests"
 	@echo "make test-interop the other systems read what we write, and the reverse (installs MindSpore, Megatron, Paddle, lm_eval and llama.cpp)"
+	@echo "make conformance  run the tests of other systems' promises and write docs/conformance.md"
 	@echo "make check        formatting, lint and types"
 	@echo "make bench        the speed comparisons of benchmarks/"
 	@echo "make bench-generate  writing text beside llama.cpp, CTranslate2 and transformers (installs them)"
@@ -106,6 +107,10 @@ test-interop: $(VENV)/installed-dev .venv-mindspore/installed .venv-megatron/ins
 	GPTWORKS_LMEVAL_PYTHON=$(CURDIR)/.venv-lmeval/bin/python \
 	GPTWORKS_PEERS_PYTHON=$(CURDIR)/.venv-peers/bin/python \
 		$(BIN)/python -m pytest -m interop tests/interop
+
+# What the documents of other systems promise: all tests of it are run, and docs/conformance.md says what came of them.
+conformance: $(VENV)/installed-dev
+	$(BIN)/python docs/make_conformance.py
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check src tests benchmarks docs

@@ -23,7 +23,7 @@ LEVELS = [
     {"train"},
     {"api"},
     {"simulate", "verify"},
-    {"interop"},
+    {"doctor", "interop"},
     {"serve"},
     {"cli"},
 ]

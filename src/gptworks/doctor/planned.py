@@ -1,0 +1,159 @@
+"""What a configuration needs of this machine: device, processes, memory, data, disk."""
+
+import os
+import shutil
+from pathlib import Path
+
+from gptworks.config.derive import Layout, num_steps, solve_batch, solve_layout
+from gptworks.config.schema import CheckpointConfig, RunConfig
+from gptworks.doctor.finding import Finding, examine, note, ok, problem
+from gptworks.errors import ConfigError, UsageError
+from gptworks.plan import sizes
+
+_GIB = 2**30
+
+
+def findings(cfg: RunConfig) -> list[Finding]:
+    return examine(
+        [
+            ("run.device", lambda: device(cfg)),
+            ("parallel", lambda: layout(cfg)),
+            ("memory", lambda: memory(cfg)),
+            ("data.path", lambda: data(cfg)),
+            ("init.checkpoint", lambda: weights(cfg)),
+            ("disk", lambda: disk(cfg)),
+            ("train.compile", lambda: compiler(cfg)),
+        ]
+    )
+
+
+def device(cfg: RunConfig) -> list[Finding]:
+    from gptworks.parallel.launch import pick_device
+
+    try:
+        return ok("run.device", f"{cfg.run.device}: {pick_device(cfg.run.device)}")
+    except ConfigError as error:
+        return problem("run.device", f"{cfg.run.device} is not here", " ".join(error.problems))
+
+
+def _solved(cfg: RunConfig) -> Layout:
+    """`auto` is what the devices of this machine leave."""
+    import torch
+
+    known = Layout.known(cfg.parallel)
+    has_auto = "auto" in (cfg.parallel.pp, cfg.parallel.dp, cfg.parallel.fsdp, cfg.parallel.tp)
+    devices = torch.cuda.device_count() if cfg.run.device in ("auto", "cuda") else 1
+    most = max(1, devices // known.world_size) if has_auto else 1
+    return solve_layout(cfg.parallel, known.world_size * most)
+
+
+def layout(cfg: RunConfig) -> list[Finding]:
+    import torch
+
+    found = _solved(cfg)
+    batch = solve_batch(cfg.batch, found.data_parallel)
+    many = f"{found.degrees}: {found.world_size} processes" if found.world_size > 1 else "1 process"
+    told = f"{many}; a step is {batch.accumulation} x {batch.micro_size} samples in each replica"
+    on_cuda = cfg.run.device == "cuda" or (cfg.run.device == "auto" and torch.cuda.is_available())
+    if on_cuda and found.world_size > torch.cuda.device_count():
+        fix = "Start it on several machines (--nnodes, --master), or make the layout smaller."
+        return note("parallel", f"{told}, but {torch.cuda.device_count()} devices here", fix)
+    return ok("parallel", told)
+
+
+def memory(cfg: RunConfig) -> list[Finding]:
+    """Weights, gradients and Adam's moments. Activations come on top: a fit here is no promise."""
+    import torch
+
+    from gptworks.simulate.dry_run import survey
+    from gptworks.verify.twin import memory_available
+
+    world_size = _solved(cfg).world_size
+    held = survey(cfg, world_size).holdings
+    on_cuda = cfg.run.device == "cuda" or (cfg.run.device == "auto" and torch.cuda.is_available())
+    if on_cuda and torch.cuda.is_available():
+        needed, there = max(each.in_all for each in held), torch.cuda.get_device_properties(0).total_memory
+        told = f"the fullest process holds {needed / _GIB:,.2f} GiB of the {there / _GIB:,.1f} GiB of its device"
+    else:
+        needed, there = sum(each.in_all * each.num_ranks for each in held), int(memory_available())
+        who = "1 process" if world_size == 1 else f"{world_size} processes"
+        told = f"{who} would hold {needed / _GIB:,.2f} GiB of the {there / _GIB:,.1f} GiB that are free"
+    told += ", without activations"
+    if needed <= there:
+        return ok("memory", told)
+    if not on_cuda:
+        return problem("memory", told, "Take a smaller preset, or more machines with parallel.fsdp, tp or pp.")
+    return problem("memory", told, "Split it further (parallel.fsdp, tp, pp), or parallel.offload: true with fsdp.")
+
+
+def data(cfg: RunConfig) -> list[Finding]:
+    from gptworks.data.store import Store, locate_stores
+
+    if not cfg.data.path:
+        return note("data.path", "empty", "Training needs data: `gptworks prepare` makes it.")
+    stores = [Store(each) for path in cfg.data.path for each in locate_stores(path)]
+    kinds = sorted({store.located.format.NAME for store in stores})
+    return ok("data.path", f"{len(stores)} of {', '.join(kinds)}: {', '.join(cfg.data.path)}")
+
+
+def weights(cfg: RunConfig) -> list[Finding]:
+    if not cfg.init.checkpoint:
+        return []
+    from gptworks.checkpoint.pretrained import Pretrained
+
+    found = Pretrained.open(cfg.init.checkpoint)
+    return ok("init.checkpoint", f"{cfg.init.checkpoint}: {sizes.num_parameters(found.model):,} parameters")
+
+
+def disk(cfg: RunConfig) -> list[Finding]:
+    """Room for all checkpoints that will lie there at the same time."""
+    folder = _existing(Path(cfg.run.out or "runs"))
+    if not os.access(folder, os.W_OK):
+        return problem("disk", f"{folder} cannot be written to", "Choose another --out.")
+    free, one = shutil.disk_usage(folder).free, sizes.checkpoint_bytes(cfg.model, cfg.checkpoint.portable)
+    count = most_checkpoints(cfg.checkpoint, _last_step(cfg))
+    told = f"{count} checkpoints of {one / 1e9:,.2f} GB = {count * one / 1e9:,.2f} GB; {free / 1e9:,.2f} GB free"
+    told = f"{told} at {folder}"
+    if free >= count * one:
+        return ok("disk", told)
+    fix = (
+        "Free some, choose another --out, keep fewer (checkpoint.keep_last, keep_every), or checkpoint.portable: false."
+    )
+    return problem("disk", told, fix)
+
+
+def most_checkpoints(cfg: CheckpointConfig, last_step: int | None) -> int:
+    """At the same time: those kept, the best, and the new one, which is whole before an old one goes. `last_step` None:
+    not known, so what is kept for good is not counted."""
+    if last_step is None:
+        return cfg.keep_last + int(cfg.keep_best) + 1
+    saved = list(range(cfg.every, last_step + 1, cfg.every)) if cfg.every else []
+    saved = saved if saved and saved[-1] == last_step else [*saved, last_step]
+    for_good = sum(1 for step in saved if cfg.keep_every and step % cfg.keep_every == 0)
+    return min(len(saved), cfg.keep_last + for_good + int(cfg.keep_best) + 1)
+
+
+def _last_step(cfg: RunConfig) -> int | None:
+    if cfg.train.epochs or not (cfg.train.steps or cfg.train.tokens):
+        return None
+    batch = solve_batch(cfg.batch, _solved(cfg).data_parallel)
+    return num_steps(cfg.train, 0, batch.global_size, cfg.data.seq_len)
+
+
+def _existing(folder: Path) -> Path:
+    """The nearest folder above that is there."""
+    folder = folder.expanduser().absolute()
+    while not folder.is_dir():
+        if folder == folder.parent:
+            raise UsageError(f"{folder}: no such folder.")
+        folder = folder.parent
+    return folder
+
+
+def compiler(cfg: RunConfig) -> list[Finding]:
+    if not cfg.train.compile:
+        return []
+    found = next(filter(None, map(shutil.which, (os.environ.get("CXX") or "g++", "clang++", "c++"))), None)
+    if found is None:
+        return problem("train.compile", "no C++ compiler", "Install g++, or set train.compile: false.")
+    return ok("train.compile", f"compiles with {found}")
