@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from gptworks.checkpoint.formats import gguf_file
+from gptworks.checkpoint.formats import gguf_file, raw_bytes
 from gptworks.checkpoint.formats.gguf_file import BF16, BLOCK, F16, F32, Q8_0, GgufFile, Value
 from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, our_shapes, split
 from gptworks.checkpoint.systems import gguf_vocabulary
@@ -47,6 +48,7 @@ TABLE = Table(
 )
 _FILE_TYPES = {F32: 0, F16: 1, Q8_0: 7, BF16: 32}  # llama.cpp's numbers of "mostly this"
 _PADDING = 1024  # Megatron's vocabularies are padded to 128 x tp, and tp is 8 at most
+_PIECE = 2**20  # bytes
 _QUANTISATION = 2  # version of ggml's blocks
 _COUNTS = {
     "num_layers": "block_count",
@@ -68,7 +70,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         raise CheckpointError(f"{path}: general.architecture is {architecture!r}, needed 'gpt2'.")
     if (parts := file.settings.get("split.count", 1)) != 1:
         raise CheckpointError(f"{path}: one of {parts} parts. Join them with llama-gguf-split --merge.")
-    is_tied = _is_tied(file)
+    is_tied = _is_tied(path, file)
     known = {**_known(path, file), "tied": is_tied, "gelu": "tanh"}
     model = model_config(infer_model(TABLE, [file.tensors], known, given, str(path)), str(path))
     if model.num_layers > len(file.tensors):  # before a list of all their tensors is made
@@ -168,12 +170,14 @@ def _known(path: Path, file: GgufFile) -> dict[str, object]:
     return found
 
 
-def _is_tied(file: GgufFile) -> bool:
+def _is_tied(path: Path, file: GgufFile) -> bool:
     """Older converters wrote a tied head as well. It is compared a piece at a time, up to the first difference."""
     if "output.weight" not in file.tensors or "token_embd.weight" not in file.tensors:
         return "output.weight" not in file.tensors
-    head, words = (file.raw[name] for name in ("output.weight", "token_embd.weight"))
+    head, words = (file.places[name] for name in ("output.weight", "token_embd.weight"))
     if file.types["output.weight"] != file.types["token_embd.weight"] or len(head) != len(words):
         return False
-    step = 2**20
-    return all(head[begin : begin + step] == words[begin : begin + step] for begin in range(0, len(head), step))
+    return all(
+        torch.equal(*(raw_bytes.read_pieces(path, [place[begin : begin + _PIECE]], torch.uint8) for place in (head, words)))
+        for begin in range(0, len(head), _PIECE)
+    )
