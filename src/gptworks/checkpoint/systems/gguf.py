@@ -18,7 +18,7 @@ from gptworks.checkpoint.systems import gguf_vocabulary
 from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError, TokenizerError
-from gptworks.tokenizer import Tokenizer
+from gptworks.tokenizer import Tokenizer, gpt2_for
 
 NAME = "gguf"
 TITLE = "GGUF file of llama.cpp"
@@ -47,7 +47,6 @@ TABLE = Table(
     ]
 )
 _FILE_TYPES = {F32: 0, F16: 1, Q8_0: 7, BF16: 32}  # llama.cpp's numbers of "mostly this"
-_PADDING = 1024  # Megatron's vocabularies are padded to 128 x tp, and tp is 8 at most
 _PIECE = 2**20  # bytes
 _QUANTISATION = 2  # version of ggml's blocks
 _COUNTS = {
@@ -73,10 +72,6 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     is_tied = _is_tied(path, file)
     known = {**_known(path, file), "tied": is_tied, "gelu": "tanh"}
     model = model_config(infer_model(TABLE, [file.tensors], known, given, str(path)), str(path))
-    if model.num_layers > len(file.tensors):  # before a list of all their tensors is made
-        raise CheckpointError(
-            f"{path}: {model.num_layers} blocks are announced, and it holds {len(file.tensors)} tensors."
-        )
     eod_id = file.settings.get("tokenizer.ggml.eos_token_id")
     has_words = file.settings.get("tokenizer.ggml.model") == "gpt2" or "tokenizer.huggingface.json" in file.settings
     stored_as = Counter(gguf_file.NAMES[kind] for kind in file.types.values())
@@ -148,11 +143,11 @@ def _tokenizer_for(weights: Weights) -> Tokenizer | None:
             return found
     except TokenizerError as error:
         weights.notes.append(str(error))
-    beyond = weights.model.vocab_size - gguf_vocabulary.GPT2_WORDS
-    if not 0 <= beyond < _PADDING:
-        return None
-    weights.notes.append("no tokenizer comes with the source: GPT-2's was written, since the vocabulary has its size")
-    return Tokenizer.from_pretrained("gpt2")
+    if (found := gpt2_for(weights.model.vocab_size)) is not None:
+        weights.notes.append(
+            "no tokenizer comes with the source: GPT-2's was written, since the vocabulary has its size"
+        )
+    return found
 
 
 def _known(path: Path, file: GgufFile) -> dict[str, object]:
@@ -178,6 +173,8 @@ def _is_tied(path: Path, file: GgufFile) -> bool:
     if file.types["output.weight"] != file.types["token_embd.weight"] or len(head) != len(words):
         return False
     return all(
-        torch.equal(*(raw_bytes.read_pieces(path, [place[begin : begin + _PIECE]], torch.uint8) for place in (head, words)))
+        torch.equal(
+            *(raw_bytes.read_pieces(path, [place[begin : begin + _PIECE]], torch.uint8) for place in (head, words))
+        )
         for begin in range(0, len(head), _PIECE)
     )
