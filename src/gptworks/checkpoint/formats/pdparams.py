@@ -143,7 +143,9 @@ class _Arrays(Meaning):
         if order == ">":
             raise CheckpointError(f"{self.path}: an array of big-endian numbers, which is not supported.")
         if code not in _DTYPES:
-            raise CheckpointError(f"{self.path}: an array of type {shown(call.args[0]) if is_dtype else shown(call)}, which holds no weights.")
+            raise CheckpointError(
+                f"{self.path}: an array of type {shown(call.args[0] if is_dtype else call)}, which holds no weights."
+            )
         return _DTYPES[code]
 
     def _stored(self, shape: Any, dtype_call: Any, is_fortran: bool, data: Any) -> Stored:
@@ -169,7 +171,8 @@ class _Arrays(Meaning):
     def _require_size(self, shape: Any, needed: int, found: int) -> None:
         if found != needed:
             raise CheckpointError(
-                f"{self.path}: an array of shape {shown(list(shape))} has {found:,} bytes, needed {needed:,}. {_DAMAGED}"
+                f"{self.path}: an array of shape {shown(list(shape))} has {found:,} bytes, needed {needed:,}. "
+                f"{_DAMAGED}"
             )
 
 

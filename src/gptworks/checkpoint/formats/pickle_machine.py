@@ -2,7 +2,8 @@
 
 A pickle is a little program whose instructions may import and call whatever it likes. This machine carries out those
 that build plain values; a global it names becomes a `Global`, a call an `Object` that remembers what was to be called
-with what, and nothing is imported for it. Long byte strings stay in the file: a checkpoint of gigabytes is read in kilobytes.
+with what, and nothing is imported for it. Long byte strings stay in the file: a checkpoint of gigabytes is read in
+kilobytes.
 
 What a call means (a tensor, an array, an ordered dictionary) is for the reader of the container to say. A file that
 wants to call something of Python's own library is refused: no weights are made that way, exploits are.
