@@ -27,6 +27,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 FILE = "model_optim_rng.pt"
 _FILES = (FILE, "model_rng.pt")  # the second where the optimizer is saved apart
 _RANK = re.compile(r"mp_rank_(\d{2,3})(?:_(\d{3}))?")
+_QUOTES = "'\""
 _LAYER = re.compile(r"(.*\blayers\.)(\d{1,6})(\..*)")
 
 
@@ -286,7 +287,7 @@ def _require_gpt2(settings: Mapping[str, Any], where: str) -> None:
     if refused:
         name, what = refused[0]
         raise CheckpointError(
-            f"{where}: its args say {name}={shown(settings[name])}: {what}. A GPT-2 has none of that, and the "
+            f"{where}: its args say {name}={shown(settings[name]).strip(_QUOTES)}: {what}. A GPT-2 has none of that, and the "
             "weights would compute something else."
         )
 
