@@ -287,8 +287,8 @@ def _require_gpt2(settings: Mapping[str, Any], where: str) -> None:
     if refused:
         name, what = refused[0]
         raise CheckpointError(
-            f"{where}: its args say {name}={shown(settings[name]).strip(_QUOTES)}: {what}. A GPT-2 has none of that, and the "
-            "weights would compute something else."
+            f"{where}: its args say {name}={shown(settings[name]).strip(_QUOTES)}: {what}. A GPT-2 has none of "
+            "that, and the weights would compute something else."
         )
 
 
