@@ -145,6 +145,71 @@ def test_nothing_is_overwritten_or_left_behind(source: Path, tmp_path: Path, mon
     assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "hf"]
 
 
+def test_what_lies_beside_is_not_touched(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "keep.part").mkdir()
+    (tmp_path / "keep.part" / "precious").write_text("x")
+    convert(source, tmp_path / "keep", "hf")
+    assert (tmp_path / "keep.part" / "precious").read_text() == "x"
+    old = tmp_path / "x.ckpt.certificate.json"
+    old.write_text("mine")
+    with pytest.raises(CheckpointError, match=r"x\.ckpt\.certificate\.json: exists, and tells of another file"):
+        convert(source, tmp_path / "x.ckpt", "mindspore", verify=True)
+    assert old.read_text() == "mine" and not (tmp_path / "x.ckpt").exists()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["hf", "keep", "keep.part", old.name]
+
+
+def test_a_file_and_its_certificate_appear_together(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = convert(source, tmp_path / "x.ckpt", "mindspore", verify=True)
+    assert done.files == [tmp_path / "x.ckpt", tmp_path / "x.ckpt.certificate.json"]
+    assert done.certificate is not None
+    assert json.loads(done.files[1].read_text()) == done.certificate
+    digest = hashlib.sha256((tmp_path / "x.ckpt").read_bytes()).hexdigest()
+    assert done.certificate["result"]["sha256"] == {"x.ckpt": digest}
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(json, "dumps", fails)
+    with pytest.raises(OSError, match="No space left"):
+        convert(source, tmp_path / "y.ckpt", "mindspore", verify=True)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["hf", "x.ckpt", "x.ckpt.certificate.json"]
+
+
+def test_into_the_current_folder(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    done = convert(source, ".", "hf", verify=True)
+    there = sorted(Path().iterdir())
+    assert there == sorted(done.files) == [Path("certificate.json"), Path("config.json"), Path("model.safetensors")]
+
+
+@pytest.mark.parametrize(("to", "suffix"), [("gguf", ".gguf"), ("llmc", ".bin"), ("nanogpt", ".pt")])
+def test_one_file_has_its_suffix(to: str, suffix: str, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"out: --to {to} writes one file.*Call it out\{suffix}\."):
+        convert(source, tmp_path / "out", to)
+    (tmp_path / f"out{suffix}").mkdir()
+    with pytest.raises(CheckpointError, match="is a folder, and one file is written"):
+        convert(source, tmp_path / f"out{suffix}", to)
+
+
+def test_a_cut_vocabulary_leaves_nothing_that_points_beyond_it(
+    source: Path, tmp_path: Path, small_tokenizer: Any
+) -> None:
+    (source / "generation_config.json").write_text('{"eos_token_id": 47}')
+    done = convert(source, tmp_path / "cut", "hf", given={"vocab_size": 3}, verify=True)
+    assert done.notes[0] == "the end of a document was token 47, which has no row any more: it is left out"
+    assert json.loads((tmp_path / "cut" / "config.json").read_text())["eos_token_id"] is None
+    assert not (tmp_path / "cut" / "generation_config.json").exists()
+    model = fresh(CFG.model_copy(update={"vocab_size": 600}))
+    huggingface.save(tmp_path / "wide", model.cfg, dict(model.named_parameters()), eod_id=511)
+    small_tokenizer.save(tmp_path / "wide")
+    convert(tmp_path / "wide", tmp_path / "fits", "hf", given={"vocab_size": 512})
+    with pytest.raises(CheckpointError, match=r"model\.vocab_size: got 511; .*a tokenizer of 512 tokens"):
+        convert(tmp_path / "wide", tmp_path / "x", "hf", given={"vocab_size": 511})
+
+
 def test_bad_requests(source: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"'nonsense' is no format of checkpoints. Known: .*hf"):
         convert(source, tmp_path / "out", "nonsense")

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from gptworks import __version__
-from gptworks.checkpoint import proof
+from gptworks.checkpoint import proof, staging
 from gptworks.checkpoint.rules import Matched
 from gptworks.checkpoint.stored import Stored
 from gptworks.checkpoint.systems import registry
 from gptworks.checkpoint.systems.contract import Cut, Opened, System, Weights
 from gptworks.errors import CheckpointError, TokenizerError, VerificationError
-from gptworks.tokenizer import Tokenizer
+from gptworks.tokenizer import Tokenizer, gpt2_for
 
 CERTIFICATE = "certificate.json"
 _TOKENIZER_FILES = (
@@ -60,7 +60,13 @@ def convert(
     target = registry.system(to)
     if (cut.tp, cut.pp) != (1, 1) and not target.CUTS:
         raise CheckpointError(f"--to {to}: keeps a model in one piece; it has no --tp {cut.tp} --pp {cut.pp}.")
-    _require_free(destination)
+    if not destination.name.endswith(target.SUFFIX):
+        raise CheckpointError(
+            f"{destination}: --to {to} writes one file, whose name ends in {target.SUFFIX}. "
+            f"Call it {destination.name or 'model'}{target.SUFFIX}."
+        )
+    beside = f".{CERTIFICATE}" if target.SUFFIX else None
+    staging.require_free(destination, is_folder=not target.SUFFIX, beside=beside)
     stated = dict(given or {})
     vocab_size = stated.pop("vocab_size", None)
     opened = registry.open_any(source, stated, name=from_name).require_whole()
@@ -70,52 +76,22 @@ def convert(
     tensors = {name: each.cast(dtype) if dtype else each for name, each in opened.tensors.items()}
     step = int(opened.about.get("step") or 0)
     weights = Weights(opened.model, tensors, opened.eod_id, step, opened.open_tokenizer, notes)
-    part = destination.with_name(destination.name + ".part")
-    _remove(part)
-    try:
-        if not target.SUFFIX:
-            part.mkdir(parents=True)
-        else:
-            part.parent.mkdir(parents=True, exist_ok=True)
+    certificate = None
+    with staging.staged(destination, is_folder=not target.SUFFIX, beside=beside) as part:
         written = target.write(part, weights, cut)
         if part.is_dir():
             written += _copy_tokenizer(opened, part, notes)
         notes += _not_kept(opened, target, part)
-        certificate = _prove(opened, weights, target, part, written, stated) if verify else None
-        if certificate is not None and part.is_dir():
-            _write_certificate(certificate, part / CERTIFICATE)
-        if destination.is_dir():
-            destination.rmdir()
-        part.replace(destination)
-    except BaseException:
-        _remove(part)
-        raise
-    files = [destination / file.relative_to(part) if file != part else destination for file in written]
-    if certificate is not None:
-        files.append(destination / CERTIFICATE if destination.is_dir() else Path(f"{destination}.{CERTIFICATE}"))
-        if not destination.is_dir():
-            _write_certificate(certificate, files[-1])
-        if remark := _about_english(certificate):
-            notes.append(remark)
-    return Converted(opened, destination, target.NAME, files, certificate, notes)
-
-
-def _write_certificate(certificate: dict[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
-
-
-def _require_free(destination: Path) -> None:
-    if destination.is_dir() and any(destination.iterdir()):
-        raise CheckpointError(f"{destination}: exists and is not empty. Name another folder, or remove it first.")
-    if destination.is_file():
-        raise CheckpointError(f"{destination}: exists. Name another file, or remove it first.")
-
-
-def _remove(part: Path) -> None:
-    if part.is_dir():
-        shutil.rmtree(part)
+        if verify:
+            certificate = _prove(opened, weights, target, part, written, stated)
+            written.append(part / CERTIFICATE if part.is_dir() else Path(f"{part}{beside}"))
+            written[-1].write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
+            notes += filter(None, [_about_english(certificate)])
+    if target.SUFFIX:
+        files = [destination.with_name(file.name) for file in written]
     else:
-        part.unlink(missing_ok=True)
+        files = [destination / file.relative_to(part) for file in written]
+    return Converted(opened, destination, target.NAME, files, certificate, notes)
 
 
 def _count(value: object) -> int:
@@ -134,11 +110,15 @@ def _with_vocabulary(opened: Opened, vocab_size: int, notes: list[str]) -> Opene
     if vocab_size == had:
         return opened
 
+    if vocab_size < had:
+        opened = _without_tokens(opened, vocab_size, notes)
+
     def resized(stored: Stored) -> Stored:
+        if vocab_size < had:
+            return stored.first_rows(vocab_size)
+
         def read() -> Tensor:
             rows = stored.read()
-            if vocab_size <= had:
-                return rows[:vocab_size]
             return torch.cat([rows, rows[-1:].expand(vocab_size - had, -1)])
 
         return Stored(torch.Size([vocab_size, stored.shape[1]]), stored.dtype, read)
@@ -153,6 +133,23 @@ def _with_vocabulary(opened: Opened, vocab_size: int, notes: list[str]) -> Opene
         model=opened.model.model_copy(update={"vocab_size": vocab_size}),
         matched=Matched(tensors, [], [], []),
     )
+
+
+def _without_tokens(opened: Opened, vocab_size: int, notes: list[str]) -> Opened:
+    """A tokenizer must not give ids that the model has no row for, nor the settings name one."""
+    try:
+        tokenizer = opened.open_tokenizer()
+    except TokenizerError:
+        tokenizer = None
+    if tokenizer is not None and tokenizer.vocab_size > vocab_size:
+        raise CheckpointError(
+            f"model.vocab_size: got {vocab_size:,}; {opened.path} has a tokenizer of {tokenizer.vocab_size:,} tokens, "
+            "and each needs a row."
+        )
+    if opened.eod_id is None or opened.eod_id < vocab_size:
+        return opened
+    notes.append(f"the end of a document was token {opened.eod_id}, which has no row any more: it is left out")
+    return replace(opened, eod_id=None, tokenizer=None)  # generation_config.json names it as well
 
 
 def _copy_tokenizer(opened: Opened, folder: Path, notes: list[str]) -> list[Path]:
@@ -225,8 +222,7 @@ def _english_tokenizer(opened: Opened) -> Tokenizer | None:
         found = opened.open_tokenizer()
     except TokenizerError:
         found = None
-    if found is None and 50257 <= opened.model.vocab_size < 50257 + 1024:
-        found = Tokenizer.from_pretrained("gpt2")
+    found = found or gpt2_for(opened.model.vocab_size)
     return found if found and found.vocab_size <= opened.model.vocab_size else None
 
 
@@ -245,5 +241,5 @@ def _hashes(files: list[Path], base: Path) -> dict[str, str]:
     for path in files:
         with path.open("rb") as file:
             name = str(path.relative_to(base)) if path != base and path.is_relative_to(base) else path.name
-            found[name.removesuffix(".part")] = hashlib.file_digest(file, "sha256").hexdigest()
+            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return found

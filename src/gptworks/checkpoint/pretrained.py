@@ -18,7 +18,7 @@ from gptworks.model import GPT
 from gptworks.model.inference import require_kind, store_weights
 from gptworks.parallel.apply import build
 from gptworks.parallel.launch import World, pick_device
-from gptworks.tokenizer import Tokenizer
+from gptworks.tokenizer import Tokenizer, gpt2_for
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,7 @@ def _tokenizer_for(opened: Opened, given: str | Path | None, name: str | None) -
     if (beside := opened.open_tokenizer()) is not None:
         return beside
     # GPT-2's vocabulary comes with the installation.
-    is_gpt2 = name in names.GPT2_NAMES and opened.model.vocab_size >= 50257
-    return Tokenizer.from_pretrained("gpt2") if is_gpt2 else None
+    return gpt2_for(opened.model.vocab_size) if name in names.GPT2_NAMES else None
 
 
 class PretrainedGPT(GPT):

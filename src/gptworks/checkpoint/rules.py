@@ -174,14 +174,20 @@ class Matched:
     tensors: dict[str, Stored]
     missing: list[str]  # their names
     unexpected: list[str]
-    misshapen: list[str]  # one sentence each
+    misshapen: list[str]  # of a wrong shape or type; one sentence each
 
 
-def match(table: Table, shards: Sequence[StoredTensors], model: ModelConfig, *, ignored: str = "$^") -> Matched:
+_TYPES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+def match(
+    table: Table, shards: Sequence[StoredTensors], model: ModelConfig, *, ignored: str = "$^", where: str = "weights"
+) -> Matched:
     """`shards`: the tensors of each tensor-parallel rank, all pipeline stages together; one for a whole model.
 
     `ignored`: a pattern (searched) of names that are known and not needed, such as causal masks.
     """
+    require_layers(model.num_layers, shards, where)
     rules, shapes = table.at(model), our_shapes(model)
     tensors, missing, misshapen = {}, [], []
     for name, shape in shapes.items():
@@ -194,8 +200,9 @@ def match(table: Table, shards: Sequence[StoredTensors], model: ModelConfig, *, 
         for theirs, needed in zip(rule.theirs, rule.their_shapes(local), strict=True):
             for number, shard in enumerate(shards):
                 if shard[theirs].shape != needed:
-                    where = f" (tensor-parallel rank {number})" if len(shards) > 1 else ""
-                    misshapen.append(f"'{theirs}'{where} has shape {list(shard[theirs].shape)}, needed {list(needed)}")
+                    rank = f" (tensor-parallel rank {number})" if len(shards) > 1 else ""
+                    misshapen.append(f"'{theirs}'{rank} has shape {list(shard[theirs].shape)}, needed {list(needed)}")
+        misshapen += _wrong_types(rule, shards)
         tensors[name] = _joined(rule, shards, shape, model.head_size)
     known = {theirs for rule in rules.values() for theirs in rule.theirs}
     if model.tied:
@@ -203,6 +210,25 @@ def match(table: Table, shards: Sequence[StoredTensors], model: ModelConfig, *, 
     present = dict.fromkeys(name for shard in shards for name in shard)
     unexpected = [name for name in present if name not in known and not re.search(ignored, name)]
     return Matched(tensors, missing, unexpected, misshapen)
+
+
+def require_layers(num_layers: object, shards: Sequence[Mapping[str, object]], where: str) -> None:
+    """Before a list of all their tensors is made: the number may be anything a file says."""
+    most = max(map(len, shards), default=0)
+    if isinstance(num_layers, int) and num_layers > most:
+        raise CheckpointError(f"{where}: {num_layers} blocks are announced, and it holds {most} tensors.")
+
+
+def _wrong_types(rule: Rule, shards: Sequence[StoredTensors]) -> list[str]:
+    found = {name: dict.fromkeys(shard[name].dtype for shard in shards) for name in rule.theirs}
+    wrong = [(name, dtype) for name, dtypes in found.items() for dtype in dtypes if dtype not in _TYPES]
+    if wrong:
+        name, dtype = wrong[0]
+        return [f"'{name}' is of type {str(dtype).removeprefix('torch.')}, needed {', '.join(_TYPES.values())}"]
+    kinds = dict.fromkeys(_TYPES[dtype] for dtypes in found.values() for dtype in dtypes)
+    if len(kinds) > 1:
+        return [f"the pieces of '{rule.theirs[0]}' are of different types ({', '.join(kinds)})"]
+    return []
 
 
 def zero_biases(table: Table, shard: StoredTensors, model: ModelConfig, *, ranks: int = 1) -> dict[str, Stored]:
@@ -295,18 +321,19 @@ def infer_model(
     layers = 0
     while marker.at(layers).theirs[0] in first:
         layers += 1
+    if not layers:
+        raise CheckpointError(f"{where}: tensor '{marker.at(0).theirs[0]}' is missing: no block of a GPT is in it.")
     hidden = shape("wte.weight")[1]
     found: dict[str, object] = {
         "num_layers": layers,
         "hidden_size": hidden,
         "vocab_size": shape("wte.weight")[0] * parts,
         "max_positions": shape("wpe.weight")[0],
-        "ffn_size": shape("blocks.{i}.mlp.up.weight")[0] * parts if layers else 4 * hidden,
+        "ffn_size": shape("blocks.{i}.mlp.up.weight")[0] * parts,
     }
-    if not layers:
-        raise CheckpointError(f"{where}: tensor '{marker.at(0).theirs[0]}' is missing: no block of a GPT is in it.")
     found |= known
     found |= given
+    require_layers(found["num_layers"], shards, where)
     if "num_heads" not in found:
         usual = f" (GPT-2 and GPT-3 of this width mostly have {hidden // 64})" if hidden % 64 == 0 else ""
         raise HeadsUnknownError(

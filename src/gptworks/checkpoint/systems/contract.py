@@ -1,6 +1,6 @@
 """What a module of this package offers, and what is handed in and out of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gptworks.checkpoint.formats.pickle_machine import shown
 from gptworks.checkpoint.rules import Matched
 from gptworks.checkpoint.stored import Stored
 from gptworks.config.load import from_dict
@@ -121,10 +122,20 @@ class System(Protocol):
 
 def model_config(values: Mapping[str, object], where: str) -> ModelConfig:
     """Checked as a config of ours is; what is wrong is the checkpoint's."""
+    for key, value in values.items():
+        is_plain = value is None or isinstance(value, bool | float | str)
+        if not is_plain and not (isinstance(value, int) and abs(value) < 2**63):
+            raise CheckpointError(f"{where}: model.{key} is {shown(value)}, needed a number or a word.")
     try:
         return from_dict({"model": dict(values)}, where).model
     except ConfigError as error:
         raise CheckpointError(str(error)) from None
+
+
+def left_alone(unknown: Sequence[str], file: Path | None = None) -> list[str]:
+    """A remark about classes and functions that a pickle names, and that were not called."""
+    where = f"{file}: " if file is not None else ""
+    return [f"{where}classes that were left alone: {', '.join(unknown)}"] if unknown else []
 
 
 def require_divisible(model: ModelConfig, cut: Cut) -> None:

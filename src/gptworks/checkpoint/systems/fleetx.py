@@ -16,8 +16,16 @@ from gptworks.checkpoint.formats import pdparams
 from gptworks.checkpoint.rules import infer_model, match, split
 from gptworks.checkpoint.stored import Stored, StoredTensors
 from gptworks.checkpoint.systems import paddle_names
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config, require_divisible
-from gptworks.checkpoint.systems.paddle_names import BLOCK, FIXED, NORM, POSITIONS, WORDS
+from gptworks.checkpoint.systems.contract import (
+    EXACT,
+    Cut,
+    Opened,
+    Weights,
+    left_alone,
+    model_config,
+    require_divisible,
+)
+from gptworks.checkpoint.systems.paddle_names import FIXED, NORM, POSITIONS, WORDS
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
 
@@ -173,8 +181,7 @@ def _shards(folder: Path, files: Mapping[Rank, Path]) -> tuple[list[dict[str, St
         shard: dict[str, Stored] = {}
         for pp in range(sizes[2]):
             read = pdparams.read(files[mp, 0, pp])
-            if read.unknown:
-                remarks.append(f"{files[mp, 0, pp]}: left alone what {', '.join(read.unknown)} would make")
+            remarks += left_alone(read.unknown, files[mp, 0, pp])
             _require_copies(files, (mp, 0, pp), read.tensors)
             _add_stage(shard, read.tensors, files[mp, 0, pp])
         shards.append(paddle_names.without_head(shard, str(folder)))
@@ -206,7 +213,7 @@ def _require_copies(files: Mapping[Rank, Path], rank: Rank, tensors: StoredTenso
 
 def _add_stage(shard: dict[str, Stored], tensors: StoredTensors, file: Path) -> None:
     for theirs, stored in tensors.items():
-        name = plain_name(theirs)
+        name = paddle_names.plain_name(theirs)
         if name not in shard:
             shard[name] = stored
         elif name == WORDS:  # on the last stage as well, for the head
@@ -217,27 +224,6 @@ def _add_stage(shard: dict[str, Stored], tensors: StoredTensors, file: Path) -> 
                 )
         elif name != POSITIONS:  # the last stage makes some that it never uses nor trains
             raise CheckpointError(f"{file}: '{theirs}' is in two places. The stages belong to different runs.")
-
-
-def plain_name(name: str) -> str:
-    """That of a model in one process.
-
-    >>> plain_name("_layers.3.norm1.weight"), plain_name("shared_layers.embed.word_embeddings.weight")
-    ('gpt.decoder.layers.2.norm1.weight', 'gpt.embeddings.word_embeddings.weight')
-    """
-    name = name.removeprefix("_layers.")
-    if name.startswith("shared_layers.embed."):
-        return name.replace("shared_layers.embed.", "gpt.embeddings.", 1)
-    # Interleaved stages number their layers from the first of each chunk: "5.1." is layer 6.
-    numbered = re.fullmatch(r"(\d{1,6})\.(?:(\d{1,6})\.)?(.+)", name)
-    if numbered is None:
-        return name if name.startswith(("gpt.", "lm_head.")) else f"gpt.{name}"
-    layer, rest = int(numbered[1]) + int(numbered[2] or 0), numbered[3]
-    if rest.removeprefix("embed.").startswith(("word_embeddings.", "position_embeddings.")):
-        return f"gpt.embeddings.{rest.removeprefix('embed.')}"
-    if rest.removeprefix("norm.") in ("weight", "bias"):
-        return f"{NORM}.{rest.removeprefix('norm.')}"
-    return f"{BLOCK.replace('{i}', str(layer - 1))}.{rest}"
 
 
 def _saved_names(tensors: StoredTensors, layers: int, cut: Cut, stage: int) -> dict[str, Stored]:

@@ -11,11 +11,13 @@ from typing import Any
 from torch import Tensor
 
 from gptworks.checkpoint.formats import safetensors_file, torch_file
+from gptworks.checkpoint.formats.pickle_machine import shown
 from gptworks.checkpoint.rules import Rule, Table, block_rules, match, split
 from gptworks.checkpoint.stored import Stored, StoredTensors, in_memory
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config
+from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, left_alone, model_config
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
+from gptworks.tokenizer import bundled
 
 NAME = "hf"
 TITLE = "Hugging Face GPT-2 folder"
@@ -66,18 +68,19 @@ def recognise(path: Path) -> bool:
 
 def open(path: Path, given: Mapping[str, object]) -> Opened:
     model = read_config(path, given)
-    tensors, files = _open(path)
+    tensors, files, remarks = _open(path)
     eod_id = json.loads((path / "config.json").read_text(encoding="utf-8")).get("eos_token_id")
     about = {"files": len(files)} if len(files) > 1 else {}
     return Opened(
         path,
         NAME,
         model,
-        match(TABLE, [_with_prefix(tensors)], model, ignored=_BUFFERS),
+        match(TABLE, [_with_prefix(tensors)], model, ignored=_BUFFERS, where=str(path)),
         about=about,
         files=files,
         tokenizer=path,
         eod_id=eod_id if type(eod_id) is int else None,
+        remarks=remarks,
     )
 
 
@@ -178,7 +181,7 @@ def read_config(folder: Path, given: Mapping[str, object] | None = None) -> Mode
         "hidden_size": theirs.get("n_embd", 768),
         "num_heads": theirs.get("n_head", 12),
         "ffn_size": theirs.get("n_inner"),  # null = 4 x hidden_size, here as there
-        "vocab_size": theirs.get("vocab_size", 50257),
+        "vocab_size": theirs.get("vocab_size", bundled.SIZE),
         "max_positions": theirs.get("n_positions", 1024),
         "tied": theirs.get("tie_word_embeddings", True),
         "gelu": _GELU_READ[gelu],
@@ -197,7 +200,8 @@ def _with_prefix(tensors: StoredTensors) -> StoredTensors:
     return {name if name.startswith("lm_head.") else f"transformer.{name}": each for name, each in tensors.items()}
 
 
-def _open(folder: Path) -> tuple[dict[str, Stored], list[Path]]:
+def _open(folder: Path) -> tuple[dict[str, Stored], list[Path], list[str]]:
+    """Tensors, files, and what a user should know about them."""
     for kind, index in (("safetensors", "model.safetensors.index.json"), ("bin", "pytorch_model.bin.index.json")):
         whole = folder / index.removesuffix(".index.json")
         if (folder / index).is_file():
@@ -211,21 +215,24 @@ def _open(folder: Path) -> tuple[dict[str, Stored], list[Path]]:
             raise CheckpointError(
                 f"{folder}: {missing[0].name} is missing, which {index} names. Copy the folder again."
             )
-        read = _read_safetensors if kind == "safetensors" else _read_pickle
-        return {name: each for file in files for name, each in read(file).items()}, files
+        remarks: list[str] = []
+        tensors: dict[str, Stored] = {}
+        for file in files:
+            tensors |= safetensors_file.read(file) if kind == "safetensors" else _read_pickle(file, remarks)
+        return tensors, files, remarks
     raise CheckpointError(
         f"{folder}: model.safetensors is missing. Needed: model.safetensors, its shards, or pytorch_model.bin."
     )
 
 
-def _read_safetensors(file: Path) -> dict[str, Stored]:
-    return safetensors_file.read(file)
-
-
-def _read_pickle(file: Path) -> dict[str, Stored]:
-    content = torch_file.read(file).content
+def _read_pickle(file: Path, remarks: list[str]) -> dict[str, Stored]:
+    found = torch_file.read(file)
+    content = found.content
     if not isinstance(content, dict):
         raise CheckpointError(f"{file}: holds a {type(content).__name__}, needed a dictionary of tensors.")
+    remarks += left_alone(found.unknown, file)
+    if others := [str(name) for name, each in content.items() if not isinstance(each, Stored)]:
+        remarks.append(f"{file}: left out what is no tensor: {shown(others)}")
     return {str(name): each for name, each in content.items() if isinstance(each, Stored)}
 
 

@@ -68,7 +68,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     file.require((rows + numbers["max_positions"] + 2) * width + layers * per_layer)
     model = model_config({**numbers, "layernorm_eps": _EPS, **given}, str(path))
     arrays = file.arrays(_shapes(model, rows))
-    arrays["wte"] = _first_rows(arrays["wte"], numbers["vocab_size"])
+    arrays["wte"] = arrays["wte"].first_rows(numbers["vocab_size"])
     about: dict[str, Any] = {"vocabulary": f"{rows:,} rows in the file"} if rows != model.vocab_size else {}
     if step := re.fullmatch(r"model_(\d{8})\.bin", path.name):  # as its trainer names them
         about["step"] = int(step[1])
@@ -115,10 +115,6 @@ def _require_known_shape(model: ModelConfig) -> None:
             raise CheckpointError(
                 f"model.{name} is {got}, and llm.c computes with {needed}: it would give other logits.{advice}"
             )
-
-
-def _first_rows(stored: Stored, count: int) -> Stored:
-    return Stored(torch.Size([count, stored.shape[1]]), stored.dtype, lambda: stored.read()[:count])
 
 
 def _padded(stored: Stored, rows: int) -> Stored:

@@ -15,17 +15,19 @@ from typing import Any
 import torch
 
 from gptworks.checkpoint.formats import torch_file
-from gptworks.checkpoint.formats.pickle_machine import Object
+from gptworks.checkpoint.formats.pickle_machine import Object, shown
 from gptworks.checkpoint.rules import Table, infer_model, match, require_same_head, split, zero_biases
 from gptworks.checkpoint.stored import Stored, StoredTensors
-from gptworks.checkpoint.systems.contract import Cut, Opened, Weights, model_config, require_divisible
+from gptworks.checkpoint.systems.contract import Cut, Opened, Weights, left_alone, model_config, require_divisible
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
+from gptworks.tokenizer import bundled
 
 TRACKER = "latest_checkpointed_iteration.txt"
 FILE = "model_optim_rng.pt"
 _FILES = (FILE, "model_rng.pt")  # the second where the optimizer is saved apart
 _RANK = re.compile(r"mp_rank_(\d{2,3})(?:_(\d{3}))?")
+_QUOTES = "'\""
 _LAYER = re.compile(r"(.*\blayers\.)(\d{1,6})(\..*)")
 
 
@@ -164,16 +166,21 @@ def _chunks(content: Mapping[Any, Any], file: Path) -> list[dict[str, Stored]]:
     return [found]
 
 
-def _flat(value: object, prefix: str = "", depth: int = 0) -> dict[str, Stored]:
-    """Dictionaries in dictionaries, as Megatron saved until it went over to dotted names; they may also be mixed."""
-    if not isinstance(value, dict) or depth > 12:
+def _flat(value: object, prefix: str = "", depth: int = 0, seen: set[int] | None = None) -> dict[str, Stored]:
+    """Dictionaries in dictionaries, as Megatron saved until it went over to dotted names; they may also be mixed.
+
+    One that is there under several names is looked at once: all ways through a net of them would have no end.
+    """
+    seen = set() if seen is None else seen
+    if not isinstance(value, dict) or depth > 12 or id(value) in seen:
         return {}
+    seen.add(id(value))
     found: dict[str, Stored] = {}
     for key, item in value.items():
         if isinstance(item, Stored):
             found[f"{prefix}{key}"] = item
         else:
-            found |= _flat(item, f"{prefix}{key}.", depth + 1)
+            found |= _flat(item, f"{prefix}{key}.", depth + 1, seen)
     return found
 
 
@@ -239,15 +246,15 @@ def open_with(loaded: Loaded, system: str, table: Table, given: Mapping[str, obj
             f"{where}: has {values['num_layers']} layers, and its args say num_layers {layers}. {_one_of_many(loaded)}"
         )
     model = model_config(values, where)
-    remarks = [f"classes that were left alone: {', '.join(loaded.unknown)}"] if loaded.unknown else []
+    remarks = left_alone(loaded.unknown)
     if settings.get("add_bias_linear") is False:
         for shard in loaded.tensors:
             shard.update(zero_biases(table, shard, model, ranks=loaded.tp))
         remarks.append("trained without biases (args.add_bias_linear is off): biases of zero, which compute the same")
-    if settings.get("tokenizer_type") == "GPT2BPETokenizer" and model.vocab_size > 50257:
+    if settings.get("tokenizer_type") == "GPT2BPETokenizer" and model.vocab_size > bundled.SIZE:
         remarks.append(
-            f"the vocabulary is GPT-2's of 50,257, padded to {model.vocab_size:,}; converting with "
-            "-o model.vocab_size=50257 leaves the padding out"
+            f"the vocabulary is GPT-2's of {bundled.SIZE:,}, padded to {model.vocab_size:,}; converting with "
+            f"-o model.vocab_size={bundled.SIZE} leaves the padding out"
         )
     matched = match(table, loaded.tensors, model)
     if model.tied:
@@ -280,8 +287,8 @@ def _require_gpt2(settings: Mapping[str, Any], where: str) -> None:
     if refused:
         name, what = refused[0]
         raise CheckpointError(
-            f"{where}: its args say {name}={str(settings[name])[:40]}: {what}. A GPT-2 has none of that, and the "
-            "weights would compute something else."
+            f"{where}: its args say {name}={shown(settings[name]).strip(_QUOTES)}: {what}. A GPT-2 has none of "
+            "that, and the weights would compute something else."
         )
 
 

@@ -102,10 +102,6 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
 
 def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008
     """Under the names that MindFormers has had since July 2023."""
-    if not path.name.removesuffix(".part").endswith(SUFFIX):
-        raise CheckpointError(
-            f"{path.name.removesuffix('.part')}: MindSpore loads only files whose names end in {SUFFIX}. Name it so."
-        )
     mindspore_ckpt.write(path, split(TABLE, weights.tensors, weights.model))
     return [path]
 

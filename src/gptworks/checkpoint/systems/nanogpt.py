@@ -21,7 +21,7 @@ from gptworks.checkpoint.rules import (
     zero_biases,
 )
 from gptworks.checkpoint.stored import Stored
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config
+from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, left_alone, model_config
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
 
@@ -84,7 +84,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     values = infer_model(TABLE, [tensors], known, given, str(file))
     _require_layers(model_args, values, file)
     model = model_config(values, str(file))
-    remarks = [f"classes that were left alone: {', '.join(found.unknown)}"] if found.unknown else []
+    remarks = left_alone(found.unknown)
     if model_args.get("bias") is False:
         tensors |= zero_biases(TABLE, tensors, model)
         remarks.append("trained without biases (bias=False): biases of zero, which compute the same")

@@ -11,7 +11,7 @@ from torch import Tensor
 from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint import manifest as manifests
 from gptworks.checkpoint.formats import dcp
-from gptworks.checkpoint.rules import Matched, our_shapes
+from gptworks.checkpoint.rules import Matched, our_shapes, require_layers
 from gptworks.checkpoint.stored import Stored
 from gptworks.checkpoint.systems import huggingface
 from gptworks.checkpoint.systems.contract import EXACT, Opened, model_config
@@ -52,6 +52,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
 
         return Stored(shape, torch.float32, read)
 
+    require_layers(model.num_layers, [shapes], str(step))
     needed = our_shapes(model)
     present = {name: shape for name, shape in needed.items() if f"model.{name}" in shapes}
     misshapen = [
