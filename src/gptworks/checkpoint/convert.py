@@ -64,7 +64,7 @@ def convert(
     stated = dict(given or {})
     vocab_size = stated.pop("vocab_size", None)
     opened = registry.open_any(source, stated, name=from_name).require_whole()
-    notes = list(opened.remarks)
+    notes = list(opened.notes)
     if vocab_size is not None:
         opened = _with_vocabulary(opened, _count(vocab_size), notes)
     tensors = {name: each.cast(dtype) if dtype else each for name, each in opened.tensors.items()}
@@ -95,8 +95,6 @@ def convert(
         files.append(destination / CERTIFICATE if destination.is_dir() else Path(f"{destination}.{CERTIFICATE}"))
         if not destination.is_dir():
             _write_certificate(certificate, files[-1])
-        if remark := _about_english(certificate):
-            notes.append(remark)
     return Converted(opened, destination, target.NAME, files, certificate, notes)
 
 
@@ -209,6 +207,9 @@ def _prove(
         "source": {"system": opened.system, "name": opened.path.name, "sha256": _hashes(opened.files, opened.path)},
         "result": {"system": target.NAME, "sha256": _hashes(written, part)},
         "model": opened.model.model_dump(),
+        "given": {
+            name: {"value": value, "source": opened.overruled.get(name)} for name, value in (stated or {}).items()
+        },
         "dtype": sorted({str(each.dtype).removeprefix("torch.") for each in weights.tensors.values()}),
         "tensors": {"equal_to_the_bit": sum(same), "different": len(same) - sum(same)},
         "logits": {"tokens": tokens.tolist(), "largest": largest, "difference": difference, "allowed": allowed},
@@ -228,16 +229,6 @@ def _english_tokenizer(opened: Opened) -> Tokenizer | None:
     if found is None and 50257 <= opened.model.vocab_size < 50257 + 1024:
         found = Tokenizer.from_pretrained("gpt2")
     return found if found and found.vocab_size <= opened.model.vocab_size else None
-
-
-def _about_english(certificate: dict[str, Any]) -> str | None:
-    english = certificate.get("english")
-    if english is None or english["loss"] < 0.85 * english["chance"]:
-        return None
-    return (
-        f"a plain English text has a loss of {english['loss']:.2f} per token, and chance is {english['chance']:.2f}: "
-        "the weights are untrained or of another language, or the number of heads or the order of QKV is wrong"
-    )
 
 
 def _hashes(files: list[Path], base: Path) -> dict[str, str]:

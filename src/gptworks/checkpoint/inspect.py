@@ -41,7 +41,7 @@ class Report:
             "unexpected": matched.unexpected,
             "misshapen": matched.misshapen,
             "files": [str(file) for file in opened.files],
-            "remarks": opened.remarks,
+            "remarks": opened.notes,
         }
 
     def rows(self) -> list[tuple[str, str, str]]:

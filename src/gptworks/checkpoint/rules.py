@@ -271,6 +271,23 @@ def _reader(rule: Rule, stored: Stored, number: int, rank: int, ranks: int, head
     return read
 
 
+def settle(known: Mapping[str, object], given: Mapping[str, object], where: str) -> dict[str, object]:
+    """What the files say and what the user states, who wins: but not about heads, of which the files know better."""
+    heads, stated = known.get("num_heads"), given.get("num_heads")
+    if heads is not None and stated is not None and heads != stated:
+        raise CheckpointError(
+            f"{where}: says that there are {heads} heads, and -o model.num_heads={stated} says otherwise. With a wrong "
+            "number it computes nonsense. Leave the option out, or correct the file that says it."
+        )
+    return {**known, **given}
+
+
+def overruled(said: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
+    """What the files say where the user states something else. `said` is without what a system only takes for granted.
+    """
+    return {name: said[name] for name, value in given.items() if said.get(name) is not None and said[name] != value}
+
+
 def infer_model(
     table: Table, shards: Sequence[StoredTensors], known: Mapping[str, object], given: Mapping[str, object], where: str
 ) -> dict[str, object]:
@@ -305,8 +322,7 @@ def infer_model(
     }
     if not layers:
         raise CheckpointError(f"{where}: tensor '{marker.at(0).theirs[0]}' is missing: no block of a GPT is in it.")
-    found |= known
-    found |= given
+    found |= settle(known, given, where)
     if "num_heads" not in found:
         usual = f" (GPT-2 and GPT-3 of this width mostly have {hidden // 64})" if hidden % 64 == 0 else ""
         raise HeadsUnknownError(

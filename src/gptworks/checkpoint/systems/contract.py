@@ -36,10 +36,22 @@ class Opened:
     carried: Callable[[], Tokenizer] | None = None  # the tokenizer inside the file itself
     eod_id: int | None = None
     remarks: list[str] = field(default_factory=list)  # what a user should know: ignored tensors, unknown classes
+    overruled: dict[str, object] = field(default_factory=dict)  # what the files say and the user stated otherwise
 
     @property
     def tensors(self) -> dict[str, Stored]:
         return self.matched.tensors
+
+    @property
+    def notes(self) -> list[str]:
+        """The remarks, and every number of the user's that contradicts the files."""
+        return [
+            *self.remarks,
+            *(
+                f"model.{name} is {getattr(self.model, name)} as stated with -o, and the checkpoint says {said}"
+                for name, said in self.overruled.items()
+            ),
+        ]
 
     def require_whole(self) -> "Opened":
         """Every tensor is there, none is left over, all have the right shape."""

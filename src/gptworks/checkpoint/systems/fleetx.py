@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from gptworks.checkpoint.formats import pdparams
-from gptworks.checkpoint.rules import infer_model, match, split
+from gptworks.checkpoint.rules import infer_model, match, overruled, split
 from gptworks.checkpoint.stored import Stored, StoredTensors
 from gptworks.checkpoint.systems import paddle_names
 from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config, require_divisible
@@ -48,9 +48,15 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     shards, remarks = _shards(folder, files)
     table, qkv = paddle_names.table_of(shards[0])
     section, config = _configured(_where_configs_are(folder, path))
-    values = infer_model(table, shards, {**FIXED, **_known(section)}, given, str(path))
-    if config is not None and "num_heads" not in given:
-        _require_same_model(section, values, config)
+    if config is not None:
+        values = infer_model(table, shards, {"num_heads": 1}, {}, str(path))
+        if (problem := _other_model(section, values, config)) and "num_heads" not in given:
+            raise CheckpointError(problem)
+        if problem:  # of which the user has said that it does not count
+            section, config = {}, None
+    said = _known(section)
+    values = infer_model(table, shards, {**FIXED, **said}, given, str(config or path))
+    if config is not None:
         about["heads"] = f"from {config.name}"
     model = model_config(values, str(path))
     stages = len({pp for _, _, pp in files})
@@ -66,6 +72,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         files=[file for rank, file in sorted(files.items()) if rank[1] == 0],
         tokenizer=folder if any((folder / name).is_file() for name in _TOKENIZERS) else None,
         remarks=remarks,
+        overruled=overruled(said, given),
     )
 
 
@@ -298,13 +305,14 @@ def _known(section: Mapping[str, Any]) -> dict[str, object]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _require_same_model(section: Mapping[str, Any], values: Mapping[str, object], config: Path) -> None:
+def _other_model(section: Mapping[str, Any], values: Mapping[str, object], config: Path) -> str | None:
     for key in ("hidden_size", "num_layers"):
         if section.get(key) not in (None, values[key]):
-            raise CheckpointError(
+            return (
                 f"{config}: {key} is {section[key]}, and the weights beside it have {values[key]}: it is of another "
                 "model. Remove it, or state the heads with -o model.num_heads=N."
             )
+    return None
 
 
 def _model_section(file: Path) -> dict[str, Any]:

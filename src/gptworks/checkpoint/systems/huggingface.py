@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gptworks.checkpoint.formats import safetensors_file, torch_file
-from gptworks.checkpoint.rules import Rule, Table, block_rules, match, split
+from gptworks.checkpoint.rules import Rule, Table, block_rules, match, overruled, settle, split
 from gptworks.checkpoint.stored import Stored, StoredTensors, in_memory
 from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config
 from gptworks.config.schema import ModelConfig
@@ -78,6 +78,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         files=files,
         tokenizer=path,
         eod_id=eod_id if type(eod_id) is int else None,
+        overruled=overruled(_said(path), given),
     )
 
 
@@ -153,6 +154,11 @@ def config_json(cfg: ModelConfig, eod_id: int | None, dtype: str = "float32") ->
 
 def read_config(folder: Path, given: Mapping[str, object] | None = None) -> ModelConfig:
     path = folder / "config.json"
+    return model_config(settle(_said(folder), given or {}, str(path)), str(path))
+
+
+def _said(folder: Path) -> dict[str, object]:
+    path = folder / "config.json"
     try:
         theirs = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -173,7 +179,7 @@ def read_config(folder: Path, given: Mapping[str, object] | None = None) -> Mode
     gelu = theirs.get("activation_function", "gelu_new")
     if gelu not in _GELU_READ:
         raise CheckpointError(f"{path}: activation_function {gelu!r}, needed one of {sorted(_GELU_READ)}.")
-    model = {
+    return {
         "num_layers": theirs.get("n_layer", 12),
         "hidden_size": theirs.get("n_embd", 768),
         "num_heads": theirs.get("n_head", 12),
@@ -187,7 +193,6 @@ def read_config(folder: Path, given: Mapping[str, object] | None = None) -> Mode
         "dropout_attention": theirs.get("attn_pdrop", 0.1),
         "layernorm_eps": theirs.get("layer_norm_epsilon", 1e-5),
     }
-    return model_config(model | dict(given or {}), str(path))
 
 
 def _with_prefix(tensors: StoredTensors) -> StoredTensors:

@@ -16,7 +16,7 @@ import torch
 
 from gptworks.checkpoint.formats import torch_file
 from gptworks.checkpoint.formats.pickle_machine import Object
-from gptworks.checkpoint.rules import Table, infer_model, match, require_same_head, split, zero_biases
+from gptworks.checkpoint.rules import Table, infer_model, match, overruled, require_same_head, split, zero_biases
 from gptworks.checkpoint.stored import Stored, StoredTensors
 from gptworks.checkpoint.systems.contract import Cut, Opened, Weights, model_config, require_divisible
 from gptworks.config.schema import ModelConfig
@@ -261,6 +261,7 @@ def open_with(loaded: Loaded, system: str, table: Table, given: Mapping[str, obj
         about={**numbered, "layout": f"tp{loaded.tp}.pp{loaded.pp}", **about},
         files=loaded.files,
         remarks=remarks,
+        overruled=overruled(known if loaded.settings is not None else {}, given),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.checkpoint.formats import mindspore_ckpt
-from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, split
+from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, overruled, split
 from gptworks.checkpoint.stored import Stored
 from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config
 from gptworks.config import yaml_text
@@ -97,6 +97,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         files=[file],
         eod_id=eod_id if type(eod_id) is int else None,
         remarks=remarks,
+        overruled=overruled(known if yaml_file is not None else {}, given),
     )
 
 

@@ -16,6 +16,7 @@ from gptworks.checkpoint.rules import (
     block_rules,
     infer_model,
     match,
+    overruled,
     require_same_head,
     split,
     zero_biases,
@@ -80,7 +81,8 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         for name, each in state.items()
         if isinstance(each, Stored)
     }
-    known = _numbers(model_args, content.get("gptworks"))
+    said = _numbers(model_args, content.get("gptworks"))
+    known = {"gelu": "erf", "layernorm_eps": _EPSILON, **said}
     values = infer_model(TABLE, [tensors], known, given, str(file))
     _require_layers(model_args, values, file)
     model = model_config(values, str(file))
@@ -100,6 +102,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         about=about | {"gelu": model.gelu},
         files=[file],
         remarks=remarks,
+        overruled=overruled(said, given),
     )
 
 
@@ -166,7 +169,8 @@ def _file(path: Path) -> Path:
 
 
 def _numbers(model_args: Mapping[Any, Any], ours: object) -> dict[str, object]:
-    found: dict[str, object] = {"gelu": "erf", "layernorm_eps": _EPSILON}
+    """What the file says of what no shape tells."""
+    found: dict[str, object] = {}
     if isinstance(ours, dict):
         found |= {key: ours[key] for key in ("gelu", "layernorm_eps") if key in ours}
     if model_args.get("n_head") is not None:
