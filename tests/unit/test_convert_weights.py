@@ -181,7 +181,7 @@ def test_heads_that_the_source_states_are_not_overruled(source: Path, tmp_path: 
     assert done.notes == []
 
 
-@pytest.mark.parametrize("to", ["hf", "megatron", "megatron-core", "paddlenlp", "fleetx", "nanogpt", "llmc", "gguf"])
+@pytest.mark.parametrize("to", ["hf", "megatron", "megatron-core", "paddlenlp", "nanogpt", "llmc", "gguf"])
 def test_every_format_that_carries_heads_refuses_others(source: Path, tmp_path: Path, to: str) -> None:
     out = tmp_path / f"out{registry.system(to).SUFFIX}"
     convert(source, out, to)

@@ -94,6 +94,9 @@ def stated_model(overrides: list[str]) -> dict[str, object]:
     stated: dict[str, object] = {}
     for each in overrides:
         key, equals, value = each.partition("=")
+        if key.strip() == "qkv_version" and equals:  # of Megatron's files without their wrapper
+            stated["qkv_version"] = yaml_text.parse_scalar(value)
+            continue
         name = key.strip().removeprefix("model.")
         if not equals or not key.strip().startswith("model.") or name not in ModelConfig.model_fields:
             known = ", ".join(ModelConfig.model_fields)

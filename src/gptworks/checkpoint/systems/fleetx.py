@@ -13,10 +13,18 @@ from typing import Any
 import yaml
 
 from gptworks.checkpoint.formats import pdparams
-from gptworks.checkpoint.rules import infer_model, match, overruled, split
+from gptworks.checkpoint.rules import compare_copies, infer_model, match, overruled, split
 from gptworks.checkpoint.stored import Stored, StoredTensors
 from gptworks.checkpoint.systems import paddle_names
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config, require_divisible
+from gptworks.checkpoint.systems.contract import (
+    EXACT,
+    Cut,
+    Opened,
+    Weights,
+    model_config,
+    require_divisible,
+    tokenizer_folder,
+)
 from gptworks.checkpoint.systems.paddle_names import BLOCK, FIXED, NORM, POSITIONS, WORDS
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
@@ -32,7 +40,6 @@ META = "meta_state.pdopt"
 CONFIG = "model.yaml"
 _RANK = re.compile(r"mp_(\d+)_sharding_(\d+)_pp_(\d+)")
 _STEP = re.compile(r"(?:epoch_(\d+)_)?step_(\d+)")
-_TOKENIZERS = ("tokenizer.json", "vocab.json")
 Rank = tuple[int, int, int]  # tensor-parallel, sharding, pipeline
 
 
@@ -48,17 +55,15 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     shards, remarks = _shards(folder, files)
     table, qkv = paddle_names.table_of(shards[0])
     section, config = _configured(_where_configs_are(folder, path))
-    if config is not None:
-        values = infer_model(table, shards, {"num_heads": 1}, {}, str(path))
-        if (problem := _other_model(section, values, config)) and "num_heads" not in given:
-            raise CheckpointError(problem)
-        if problem:  # of which the user has said that it does not count
-            section, config = {}, None
     said = _known(section)
-    values = infer_model(table, shards, {**FIXED, **said}, given, str(config or path))
-    if config is not None:
+    # It lies beside, and may be of another run: what the user states wins, with a note.
+    own = {name: value for name, value in said.items() if name not in given}
+    values = infer_model(table, shards, {**FIXED, **own}, given, str(path))
+    if config is not None and "num_heads" not in given:
+        _require_same_model(section, values, config)
         about["heads"] = f"from {config.name}"
     model = model_config(values, str(path))
+    remarks += compare_copies(table, shards, model, str(path))
     stages = len({pp for _, _, pp in files})
     if len(shards) * stages > 1:
         about["layout"] = f"tensor {len(shards)} x pipeline {stages}"
@@ -70,7 +75,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         match(table, shards, model),
         about=about,
         files=[file for rank, file in sorted(files.items()) if rank[1] == 0],
-        tokenizer=folder if any((folder / name).is_file() for name in _TOKENIZERS) else None,
+        tokenizer=tokenizer_folder(*_where_configs_are(folder, path)),
         remarks=remarks,
         overruled=overruled(said, given),
     )
@@ -305,14 +310,13 @@ def _known(section: Mapping[str, Any]) -> dict[str, object]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _other_model(section: Mapping[str, Any], values: Mapping[str, object], config: Path) -> str | None:
+def _require_same_model(section: Mapping[str, Any], values: Mapping[str, object], config: Path) -> None:
     for key in ("hidden_size", "num_layers"):
         if section.get(key) not in (None, values[key]):
-            return (
+            raise CheckpointError(
                 f"{config}: {key} is {section[key]}, and the weights beside it have {values[key]}: it is of another "
                 "model. Remove it, or state the heads with -o model.num_heads=N."
             )
-    return None
 
 
 def _model_section(file: Path) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from gptworks.checkpoint.rules import (
     block_rules,
     infer_model,
     match,
+    other_head,
     overruled,
-    require_same_head,
     split,
     zero_biases,
 )
@@ -90,17 +90,19 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     if model_args.get("bias") is False:
         tensors |= zero_biases(TABLE, tensors, model)
         remarks.append("trained without biases (bias=False): biases of zero, which compute the same")
-    if model.tied:
-        require_same_head(TABLE, [tensors], str(file))
+    matched = match(TABLE, [tensors], model, ignored=_MASK)
+    if model.tied and (problem := other_head(TABLE, [tensors])):
+        matched.misshapen.insert(0, problem)
     step = content.get("iter_num")
     about = {"step": step} if type(step) is int else {}
     return Opened(
         path,
         NAME,
         model,
-        match(TABLE, [tensors], model, ignored=_MASK),
+        matched,
         about=about | {"gelu": model.gelu},
         files=[file],
+        tokenizer=file.parent,
         remarks=remarks,
         overruled=overruled(said, given),
     )
