@@ -152,7 +152,7 @@ def test_bad_requests(source: Path, tmp_path: Path) -> None:
         convert(source, tmp_path / "out", "hf", cut=Cut(tp=2))
     with pytest.raises(CheckpointError, match="not a checkpoint of any known system"):
         convert(tmp_path / "nowhere", tmp_path / "out", "hf")
-    with pytest.raises(CheckpointError, match="4 heads, and -o model.num_heads=5 says otherwise"):
+    with pytest.raises(CheckpointError, match=r"4 heads, and -o model.num_heads=5 says otherwise"):
         convert(source, tmp_path / "out", "hf", given={"num_heads": 5})
     assert sorted(tmp_path.iterdir()) == [source]
 
@@ -185,7 +185,7 @@ def test_heads_that_the_source_states_are_not_overruled(source: Path, tmp_path: 
 def test_every_format_that_carries_heads_refuses_others(source: Path, tmp_path: Path, to: str) -> None:
     out = tmp_path / f"out{registry.system(to).SUFFIX}"
     convert(source, out, to)
-    with pytest.raises(CheckpointError, match="4 heads, and -o model.num_heads=2"):
+    with pytest.raises(CheckpointError, match=r"4 heads, and -o model.num_heads=2"):
         registry.open_any(out, {"num_heads": 2})
 
 

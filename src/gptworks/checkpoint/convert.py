@@ -185,8 +185,8 @@ def _not_kept(opened: Opened, target: System, part: Path) -> list[str]:
     theirs, lost = result.model, []
     if target.SUFFIX and result.carried is None and opened.tokenizer is not None and _tokenizer_files(opened.tokenizer):
         lost = [
-            f"{target.NAME} is one file without a tokenizer: copy that in {opened.tokenizer} beside it, or name it with "
-            "--tokenizer"
+            f"{target.NAME} is one file without a tokenizer: copy that in {opened.tokenizer} beside it, or name it "
+            "with --tokenizer"
         ]
     return lost + [
         f"{target.NAME} does not keep model.{name}: it computes with {getattr(theirs, name)}, and this model is made "

@@ -317,8 +317,7 @@ def settle(known: Mapping[str, object], given: Mapping[str, object], where: str)
 
 
 def overruled(said: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
-    """What the files say where the user states something else. `said` is without what a system only takes for granted.
-    """
+    """What the files say where the user states something else; `said` leaves out what a system takes for granted."""
     return {name: said[name] for name, value in given.items() if said.get(name) is not None and said[name] != value}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from gptworks.checkpoint.formats import gguf_file
 from gptworks.checkpoint.formats.gguf_file import BF16, BLOCK, F16, F32, Q8_0, GgufFile, Value
-from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, overruled, our_shapes, split
+from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, our_shapes, overruled, split
 from gptworks.checkpoint.systems import gguf_vocabulary
 from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config
 from gptworks.config.schema import ModelConfig

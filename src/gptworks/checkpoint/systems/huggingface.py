@@ -4,6 +4,7 @@ It is our portable checkpoint as well.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from gptworks.checkpoint.formats import safetensors_file, torch_file
-from gptworks.checkpoint.rules import Rule, Table, block_rules, match, overruled, settle, split
+from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, other_head, overruled, settle, split
 from gptworks.checkpoint.stored import Stored, StoredTensors, in_memory
 from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config
 from gptworks.config.schema import ModelConfig
@@ -46,6 +47,7 @@ TABLE = Table(
     ]
 )
 _RULES = {rule.ours: rule for rule in TABLE.rules}
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _BUFFERS = r"\.attn\.(bias|masked_bias)$"  # causal masks that old files carry
 _GELU = {"tanh": "gelu_new", "erf": "gelu", "sigmoid": "quick_gelu"}
 _GELU_READ = {
@@ -58,6 +60,8 @@ _GELU_READ = {
 
 
 def recognise(path: Path) -> bool:
+    if path.is_file():
+        return _is_file_of_gpt2(path)
     try:
         return json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"] == "gpt2"
     except (OSError, ValueError, TypeError, LookupError):
@@ -65,20 +69,32 @@ def recognise(path: Path) -> bool:
 
 
 def open(path: Path, given: Mapping[str, object]) -> Opened:
-    model = read_config(path, given)
-    tensors, files = _open(path)
-    eod_id = json.loads((path / "config.json").read_text(encoding="utf-8")).get("eos_token_id")
-    about = {"files": len(files)} if len(files) > 1 else {}
+    """A folder, or a file of weights: with the config.json beside it, or with numbers from shapes and the user."""
+    folder = path.parent if path.is_file() else path
+    is_part = path.is_file() and path in _named_by_an_index(folder)
+    tensors, files = _open(folder) if path.is_dir() or is_part else _open_file(path)
+    tensors = _with_prefix(tensors)
+    about: dict[str, Any] = {"files": len(files)} if len(files) > 1 else {}
+    said: dict[str, object] = {}
+    eod_id = None
+    if path.is_dir() or (folder / "config.json").is_file():
+        said = _said(folder)
+        model = read_config(folder, given)
+        eod_id = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("eos_token_id")
+    else:
+        known = {"gelu": "tanh", "layernorm_eps": 1e-5, "tied": other_head(TABLE, [tensors]) is None}
+        model = model_config(infer_model(TABLE, [tensors], known, given, str(path)), str(path))
+        about["config"] = "none beside it: GPT-2's GELU and epsilon are taken"
     return Opened(
         path,
         NAME,
         model,
-        match(TABLE, [_with_prefix(tensors)], model, ignored=_BUFFERS),
+        match(TABLE, [tensors], model, ignored=_BUFFERS),
         about=about,
         files=files,
-        tokenizer=path,
+        tokenizer=folder,
         eod_id=eod_id if type(eod_id) is int else None,
-        overruled=overruled(_said(path), given),
+        overruled=overruled(said, given),
     )
 
 
@@ -203,7 +219,7 @@ def _with_prefix(tensors: StoredTensors) -> StoredTensors:
 
 
 def _open(folder: Path) -> tuple[dict[str, Stored], list[Path]]:
-    for kind, index in (("safetensors", "model.safetensors.index.json"), ("bin", "pytorch_model.bin.index.json")):
+    for index in _INDEXES:
         whole = folder / index.removesuffix(".index.json")
         if (folder / index).is_file():
             files = _shards(folder / index)
@@ -216,11 +232,33 @@ def _open(folder: Path) -> tuple[dict[str, Stored], list[Path]]:
             raise CheckpointError(
                 f"{folder}: {missing[0].name} is missing, which {index} names. Copy the folder again."
             )
-        read = _read_safetensors if kind == "safetensors" else _read_pickle
+        read = _read_safetensors if whole.suffix == ".safetensors" else _read_pickle
         return {name: each for file in files for name, each in read(file).items()}, files
     raise CheckpointError(
         f"{folder}: model.safetensors is missing. Needed: model.safetensors, its shards, or pytorch_model.bin."
     )
+
+
+def _open_file(path: Path) -> tuple[dict[str, Stored], list[Path]]:
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file or folder.")
+    return (_read_safetensors if path.suffix == ".safetensors" else _read_pickle)(path), [path]
+
+
+def _is_file_of_gpt2(path: Path) -> bool:
+    """By the names of its tensors."""
+    try:
+        if path.suffix == ".safetensors":
+            names = set(_read_safetensors(path))
+        else:
+            names = set(_read_pickle(path)) if torch_file.is_torch_file(path) else set()
+    except CheckpointError:
+        return path.name in ("model.safetensors", "pytorch_model.bin")
+    return any(re.fullmatch(r"(transformer\.)?h\.\d+\.attn\.c_attn\.weight", name) for name in names)
+
+
+def _named_by_an_index(folder: Path) -> list[Path]:
+    return [file for name in _INDEXES if (folder / name).is_file() for file in _shards(folder / name)]
 
 
 def _read_safetensors(file: Path) -> dict[str, Stored]:

@@ -104,8 +104,8 @@ def _version(loaded: megatron_folder.Loaded, stated: object) -> tuple[object, li
         raise OrderUnknownError(
             f"{loaded.path}: tensors alone, without the checkpoint_version that Megatron saves beside them, on which "
             f"the order of QKV hangs. State it: -o {QKV_VERSION}=0 (the oldest: {_SAID['3ad']}), "
-            f"-o {QKV_VERSION}=1 ({_SAID['ad3']}) or -o {QKV_VERSION}=3 (2 and later: {_SAID['a3d']}). A wrong one loads "
-            "and computes nonsense."
+            f"-o {QKV_VERSION}=1 ({_SAID['ad3']}) or -o {QKV_VERSION}=3 (2 and later: {_SAID['a3d']}). A wrong one "
+            "loads and computes nonsense."
         )
     return 0, [
         f"no checkpoint_version is in it: read as version 0 ({_SAID['3ad']}), as Megatron itself does; "

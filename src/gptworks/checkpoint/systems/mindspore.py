@@ -97,7 +97,9 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         match(TABLE, [weights], model, ignored=_BUFFERS),
         about=about,
         files=[file],
-        tokenizer=tokenizer_folder(file.parent, *([file.parent.parent] if file.parent.name.startswith("rank_") else [])),
+        tokenizer=tokenizer_folder(
+            file.parent, *([file.parent.parent] if file.parent.name.startswith("rank_") else [])
+        ),
         eod_id=eod_id if type(eod_id) is int else None,
         remarks=remarks,
         overruled=overruled(known if yaml_file is not None else {}, given),
