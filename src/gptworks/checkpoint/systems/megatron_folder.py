@@ -146,9 +146,9 @@ def _require_one_save(contents: Mapping[tuple[int, int], Mapping[Any, Any]], pie
 
 def _of_the_save(content: Mapping[Any, Any]) -> dict[str, object]:
     settings = _settings(content.get("args")) or {}
-    names = ("num_layers", "num_attention_heads", "hidden_size", "tensor_model_parallel_size")
-    names += ("pipeline_model_parallel_size",)
-    found = {name: content.get(name) for name in ("checkpoint_version", "iteration")}
+    names = ["num_layers", "num_attention_heads", "hidden_size"]
+    names += ["tensor_model_parallel_size", "pipeline_model_parallel_size"]
+    found: dict[str, object] = {name: content.get(name) for name in ("checkpoint_version", "iteration")}
     return found | {f"args.{name}": settings.get(name) for name in names}
 
 
