@@ -4,7 +4,7 @@
 
 A 1.3B model (24 x 2048, 50,304 words, fp32: 5.3 GB) is written as a Hugging Face folder, converted to each format and
 back, every time by the command line in a process of its own. Its peak memory (resident set, as the kernel counts it) is
-at most 3 x the largest tensor + 300 MB; a `.pdparams` file, though one pickle, has the same limit, as its arrays stay in
+at most 3 x the largest tensor + 300 MB; a `.pdparams` file, though one pickle, has the same limit: its arrays stay in
 the file. What comes back from a format that keeps fp32 has the bytes that went there, by hash. Every result is removed
 before the next; about 17 GB of disk are needed.
 """
