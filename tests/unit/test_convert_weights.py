@@ -217,18 +217,49 @@ def test_bad_requests(source: Path, tmp_path: Path) -> None:
         convert(source, tmp_path / "out", "hf", cut=Cut(tp=2))
     with pytest.raises(CheckpointError, match="not a checkpoint of any known system"):
         convert(tmp_path / "nowhere", tmp_path / "out", "hf")
-    with pytest.raises(CheckpointError, match="num_heads: 5 does not divide"):
+    with pytest.raises(CheckpointError, match=r"4 heads, and -o model.num_heads=5 says otherwise"):
         convert(source, tmp_path / "out", "hf", given={"num_heads": 5})
     assert sorted(tmp_path.iterdir()) == [source]
 
 
-def test_a_wrong_number_of_heads_is_noticed_by_the_loss_of_english() -> None:
-    """What `--verify` warns of: the certificate's loss is compared with chance."""
-    chance = math.log(50257)
-    note = conversion._about_english({"english": {"loss": 0.95 * chance, "chance": chance}})
-    assert note is not None and "number of heads" in note
-    assert conversion._about_english({"english": {"loss": 0.5 * chance, "chance": chance}}) is None
-    assert conversion._about_english({}) is None
+def test_the_loss_of_english_is_a_figure_and_no_verdict(tmp_path: Path, small_tokenizer: Any) -> None:
+    """A real model in real files: the loss is that of the model in memory, and nothing is said about heads or QKV."""
+    cfg = CFG.model_copy(update={"vocab_size": small_tokenizer.vocab_size, "max_positions": 64})
+    model = fresh(cfg)
+    huggingface.save(tmp_path / "hf", cfg, dict(model.named_parameters()), eod_id=None)
+    small_tokenizer.save(tmp_path / "hf")
+    done = convert(tmp_path / "hf", tmp_path / "out", "hf", verify=True)
+    ids = torch.tensor([small_tokenizer.encode(proof.ENGLISH)[:64]])
+    with torch.no_grad():
+        expected = torch.nn.functional.cross_entropy(model(ids)[0, :-1], ids[0, 1:])
+    assert done.certificate is not None
+    assert done.certificate["english"]["loss"] == pytest.approx(float(expected), abs=1e-3)
+    assert done.certificate["english"]["chance"] == pytest.approx(math.log(cfg.vocab_size), abs=1e-3)
+    assert done.notes == []
+
+
+def test_heads_that_the_source_states_are_not_overruled(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"says that there are 4 heads, and -o model.num_heads=2 says otherwise"):
+        convert(source, tmp_path / "out", "hf", given={"num_heads": 2}, verify=True)
+    assert not (tmp_path / "out").exists()
+    done = convert(source, tmp_path / "out", "hf", given={"num_heads": 4}, verify=True)
+    assert done.notes == []
+
+
+@pytest.mark.parametrize("to", ["hf", "megatron", "megatron-core", "paddlenlp", "nanogpt", "llmc", "gguf"])
+def test_every_format_that_carries_heads_refuses_others(source: Path, tmp_path: Path, to: str) -> None:
+    out = tmp_path / f"out{registry.system(to).SUFFIX}"
+    convert(source, out, to)
+    with pytest.raises(CheckpointError, match=r"4 heads, and -o model.num_heads=2"):
+        registry.open_any(out, {"num_heads": 2})
+
+
+def test_what_is_stated_against_the_source_is_noted_and_certified(source: Path, tmp_path: Path) -> None:
+    done = convert(source, tmp_path / "out", "hf", given={"gelu": "erf", "dropout_hidden": 0.1}, verify=True)
+    assert "model.gelu is erf as stated with -o, and the checkpoint says tanh" in done.notes
+    assert done.certificate is not None
+    assert done.certificate["given"]["gelu"] == {"value": "erf", "source": "tanh"}
+    assert inspect(source, {"gelu": "erf"}).as_dict()["remarks"] == [done.notes[0]]
 
 
 def test_a_report_tells_what_a_checkpoint_is(source: Path) -> None:

@@ -17,13 +17,14 @@ from gptworks.checkpoint.rules import Matched
 from gptworks.checkpoint.stored import Stored
 from gptworks.checkpoint.systems import registry
 from gptworks.checkpoint.systems.contract import Cut, Opened, System, Weights
+from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError, TokenizerError, VerificationError
 from gptworks.tokenizer import Tokenizer, gpt2_for
 
 CERTIFICATE = "certificate.json"
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt", "encoder.json",
-    "vocab.bpe", "generation_config.json",
+    "vocab.bpe", "generation_config.json", "added_tokens.json",
 )  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def convert(
     stated = dict(given or {})
     vocab_size = stated.pop("vocab_size", None)
     opened = registry.open_any(source, stated, name=from_name).require_whole()
-    notes = list(opened.remarks)
+    notes = list(opened.notes)
     if vocab_size is not None:
         opened = _with_vocabulary(opened, _count(vocab_size), notes)
     tensors = {name: each.cast(dtype) if dtype else each for name, each in opened.tensors.items()}
@@ -86,7 +87,6 @@ def convert(
             certificate = _prove(opened, weights, target, part, written, stated)
             written.append(part / CERTIFICATE if part.is_dir() else Path(f"{part}{beside}"))
             written[-1].write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
-            notes += filter(None, [_about_english(certificate)])
     if target.SUFFIX:
         files = [destination.with_name(file.name) for file in written]
     else:
@@ -163,18 +163,30 @@ def _copy_tokenizer(opened: Opened, folder: Path, notes: list[str]) -> list[Path
         return [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
     if opened.tokenizer is None or not opened.tokenizer.is_dir():
         return []
-    copied = []
-    for file in sorted(opened.tokenizer.iterdir()):
-        is_wanted = file.name in _TOKENIZER_FILES or file.suffix == ".model"
-        if is_wanted and file.is_file() and not (folder / file.name).exists():
-            copied.append(Path(shutil.copyfile(file, folder / file.name)))
-    return copied
+    return [
+        Path(shutil.copyfile(file, folder / file.name))
+        for file in _tokenizer_files(opened.tokenizer)
+        if not (folder / file.name).exists()
+    ]
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    return [file for file in files if file.name in _TOKENIZER_FILES or file.suffix == ".model"]
 
 
 def _not_kept(opened: Opened, target: System, part: Path) -> list[str]:
     """Where a format does not say how the model computes, and its system computes otherwise."""
-    theirs = target.open(part, {"num_heads": opened.model.num_heads}).model
-    return [
+    result = target.open(part, {"num_heads": opened.model.num_heads})
+    theirs, lost = result.model, []
+    if target.SUFFIX and result.carried is None and opened.tokenizer is not None and _tokenizer_files(opened.tokenizer):
+        lost = [
+            f"{target.NAME} is one file without a tokenizer: copy that in {opened.tokenizer} beside it, or name it "
+            "with --tokenizer"
+        ]
+    return lost + [
         f"{target.NAME} does not keep model.{name}: it computes with {getattr(theirs, name)}, and this model is made "
         f"for {getattr(opened.model, name)}. To read it back, give -o model.{name}={getattr(opened.model, name)}"
         for name in ("gelu", "layernorm_eps")
@@ -187,7 +199,8 @@ def _prove(
 ) -> dict[str, Any]:
     """The result is opened as a user would open it, and both sides compute. Raises when they differ."""
     unsaid = {name: getattr(opened.model, name) for name in ("num_heads", "gelu", "layernorm_eps")}
-    result = target.open(part, {**unsaid, **stated}).require_whole()
+    numbers = {name: value for name, value in stated.items() if name in ModelConfig.model_fields}
+    result = target.open(part, {**unsaid, **numbers}).require_whole()
     if result.model.vocab_size != opened.model.vocab_size:
         raise VerificationError(f"{part}: {result.model.vocab_size} words, needed {opened.model.vocab_size}.")
     same = [torch.equal(each.read(), result.tensors[name].read()) for name, each in weights.tensors.items()]
@@ -206,6 +219,9 @@ def _prove(
         "source": {"system": opened.system, "name": opened.path.name, "sha256": _hashes(opened.files, opened.path)},
         "result": {"system": target.NAME, "sha256": _hashes(written, part)},
         "model": opened.model.model_dump(),
+        "given": {
+            name: {"value": value, "source": opened.overruled.get(name)} for name, value in (stated or {}).items()
+        },
         "dtype": sorted({str(each.dtype).removeprefix("torch.") for each in weights.tensors.values()}),
         "tensors": {"equal_to_the_bit": sum(same), "different": len(same) - sum(same)},
         "logits": {"tokens": tokens.tolist(), "largest": largest, "difference": difference, "allowed": allowed},
@@ -224,16 +240,6 @@ def _english_tokenizer(opened: Opened) -> Tokenizer | None:
         found = None
     found = found or gpt2_for(opened.model.vocab_size)
     return found if found and found.vocab_size <= opened.model.vocab_size else None
-
-
-def _about_english(certificate: dict[str, Any]) -> str | None:
-    english = certificate.get("english")
-    if english is None or english["loss"] < 0.85 * english["chance"]:
-        return None
-    return (
-        f"a plain English text has a loss of {english['loss']:.2f} per token, and chance is {english['chance']:.2f}: "
-        "the weights are untrained or of another language, or the number of heads or the order of QKV is wrong"
-    )
 
 
 def _hashes(files: list[Path], base: Path) -> dict[str, str]:

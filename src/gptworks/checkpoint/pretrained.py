@@ -69,6 +69,11 @@ class Pretrained:
         return self.tokenizer
 
 
+def unseen(model: Mapping[str, Any]) -> dict[str, object]:
+    """Of a model section, what some systems do not store and no shape tells: for `shape` of what is opened."""
+    return {key: model[key] for key in ("num_heads", "gelu", "layernorm_eps") if model.get(key) is not None}
+
+
 def _open(path: Path, shape: Mapping[str, object]) -> Opened:
     found = registry.recognise(path)
     if found is None and (path / "config.json").is_file():

@@ -20,8 +20,13 @@ class HeadsUnknownError(CheckpointError):
     """The files do not say how many heads there are."""
 
 
+class OrderUnknownError(CheckpointError):
+    """The files do not say in which order the rows of QKV are."""
+
+
 OURS = "a3d"
 MODULES = ("ln1", "attn.qkv", "attn.out", "ln2", "mlp.up", "mlp.down")
+_DRIFT = 1e-3
 # Which dim of our tensors tensor parallelism cuts; the others every rank has whole.
 _CUT = {
     "wte.weight": 0,
@@ -244,18 +249,47 @@ def zero_biases(table: Table, shard: StoredTensors, model: ModelConfig, *, ranks
     return found
 
 
-def require_same_head(table: Table, shards: Sequence[StoredTensors], where: str) -> None:
-    """Files may carry a tied head as a copy of the word embedding. Reads both."""
+def compare_copies(table: Table, shards: Sequence[StoredTensors], model: ModelConfig, where: str) -> list[str]:
+    """What every tensor-parallel rank has whole: that of the first is used, so the others must have the same. Looked at
+    are vectors, which are small. Rounding may drive copies of one run apart a little, which is a remark; ranks of
+    different runs differ by much more, and are refused."""
+    largest, slight = 0.0, ""
+    for rule in table.at(model).values():
+        for name in rule.theirs:
+            copies = [shard[name] for shard in shards if name in shard]
+            if rule.cut is not None or len(copies) < 2 or {len(each.shape) for each in copies} != {1}:
+                continue
+            first = copies[0].read().float()
+            for rank, copy in enumerate(copies[1:], start=1):
+                if copy.shape != first.shape:
+                    continue  # listed among the shapes
+                difference = float((copy.read().float() - first).abs().max()) if first.numel() else 0.0
+                if not difference <= _DRIFT * max(1.0, float(first.abs().max())):
+                    raise CheckpointError(
+                        f"{where}: '{name}' of tensor-parallel rank {rank} differs by {difference:.3g} from that of "
+                        "rank 0, and all ranks have the same one. They are of different runs or steps: copy the "
+                        "folder again."
+                    )
+                if difference > largest:
+                    largest, slight = difference, name
+    if not slight:
+        return []
+    return [f"'{slight}' and others differ by up to {largest:.2g} between ranks that save the same: rank 0's are used"]
+
+
+def other_head(table: Table, shards: Sequence[StoredTensors]) -> str | None:
+    """Files may carry a tied head as a copy of the word embedding: what is wrong with it. Reads both."""
     words, head = (next(rule for rule in table.rules if rule.ours == name) for name in ("wte.weight", "head.weight"))
     for shard in shards:
         mine, copy = shard.get(words.theirs[0]), shard.get(head.theirs[0])
         if mine is None or copy is None:
             continue
         if mine.shape != copy.shape or not torch.equal(mine.read(), copy.read()):
-            raise CheckpointError(
-                f"{where}: '{head.theirs[0]}' is to be equal to '{words.theirs[0]}' (the head is tied), and differs. "
-                "If the model has a head of its own, say so with -o model.tied=false."
+            return (
+                f"'{head.theirs[0]}' is to be equal to '{words.theirs[0]}' (the head is tied), and differs. "
+                "If the model has a head of its own, say so with -o model.tied=false"
             )
+    return None
 
 
 def _local_shape(shape: torch.Size, cut: int | None, parts: int) -> torch.Size:
@@ -297,6 +331,22 @@ def _reader(rule: Rule, stored: Stored, number: int, rank: int, ranks: int, head
     return read
 
 
+def settle(known: Mapping[str, object], given: Mapping[str, object], where: str) -> dict[str, object]:
+    """What the files say and what the user states, who wins: but not about heads, of which the files know better."""
+    heads, stated = known.get("num_heads"), given.get("num_heads")
+    if heads is not None and stated is not None and heads != stated:
+        raise CheckpointError(
+            f"{where}: says that there are {heads} heads, and -o model.num_heads={stated} says otherwise. With a wrong "
+            "number it computes nonsense. Leave the option out, or correct the file that says it."
+        )
+    return {**known, **given}
+
+
+def overruled(said: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
+    """What the files say where the user states something else; `said` leaves out what a system takes for granted."""
+    return {name: said[name] for name, value in given.items() if said.get(name) is not None and said[name] != value}
+
+
 def infer_model(
     table: Table, shards: Sequence[StoredTensors], known: Mapping[str, object], given: Mapping[str, object], where: str
 ) -> dict[str, object]:
@@ -331,8 +381,7 @@ def infer_model(
         "max_positions": shape("wpe.weight")[0],
         "ffn_size": shape("blocks.{i}.mlp.up.weight")[0] * parts,
     }
-    found |= known
-    found |= given
+    found |= settle(known, given, where)
     require_layers(found["num_layers"], shards, where)
     if "num_heads" not in found:
         usual = f" (GPT-2 and GPT-3 of this width mostly have {hidden // 64})" if hidden % 64 == 0 else ""

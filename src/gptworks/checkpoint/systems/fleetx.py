@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from gptworks.checkpoint.formats import pdparams
-from gptworks.checkpoint.rules import infer_model, match, split
+from gptworks.checkpoint.rules import compare_copies, infer_model, match, overruled, split
 from gptworks.checkpoint.stored import Stored, StoredTensors
 from gptworks.checkpoint.systems import paddle_names
 from gptworks.checkpoint.systems.contract import (
@@ -24,6 +24,7 @@ from gptworks.checkpoint.systems.contract import (
     left_alone,
     model_config,
     require_divisible,
+    tokenizer_folder,
 )
 from gptworks.checkpoint.systems.paddle_names import FIXED, NORM, POSITIONS, WORDS
 from gptworks.config.schema import ModelConfig
@@ -40,7 +41,6 @@ META = "meta_state.pdopt"
 CONFIG = "model.yaml"
 _RANK = re.compile(r"mp_(\d+)_sharding_(\d+)_pp_(\d+)")
 _STEP = re.compile(r"(?:epoch_(\d+)_)?step_(\d+)")
-_TOKENIZERS = ("tokenizer.json", "vocab.json")
 Rank = tuple[int, int, int]  # tensor-parallel, sharding, pipeline
 
 
@@ -56,11 +56,15 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     shards, remarks = _shards(folder, files)
     table, qkv = paddle_names.table_of(shards[0])
     section, config = _configured(_where_configs_are(folder, path))
-    values = infer_model(table, shards, {**FIXED, **_known(section)}, given, str(path))
+    said = _known(section)
+    # It lies beside, and may be of another run: what the user states wins, with a note.
+    own = {name: value for name, value in said.items() if name not in given}
+    values = infer_model(table, shards, {**FIXED, **own}, given, str(path))
     if config is not None and "num_heads" not in given:
         _require_same_model(section, values, config)
         about["heads"] = f"from {config.name}"
     model = model_config(values, str(path))
+    remarks += compare_copies(table, shards, model, str(path))
     stages = len({pp for _, _, pp in files})
     if len(shards) * stages > 1:
         about["layout"] = f"tensor {len(shards)} x pipeline {stages}"
@@ -72,8 +76,9 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         match(table, shards, model),
         about=about,
         files=[file for rank, file in sorted(files.items()) if rank[1] == 0],
-        tokenizer=folder if any((folder / name).is_file() for name in _TOKENIZERS) else None,
+        tokenizer=tokenizer_folder(*_where_configs_are(folder, path)),
         remarks=remarks,
+        overruled=overruled(said, given),
     )
 
 

@@ -13,7 +13,7 @@ import torch
 
 from gptworks.checkpoint.formats import gguf_file, raw_bytes
 from gptworks.checkpoint.formats.gguf_file import BF16, BLOCK, F16, F32, Q8_0, GgufFile, Value
-from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, our_shapes, split
+from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, our_shapes, overruled, split
 from gptworks.checkpoint.systems import gguf_vocabulary
 from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config
 from gptworks.config.schema import ModelConfig
@@ -70,7 +70,8 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     if (parts := file.settings.get("split.count", 1)) != 1:
         raise CheckpointError(f"{path}: one of {parts} parts. Join them with llama-gguf-split --merge.")
     is_tied = _is_tied(path, file)
-    known = {**_known(path, file), "tied": is_tied, "gelu": "tanh"}
+    said = _known(path, file)
+    known = {**said, "tied": is_tied, "gelu": "tanh"}
     model = model_config(infer_model(TABLE, [file.tensors], known, given, str(path)), str(path))
     eod_id = file.settings.get("tokenizer.ggml.eos_token_id")
     has_words = file.settings.get("tokenizer.ggml.model") == "gpt2" or "tokenizer.huggingface.json" in file.settings
@@ -90,6 +91,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         carried=(lambda: gguf_vocabulary.carried_by(path)) if has_words else None,
         eod_id=eod_id if type(eod_id) is int and eod_id < model.vocab_size else None,
         remarks=remarks,
+        overruled=overruled(said, given),
     )
 
 

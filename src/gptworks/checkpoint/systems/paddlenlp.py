@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.checkpoint.formats import pdparams
-from gptworks.checkpoint.rules import infer_model, match, split
+from gptworks.checkpoint.rules import infer_model, match, overruled, split
 from gptworks.checkpoint.stored import Stored
 from gptworks.checkpoint.systems import paddle_names
 from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, left_alone, model_config
@@ -72,6 +72,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         tokenizer=folder,
         eod_id=eod_id if type(eod_id) is int and eod_id < model.vocab_size else None,
         remarks=left_alone(read.unknown, folder / FILE),
+        overruled=overruled(known, given),
     )
 
 
