@@ -93,6 +93,7 @@ def test_s4_10_a_file_of_weights_is_converted(source: Path, tmp_path: Path, call
         call("convert", alone, second, "--to", "mindspore", "-o", "model.num_heads=4", *more)
         assert first.read_bytes() == second.read_bytes()
         first.unlink()
+        Path(f"{first}.certificate.json").unlink()
         second.unlink()
     assert "2 layers of 24, 4 heads" in call("inspect", source / "model.safetensors").out
     assert "2 layers of 24, heads not stored" in call("inspect", alone).out

@@ -70,7 +70,7 @@ def export(
         (part / "README.md").write_text(_readme(target, name, source, kind, written), encoding="utf-8")
         info = _info(target, source, kind, written, part)
         (part / f"{name}{INFO_SUFFIX}").write_text(json.dumps(info, indent=1) + "\n", encoding="utf-8")
-    return Exported(folder, target, kind, sorted(folder.iterdir()), info, [*opened.remarks, *source.notes])
+    return Exported(folder, target, kind, sorted(folder.iterdir()), info, [*opened.notes, *source.notes])
 
 
 def _source(opened: Opened, tokenizer: Tokenizer, kind: str) -> Source:
