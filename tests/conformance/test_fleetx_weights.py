@@ -57,3 +57,22 @@ def test_w_03_from_the_command_line_and_back(step: Path, tmp_path: Path, capsys:
     one, two = registry.open_any(step, {"num_heads": 4}), registry.open_any(second)
     for name, stored in one.tensors.items():
         assert torch.equal(stored.read(), two.tensors[name].read()), name
+
+
+def test_s0_16_generate_prints_text_from_a_fleetx_folder(
+    step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """fp16 weights, with the mp_XX level and without; the tokenizer is a small one beside the weights."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models, pre_tokenizers
+
+    words = registry.open_any(step, {"num_heads": 4}).model.vocab_size
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: number for number, character in enumerate(alphabet[:words])}
+    backend = Backend(models.BPE(vocabulary, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    shared = ["-o", "model.num_heads=4", "--max-new-tokens", "4", "--strategy", "greedy", "--device", "cpu"]
+    prompt = alphabet[3] + alphabet[5]
+    assert main(["generate", "--model", str(step), "--tokenizer", str(tmp_path), "--prompt", prompt, *shared]) == 0
+    assert len(capsys.readouterr().out.strip()) > len(prompt)

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from gptworks.config.derive import Layout
-from gptworks.parallel import apply, shard
+from gptworks.parallel import apply, shard, slices
 from gptworks.parallel.launch import World
 
 # Rows and columns that the ranks do and do not divide, and fewer rows than ranks.
-SHAPES = {"even": (8, 8), "odd": (9, 6), "thin": (1, 4), "line": (5,)}
+SHAPES = {"even": (8, 8), "odd": (9, 6), "uneven": (13, 7), "thin": (1, 4), "line": (5,)}
 
 
 class Numbers:
@@ -31,7 +31,10 @@ def cut_for_tensor_parallel(module: nn.Module, tp: Any) -> None:
         setattr(module, name, nn.Parameter(cut))
 
 
-@pytest.mark.parametrize("layout", [Layout(fsdp=2, tp=2), Layout(dp=2, fsdp=2), Layout(tp=4), Layout(fsdp=4)], ids=str)
+# fsdp3.tp2: torch 2.13 itself is wrong about where 13 rows cut twice lie.
+@pytest.mark.parametrize(
+    "layout", [Layout(fsdp=2, tp=2), Layout(fsdp=3, tp=2), Layout(dp=2, fsdp=2), Layout(tp=4), Layout(fsdp=4)], ids=str
+)
 def test_slices_of_every_cut_put_together_are_the_whole(run_layout, layout: Layout) -> None:
     def found(world: World) -> Any:
         from torch.distributed.fsdp import fully_shard
@@ -54,6 +57,9 @@ def test_slices_of_every_cut_put_together_are_the_whole(run_layout, layout: Layo
             assert torch.equal(whole, Numbers().tensor(name, whole.shape)), name
             mine = shard.local(parameter.detach())
             assert torch.equal(mine, shard.cut_like(whole, parameter)), name
+            part = slices.slice_of(parameter)
+            place = tuple(slice(o, o + n) for o, n in zip(part.offsets, part.here.shape, strict=True))
+            assert torch.equal(whole[place], mine), name
             held[name] = (sorted(mine.flatten().tolist()), shard.num_copies(parameter, world))
         return held
 

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pydantic
 import pytest
@@ -69,8 +70,9 @@ def test_preset_of_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
 def test_shape_of_the_checkpoint_is_below_everything_that_is_said() -> None:
     asked = []
 
-    def shape_of(folder: str) -> dict[str, int]:
+    def shape_of(folder: str, stated: dict[str, Any]) -> dict[str, int]:
         asked.append(folder)
+        assert stated["num_layers"] == 3 and ("hidden_size" in stated) == ("vocab_size" in stated)  # all of a preset
         return {"num_layers": 2, "hidden_size": 96, "num_heads": 6}
 
     overrides = ["init.checkpoint=runs/a", "model.num_layers=3"]

@@ -145,6 +145,71 @@ def test_nothing_is_overwritten_or_left_behind(source: Path, tmp_path: Path, mon
     assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "hf"]
 
 
+def test_what_lies_beside_is_not_touched(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "keep.part").mkdir()
+    (tmp_path / "keep.part" / "precious").write_text("x")
+    convert(source, tmp_path / "keep", "hf")
+    assert (tmp_path / "keep.part" / "precious").read_text() == "x"
+    old = tmp_path / "x.ckpt.certificate.json"
+    old.write_text("mine")
+    with pytest.raises(CheckpointError, match=r"x\.ckpt\.certificate\.json: exists, and tells of another file"):
+        convert(source, tmp_path / "x.ckpt", "mindspore", verify=True)
+    assert old.read_text() == "mine" and not (tmp_path / "x.ckpt").exists()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["hf", "keep", "keep.part", old.name]
+
+
+def test_a_file_and_its_certificate_appear_together(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = convert(source, tmp_path / "x.ckpt", "mindspore", verify=True)
+    assert done.files == [tmp_path / "x.ckpt", tmp_path / "x.ckpt.certificate.json"]
+    assert done.certificate is not None
+    assert json.loads(done.files[1].read_text()) == done.certificate
+    digest = hashlib.sha256((tmp_path / "x.ckpt").read_bytes()).hexdigest()
+    assert done.certificate["result"]["sha256"] == {"x.ckpt": digest}
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(json, "dumps", fails)
+    with pytest.raises(OSError, match="No space left"):
+        convert(source, tmp_path / "y.ckpt", "mindspore", verify=True)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["hf", "x.ckpt", "x.ckpt.certificate.json"]
+
+
+def test_into_the_current_folder(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    done = convert(source, ".", "hf", verify=True)
+    there = sorted(Path().iterdir())
+    assert there == sorted(done.files) == [Path("certificate.json"), Path("config.json"), Path("model.safetensors")]
+
+
+@pytest.mark.parametrize(("to", "suffix"), [("gguf", ".gguf"), ("llmc", ".bin"), ("nanogpt", ".pt")])
+def test_one_file_has_its_suffix(to: str, suffix: str, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"out: --to {to} writes one file.*Call it out\{suffix}\."):
+        convert(source, tmp_path / "out", to)
+    (tmp_path / f"out{suffix}").mkdir()
+    with pytest.raises(CheckpointError, match="is a folder, and one file is written"):
+        convert(source, tmp_path / f"out{suffix}", to)
+
+
+def test_a_cut_vocabulary_leaves_nothing_that_points_beyond_it(
+    source: Path, tmp_path: Path, small_tokenizer: Any
+) -> None:
+    (source / "generation_config.json").write_text('{"eos_token_id": 47}')
+    done = convert(source, tmp_path / "cut", "hf", given={"vocab_size": 3}, verify=True)
+    assert done.notes[0] == "the end of a document was token 47, which has no row any more: it is left out"
+    assert json.loads((tmp_path / "cut" / "config.json").read_text())["eos_token_id"] is None
+    assert not (tmp_path / "cut" / "generation_config.json").exists()
+    model = fresh(CFG.model_copy(update={"vocab_size": 600}))
+    huggingface.save(tmp_path / "wide", model.cfg, dict(model.named_parameters()), eod_id=511)
+    small_tokenizer.save(tmp_path / "wide")
+    convert(tmp_path / "wide", tmp_path / "fits", "hf", given={"vocab_size": 512})
+    with pytest.raises(CheckpointError, match=r"model\.vocab_size: got 511; .*a tokenizer of 512 tokens"):
+        convert(tmp_path / "wide", tmp_path / "x", "hf", given={"vocab_size": 511})
+
+
 def test_bad_requests(source: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"'nonsense' is no format of checkpoints. Known: .*hf"):
         convert(source, tmp_path / "out", "nonsense")
@@ -152,18 +217,49 @@ def test_bad_requests(source: Path, tmp_path: Path) -> None:
         convert(source, tmp_path / "out", "hf", cut=Cut(tp=2))
     with pytest.raises(CheckpointError, match="not a checkpoint of any known system"):
         convert(tmp_path / "nowhere", tmp_path / "out", "hf")
-    with pytest.raises(CheckpointError, match="num_heads: 5 does not divide"):
+    with pytest.raises(CheckpointError, match=r"4 heads, and -o model.num_heads=5 says otherwise"):
         convert(source, tmp_path / "out", "hf", given={"num_heads": 5})
     assert sorted(tmp_path.iterdir()) == [source]
 
 
-def test_a_wrong_number_of_heads_is_noticed_by_the_loss_of_english() -> None:
-    """What `--verify` warns of: the certificate's loss is compared with chance."""
-    chance = math.log(50257)
-    note = conversion._about_english({"english": {"loss": 0.95 * chance, "chance": chance}})
-    assert note is not None and "number of heads" in note
-    assert conversion._about_english({"english": {"loss": 0.5 * chance, "chance": chance}}) is None
-    assert conversion._about_english({}) is None
+def test_the_loss_of_english_is_a_figure_and_no_verdict(tmp_path: Path, small_tokenizer: Any) -> None:
+    """A real model in real files: the loss is that of the model in memory, and nothing is said about heads or QKV."""
+    cfg = CFG.model_copy(update={"vocab_size": small_tokenizer.vocab_size, "max_positions": 64})
+    model = fresh(cfg)
+    huggingface.save(tmp_path / "hf", cfg, dict(model.named_parameters()), eod_id=None)
+    small_tokenizer.save(tmp_path / "hf")
+    done = convert(tmp_path / "hf", tmp_path / "out", "hf", verify=True)
+    ids = torch.tensor([small_tokenizer.encode(proof.ENGLISH)[:64]])
+    with torch.no_grad():
+        expected = torch.nn.functional.cross_entropy(model(ids)[0, :-1], ids[0, 1:])
+    assert done.certificate is not None
+    assert done.certificate["english"]["loss"] == pytest.approx(float(expected), abs=1e-3)
+    assert done.certificate["english"]["chance"] == pytest.approx(math.log(cfg.vocab_size), abs=1e-3)
+    assert done.notes == []
+
+
+def test_heads_that_the_source_states_are_not_overruled(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"says that there are 4 heads, and -o model.num_heads=2 says otherwise"):
+        convert(source, tmp_path / "out", "hf", given={"num_heads": 2}, verify=True)
+    assert not (tmp_path / "out").exists()
+    done = convert(source, tmp_path / "out", "hf", given={"num_heads": 4}, verify=True)
+    assert done.notes == []
+
+
+@pytest.mark.parametrize("to", ["hf", "megatron", "megatron-core", "paddlenlp", "nanogpt", "llmc", "gguf"])
+def test_every_format_that_carries_heads_refuses_others(source: Path, tmp_path: Path, to: str) -> None:
+    out = tmp_path / f"out{registry.system(to).SUFFIX}"
+    convert(source, out, to)
+    with pytest.raises(CheckpointError, match=r"4 heads, and -o model.num_heads=2"):
+        registry.open_any(out, {"num_heads": 2})
+
+
+def test_what_is_stated_against_the_source_is_noted_and_certified(source: Path, tmp_path: Path) -> None:
+    done = convert(source, tmp_path / "out", "hf", given={"gelu": "erf", "dropout_hidden": 0.1}, verify=True)
+    assert "model.gelu is erf as stated with -o, and the checkpoint says tanh" in done.notes
+    assert done.certificate is not None
+    assert done.certificate["given"]["gelu"] == {"value": "erf", "source": "tanh"}
+    assert inspect(source, {"gelu": "erf"}).as_dict()["remarks"] == [done.notes[0]]
 
 
 def test_a_report_tells_what_a_checkpoint_is(source: Path) -> None:

@@ -337,13 +337,14 @@ def test_nothing_is_left_of_an_export_that_fails(make: Make, tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_remains_of_an_earlier_export_are_cleared_and_an_empty_folder_is_used(make: Make, tmp_path: Path) -> None:
+def test_an_empty_folder_is_used_and_what_lies_beside_it_is_not_touched(make: Make, tmp_path: Path) -> None:
     (tmp_path / "out.part").mkdir()
-    (tmp_path / "out.part" / "old").write_text("x")
+    (tmp_path / "out.part" / "precious").write_text("x")
     (tmp_path / "out").mkdir()
-    export(make(), "hf", tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert not (tmp_path / "out" / "old").exists()
+    done = export(make(), "hf", tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.part"]
+    assert (tmp_path / "out.part" / "precious").read_text() == "x"
+    assert not any("part" in file.name for file in done.files) and (tmp_path / "out" / "config.json").is_file()
 
 
 @pytest.mark.parametrize(
@@ -365,7 +366,7 @@ def test_a_folder_that_is_in_use_is_refused(make: Make, tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("x")
     with pytest.raises(CheckpointError, match="exists and is not empty"):
         export(make(), "hf", tmp_path)
-    with pytest.raises(CheckpointError, match="kept: is a file"):
+    with pytest.raises(CheckpointError, match="kept: exists, and is a file"):
         export(make(), "hf", tmp_path / "kept")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 

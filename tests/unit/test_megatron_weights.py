@@ -354,7 +354,7 @@ def test_settings_decide(tmp_path: Path) -> None:
     for settings, gelu in cases:
         edit(file, lambda content, settings=settings: vars(content["args"]).update(settings))
         assert registry.open_any(folder).model.gelu == gelu
-    assert registry.open_any(folder, {"gelu": "sigmoid", "num_heads": 2}).model.num_heads == 2
+    assert registry.open_any(folder, {"gelu": "sigmoid"}).overruled == {"gelu": "erf"}
     edit(file, lambda content: content.pop("args"))
     with pytest.raises(HeadsUnknownError, match=r"-o model\.num_heads=N"):
         registry.open_any(folder)
@@ -474,10 +474,101 @@ def test_the_copy_of_a_tied_head_must_be_one(name: str, tmp_path: Path) -> None:
 
     edit(folder / "iter_0000005" / "mp_rank_00_001" / "model_optim_rng.pt", change)
     with pytest.raises(CheckpointError, match=r"head is tied\), and differs.*-o model\.tied=false"):
-        registry.open_any(folder)
+        registry.open_any(folder).require_whole()
+    (problem,) = inspect(folder).as_dict()["misshapen"]
+    assert "head is tied), and differs" in problem
     opened = registry.open_any(folder, {"tied": False}).require_whole()
     difference = opened.tensors["head.weight"].read() - opened.tensors["wte.weight"].read()
     assert difference.nonzero().tolist() == [[3, 3]]
+
+
+def test_ranks_of_different_saves_are_not_joined(tmp_path: Path) -> None:
+    """Their shapes fit: what they say of the save tells them apart."""
+    changes: dict[str, Any] = {
+        "iteration is 6, and mp_rank_00 has 5": lambda content: content.update(iteration=6),
+        "checkpoint_version is 1.0, and mp_rank_00 has 3.0": lambda content: content.update(checkpoint_version=1.0),
+        "args.num_attention_heads is 8": lambda content: vars(content["args"]).update(num_attention_heads=8),
+    }
+    for number, (said, change) in enumerate(changes.items()):
+        folder = written(tmp_path / str(number), cut=Cut(2, 1))
+        edit(folder / "iter_0000005" / "mp_rank_01" / "model_optim_rng.pt", change)
+        with pytest.raises(CheckpointError, match=said):
+            registry.open_any(folder)
+
+
+@pytest.mark.parametrize("name", list(SYSTEMS))
+def test_what_every_rank_has_whole_must_be_the_same(name: str, tmp_path: Path) -> None:
+    folder = written(tmp_path / "x", name, Cut(2, 2))
+    file = folder / "iter_0000005" / "mp_rank_01_001" / "model_optim_rng.pt"
+
+    def moved(by: float) -> Any:
+        def change(content: dict[str, Any]) -> None:
+            model = content["model"]
+            norm = model["language_model"]["encoder"] if name == "megatron" else model
+            norm[("" if name == "megatron" else "decoder.") + "final_layernorm.bias"][2] += by
+
+        return change
+
+    edit(file, moved(1e-5))  # as rounding drives copies apart
+    (remark,) = registry.open_any(folder).require_whole().remarks
+    assert "differ by up to 1e-05" in remark and "rank 0's are used" in remark
+    edit(file, moved(0.1))
+    with pytest.raises(CheckpointError, match=r"final_layernorm.bias' of tensor-parallel rank 1 differs by 0\.1"):
+        registry.open_any(folder)
+
+
+def test_tensors_alone_do_not_tell_the_order_of_qkv(tmp_path: Path) -> None:
+    folder = written(tmp_path / "x")
+    content = torch.load(folder / "iter_0000005" / "mp_rank_00" / "model_optim_rng.pt", weights_only=False)
+    bare = tmp_path / "bare.pt"
+    torch.save(content["model"], bare)
+    heads = {"num_heads": 4, "layernorm_eps": 1e-3}
+    with pytest.raises(CheckpointError, match=r"tensors alone.*-o qkv_version=0 .*-o qkv_version=3"):
+        registry.open_any(bare, heads)
+    require_ours(registry.open_any(bare, {**heads, "qkv_version": 3}))
+    other = registry.open_any(bare, {**heads, "qkv_version": 1})
+    assert other.about["order_of_qkv"] == "head, size, q|k|v"
+    with pytest.raises(CheckpointError, match="checkpoint_version is 7"):
+        registry.open_any(bare, {**heads, "qkv_version": "7"})
+    assert inspect(bare).as_dict()["about"]["order_of_qkv"].startswith("not known (-o qkv_version=N")
+    done = convert(bare, tmp_path / "out", "hf", given={**heads, "qkv_version": 3}, verify=True)
+    assert done.certificate is not None and done.certificate["given"]["qkv_version"] == {"value": 3, "source": None}
+    for rank in (folder,):
+        with pytest.raises(CheckpointError, match=r"checkpoint_version is 3\.0, and -o qkv_version=1"):
+            registry.open_any(rank, {"qkv_version": 1})
+
+
+def test_a_checkpoint_without_a_version_says_how_it_was_read(tmp_path: Path) -> None:
+    folder = written(tmp_path / "x")
+    edit(folder / "iter_0000005/mp_rank_00/model_optim_rng.pt", lambda content: content.pop("checkpoint_version"))
+    (remark,) = registry.open_any(folder).remarks
+    assert "no checkpoint_version is in it: read as version 0 (q|k|v, head, size)" in remark
+
+
+@pytest.mark.parametrize(("words", "is_gpt2"), [(48, False), (50257, True), (50304, True), (51281, False)])
+def test_only_a_vocabulary_of_gpt2s_size_is_called_gpt2s(words: int, is_gpt2: bool, tmp_path: Path) -> None:
+    model = ModelConfig(num_layers=1, hidden_size=4, num_heads=1, vocab_size=words, max_positions=4)
+    folder = written(tmp_path / "x", model=model)
+    file = folder / "iter_0000005" / "mp_rank_00" / "model_optim_rng.pt"
+    args = vars(torch.load(file, weights_only=False)["args"])
+    assert args.get("tokenizer_type") == ("GPT2BPETokenizer" if is_gpt2 else None)
+    edit(file, lambda content: vars(content["args"]).update(tokenizer_type="GPT2BPETokenizer"))
+    assert bool(registry.open_any(folder).remarks) == (words == 50304)
+
+
+def test_a_tokenizer_beside_the_weights_is_found(tmp_path: Path, small_tokenizer: Any) -> None:
+    folder = written(tmp_path / "x")
+    small_tokenizer.save(folder)
+    saved = folder / "iter_0000005"
+    for path in (folder, saved, saved / "mp_rank_00", saved / "mp_rank_00" / "model_optim_rng.pt"):
+        found = registry.open_any(path).open_tokenizer()
+        assert found is not None and found.identity == small_tokenizer.identity
+
+
+def test_a_distributed_checkpoint_of_ours_is_nobody_elses(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / ".metadata").write_bytes(b"")
+    assert registry.recognise(tmp_path / "state") is None
 
 
 def test_a_distributed_checkpoint_says_what_to_do(tmp_path: Path) -> None:

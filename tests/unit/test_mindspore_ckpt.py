@@ -422,7 +422,7 @@ def test_what_has_no_place_and_what_would_not_load(tmp_path: Path) -> None:
     untied = MODEL.model_copy(update={"tied": False})
     with pytest.raises(CheckpointError, match="head of its own"):
         mindspore.write(tmp_path / "x.ckpt", Weights(untied, stored(ours(untied))))
-    with pytest.raises(CheckpointError, match=r"^gpt2\.bin: MindSpore loads only"):
+    with pytest.raises(CheckpointError, match=r"gpt2\.bin: --to mindspore writes one file, whose name ends in \.ckpt"):
         convert(TRAINED, tmp_path / "gpt2.bin", "mindspore", given=HEADS)
     assert list(tmp_path.iterdir()) == []
 

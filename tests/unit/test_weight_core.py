@@ -97,12 +97,12 @@ def exploits(marker: Path) -> dict[str, bytes]:
     import subprocess
 
     script = f"open({str(marker)!r}, 'w').close()"
-    found = {
+    return {
         "os.system": pickle.dumps(Evil(os.system, f"touch {marker}")),
         "exec": pickle.dumps(Evil(exec, script)),
         "eval": pickle.dumps(Evil(eval, script)),
         "subprocess": pickle.dumps(Evil(subprocess.check_call, ["touch", str(marker)])),
-        "getattr": pickle.dumps(Evil(getattr, os, "system")) if False else b"",
+        "getattr": b"cbuiltins\ngetattr\n(cposix\nenviron\nS'get'\ntR.",
         "in a value": pickle.dumps({"weight": [1, Evil(os.system, f"touch {marker}")]}),
         "protocol 0": pickle.dumps(Evil(os.system, f"touch {marker}"), protocol=0),
         # cos\nsystem\n(S'...'\ntR. by hand, INST and OBJ spell the same
@@ -112,7 +112,6 @@ def exploits(marker: Path) -> dict[str, bytes]:
         "call of a result": b"c__builtin__\nset\n)Rc__builtin__\nset\n)R)R.",
         "memo": b"cos\nsystem\nq\x000h\x00S'touch " + str(marker).encode() + b"'\n\x85R.",
     }
-    return {name: data for name, data in found.items() if data}
 
 
 @pytest.mark.parametrize("kind", sorted(exploits(Path("marker"))))

@@ -10,7 +10,7 @@ from gptworks.api.evaluate import measure
 from gptworks.api.pipeline import pipeline
 from gptworks.api.tasks import TEXT_GENERATION, require_task
 from gptworks.api.texts import as_texts, write_store
-from gptworks.checkpoint.pretrained import Pretrained, PretrainedGPT
+from gptworks.checkpoint.pretrained import Pretrained, PretrainedGPT, unseen
 from gptworks.checkpoint.systems import huggingface
 from gptworks.config import presets
 from gptworks.config.load import flatten, load_with_origins
@@ -135,7 +135,8 @@ class Trainer:
                 source = self.config.init.checkpoint or self._weights_of_preset()
                 if not source:
                     raise UsageError(f"Trainer: model {given!r} has no weights yet. Call train() first.")
-                self._model = PretrainedGPT.from_pretrained(source, device=device, download=self.download)
+                shape = unseen(self.config.model.model_dump()) if self.config.init.checkpoint else None
+                self._model = PretrainedGPT.from_pretrained(source, device=device, download=self.download, shape=shape)
         return self._model
 
     # The configuration
@@ -177,8 +178,8 @@ class Trainer:
             update={name: getattr(config, name).model_copy(update=changes) for name, changes in sections.items()}
         )
 
-    def _shape_of(self, checkpoint: str) -> dict[str, Any]:
-        return Pretrained.open(checkpoint, download=self.download).model.model_dump()
+    def _shape_of(self, checkpoint: str, stated: dict[str, Any]) -> dict[str, Any]:
+        return Pretrained.open(checkpoint, download=self.download, shape=unseen(stated)).model.model_dump()
 
     def _weights_of_preset(self) -> str:
         """The name of the published weights that have the name of the preset."""
@@ -218,7 +219,8 @@ class Trainer:
         if isinstance(self.given_model, PretrainedGPT):
             return self.given_model.tokenizer
         if self.config.init.checkpoint:
-            return Pretrained.open(self.config.init.checkpoint, download=self.download).tokenizer
+            shape = unseen(self.config.model.model_dump())
+            return Pretrained.open(self.config.init.checkpoint, download=self.download, shape=shape).tokenizer
         return Tokenizer.from_pretrained("gpt2") if self._weights_of_preset() else None
 
 

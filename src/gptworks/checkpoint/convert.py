@@ -12,18 +12,19 @@ import torch
 from torch import Tensor
 
 from gptworks import __version__
-from gptworks.checkpoint import proof
+from gptworks.checkpoint import proof, staging
 from gptworks.checkpoint.rules import Matched
 from gptworks.checkpoint.stored import Stored
 from gptworks.checkpoint.systems import registry
 from gptworks.checkpoint.systems.contract import Cut, Opened, System, Weights
+from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError, TokenizerError, VerificationError
-from gptworks.tokenizer import Tokenizer
+from gptworks.tokenizer import Tokenizer, gpt2_for
 
 CERTIFICATE = "certificate.json"
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt", "encoder.json",
-    "vocab.bpe", "generation_config.json",
+    "vocab.bpe", "generation_config.json", "added_tokens.json",
 )  # fmt: skip
 
 
@@ -60,62 +61,37 @@ def convert(
     target = registry.system(to)
     if (cut.tp, cut.pp) != (1, 1) and not target.CUTS:
         raise CheckpointError(f"--to {to}: keeps a model in one piece; it has no --tp {cut.tp} --pp {cut.pp}.")
-    _require_free(destination)
+    if not destination.name.endswith(target.SUFFIX):
+        raise CheckpointError(
+            f"{destination}: --to {to} writes one file, whose name ends in {target.SUFFIX}. "
+            f"Call it {destination.name or 'model'}{target.SUFFIX}."
+        )
+    beside = f".{CERTIFICATE}" if target.SUFFIX else None
+    staging.require_free(destination, is_folder=not target.SUFFIX, beside=beside)
     stated = dict(given or {})
     vocab_size = stated.pop("vocab_size", None)
     opened = registry.open_any(source, stated, name=from_name).require_whole()
-    notes = list(opened.remarks)
+    notes = list(opened.notes)
     if vocab_size is not None:
         opened = _with_vocabulary(opened, _count(vocab_size), notes)
     tensors = {name: each.cast(dtype) if dtype else each for name, each in opened.tensors.items()}
     step = int(opened.about.get("step") or 0)
     weights = Weights(opened.model, tensors, opened.eod_id, step, opened.open_tokenizer, notes)
-    part = destination.with_name(destination.name + ".part")
-    _remove(part)
-    try:
-        if not target.SUFFIX:
-            part.mkdir(parents=True)
-        else:
-            part.parent.mkdir(parents=True, exist_ok=True)
+    certificate = None
+    with staging.staged(destination, is_folder=not target.SUFFIX, beside=beside) as part:
         written = target.write(part, weights, cut)
         if part.is_dir():
             written += _copy_tokenizer(opened, part, notes)
         notes += _not_kept(opened, target, part)
-        certificate = _prove(opened, weights, target, part, written, stated) if verify else None
-        if certificate is not None and part.is_dir():
-            _write_certificate(certificate, part / CERTIFICATE)
-        if destination.is_dir():
-            destination.rmdir()
-        part.replace(destination)
-    except BaseException:
-        _remove(part)
-        raise
-    files = [destination / file.relative_to(part) if file != part else destination for file in written]
-    if certificate is not None:
-        files.append(destination / CERTIFICATE if destination.is_dir() else Path(f"{destination}.{CERTIFICATE}"))
-        if not destination.is_dir():
-            _write_certificate(certificate, files[-1])
-        if remark := _about_english(certificate):
-            notes.append(remark)
-    return Converted(opened, destination, target.NAME, files, certificate, notes)
-
-
-def _write_certificate(certificate: dict[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
-
-
-def _require_free(destination: Path) -> None:
-    if destination.is_dir() and any(destination.iterdir()):
-        raise CheckpointError(f"{destination}: exists and is not empty. Name another folder, or remove it first.")
-    if destination.is_file():
-        raise CheckpointError(f"{destination}: exists. Name another file, or remove it first.")
-
-
-def _remove(part: Path) -> None:
-    if part.is_dir():
-        shutil.rmtree(part)
+        if verify:
+            certificate = _prove(opened, weights, target, part, written, stated)
+            written.append(part / CERTIFICATE if part.is_dir() else Path(f"{part}{beside}"))
+            written[-1].write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
+    if target.SUFFIX:
+        files = [destination.with_name(file.name) for file in written]
     else:
-        part.unlink(missing_ok=True)
+        files = [destination / file.relative_to(part) for file in written]
+    return Converted(opened, destination, target.NAME, files, certificate, notes)
 
 
 def _count(value: object) -> int:
@@ -134,11 +110,15 @@ def _with_vocabulary(opened: Opened, vocab_size: int, notes: list[str]) -> Opene
     if vocab_size == had:
         return opened
 
+    if vocab_size < had:
+        opened = _without_tokens(opened, vocab_size, notes)
+
     def resized(stored: Stored) -> Stored:
+        if vocab_size < had:
+            return stored.first_rows(vocab_size)
+
         def read() -> Tensor:
             rows = stored.read()
-            if vocab_size <= had:
-                return rows[:vocab_size]
             return torch.cat([rows, rows[-1:].expand(vocab_size - had, -1)])
 
         return Stored(torch.Size([vocab_size, stored.shape[1]]), stored.dtype, read)
@@ -155,6 +135,23 @@ def _with_vocabulary(opened: Opened, vocab_size: int, notes: list[str]) -> Opene
     )
 
 
+def _without_tokens(opened: Opened, vocab_size: int, notes: list[str]) -> Opened:
+    """A tokenizer must not give ids that the model has no row for, nor the settings name one."""
+    try:
+        tokenizer = opened.open_tokenizer()
+    except TokenizerError:
+        tokenizer = None
+    if tokenizer is not None and tokenizer.vocab_size > vocab_size:
+        raise CheckpointError(
+            f"model.vocab_size: got {vocab_size:,}; {opened.path} has a tokenizer of {tokenizer.vocab_size:,} tokens, "
+            "and each needs a row."
+        )
+    if opened.eod_id is None or opened.eod_id < vocab_size:
+        return opened
+    notes.append(f"the end of a document was token {opened.eod_id}, which has no row any more: it is left out")
+    return replace(opened, eod_id=None, tokenizer=None)  # generation_config.json names it as well
+
+
 def _copy_tokenizer(opened: Opened, folder: Path, notes: list[str]) -> list[Path]:
     """Its files as they are, or what the source carried inside."""
     if opened.carried is not None:
@@ -166,18 +163,30 @@ def _copy_tokenizer(opened: Opened, folder: Path, notes: list[str]) -> list[Path
         return [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
     if opened.tokenizer is None or not opened.tokenizer.is_dir():
         return []
-    copied = []
-    for file in sorted(opened.tokenizer.iterdir()):
-        is_wanted = file.name in _TOKENIZER_FILES or file.suffix == ".model"
-        if is_wanted and file.is_file() and not (folder / file.name).exists():
-            copied.append(Path(shutil.copyfile(file, folder / file.name)))
-    return copied
+    return [
+        Path(shutil.copyfile(file, folder / file.name))
+        for file in _tokenizer_files(opened.tokenizer)
+        if not (folder / file.name).exists()
+    ]
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    return [file for file in files if file.name in _TOKENIZER_FILES or file.suffix == ".model"]
 
 
 def _not_kept(opened: Opened, target: System, part: Path) -> list[str]:
     """Where a format does not say how the model computes, and its system computes otherwise."""
-    theirs = target.open(part, {"num_heads": opened.model.num_heads}).model
-    return [
+    result = target.open(part, {"num_heads": opened.model.num_heads})
+    theirs, lost = result.model, []
+    if target.SUFFIX and result.carried is None and opened.tokenizer is not None and _tokenizer_files(opened.tokenizer):
+        lost = [
+            f"{target.NAME} is one file without a tokenizer: copy that in {opened.tokenizer} beside it, or name it "
+            "with --tokenizer"
+        ]
+    return lost + [
         f"{target.NAME} does not keep model.{name}: it computes with {getattr(theirs, name)}, and this model is made "
         f"for {getattr(opened.model, name)}. To read it back, give -o model.{name}={getattr(opened.model, name)}"
         for name in ("gelu", "layernorm_eps")
@@ -190,7 +199,8 @@ def _prove(
 ) -> dict[str, Any]:
     """The result is opened as a user would open it, and both sides compute. Raises when they differ."""
     unsaid = {name: getattr(opened.model, name) for name in ("num_heads", "gelu", "layernorm_eps")}
-    result = target.open(part, {**unsaid, **stated}).require_whole()
+    numbers = {name: value for name, value in stated.items() if name in ModelConfig.model_fields}
+    result = target.open(part, {**unsaid, **numbers}).require_whole()
     if result.model.vocab_size != opened.model.vocab_size:
         raise VerificationError(f"{part}: {result.model.vocab_size} words, needed {opened.model.vocab_size}.")
     same = [torch.equal(each.read(), result.tensors[name].read()) for name, each in weights.tensors.items()]
@@ -209,6 +219,9 @@ def _prove(
         "source": {"system": opened.system, "name": opened.path.name, "sha256": _hashes(opened.files, opened.path)},
         "result": {"system": target.NAME, "sha256": _hashes(written, part)},
         "model": opened.model.model_dump(),
+        "given": {
+            name: {"value": value, "source": opened.overruled.get(name)} for name, value in (stated or {}).items()
+        },
         "dtype": sorted({str(each.dtype).removeprefix("torch.") for each in weights.tensors.values()}),
         "tensors": {"equal_to_the_bit": sum(same), "different": len(same) - sum(same)},
         "logits": {"tokens": tokens.tolist(), "largest": largest, "difference": difference, "allowed": allowed},
@@ -225,19 +238,8 @@ def _english_tokenizer(opened: Opened) -> Tokenizer | None:
         found = opened.open_tokenizer()
     except TokenizerError:
         found = None
-    if found is None and 50257 <= opened.model.vocab_size < 50257 + 1024:
-        found = Tokenizer.from_pretrained("gpt2")
+    found = found or gpt2_for(opened.model.vocab_size)
     return found if found and found.vocab_size <= opened.model.vocab_size else None
-
-
-def _about_english(certificate: dict[str, Any]) -> str | None:
-    english = certificate.get("english")
-    if english is None or english["loss"] < 0.85 * english["chance"]:
-        return None
-    return (
-        f"a plain English text has a loss of {english['loss']:.2f} per token, and chance is {english['chance']:.2f}: "
-        "the weights are untrained or of another language, or the number of heads or the order of QKV is wrong"
-    )
 
 
 def _hashes(files: list[Path], base: Path) -> dict[str, str]:
@@ -245,5 +247,5 @@ def _hashes(files: list[Path], base: Path) -> dict[str, str]:
     for path in files:
         with path.open("rb") as file:
             name = str(path.relative_to(base)) if path != base and path.is_relative_to(base) else path.name
-            found[name.removesuffix(".part")] = hashlib.file_digest(file, "sha256").hexdigest()
+            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return found

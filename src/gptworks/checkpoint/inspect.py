@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gptworks.checkpoint.rules import HeadsUnknownError
+from gptworks.checkpoint.rules import HeadsUnknownError, OrderUnknownError
 from gptworks.checkpoint.systems import registry
 from gptworks.checkpoint.systems.contract import Opened
 from gptworks.plan import sizes
@@ -41,7 +41,7 @@ class Report:
             "unexpected": matched.unexpected,
             "misshapen": matched.misshapen,
             "files": [str(file) for file in opened.files],
-            "remarks": opened.remarks,
+            "remarks": opened.notes,
         }
 
     def rows(self) -> list[tuple[str, str, str]]:
@@ -56,11 +56,19 @@ class Report:
 
 
 def inspect(path: Path, given: Mapping[str, object] | None = None, *, name: str | None = None) -> Report:
-    try:
-        opened, heads_known = registry.open_any(path, given, name=name), True
-    except HeadsUnknownError:
-        # One head divides everything, and no shape depends on it.
-        opened, heads_known = registry.open_any(path, {**(given or {}), "num_heads": 1}, name=name), False
+    stated = dict(given or {})
+    heads_known = order_known = True
+    while True:
+        try:
+            opened = registry.open_any(path, stated, name=name)
+        except HeadsUnknownError:
+            stated["num_heads"], heads_known = 1, False  # one divides everything, and no shape depends on it
+        except OrderUnknownError:
+            stated["qkv_version"], order_known = 0, False  # nor on this
+        else:
+            break
+    if not order_known:
+        opened.about.update(checkpoint_version="not stored", order_of_qkv="not known (-o qkv_version=N states it)")
     return Report(opened, registry.system(opened.system).TITLE, heads_known)
 
 

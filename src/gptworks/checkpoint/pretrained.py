@@ -18,7 +18,7 @@ from gptworks.model import GPT
 from gptworks.model.inference import require_kind, store_weights
 from gptworks.parallel.apply import build
 from gptworks.parallel.launch import World, pick_device
-from gptworks.tokenizer import Tokenizer
+from gptworks.tokenizer import Tokenizer, gpt2_for
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,11 @@ class Pretrained:
         return self.tokenizer
 
 
+def unseen(model: Mapping[str, Any]) -> dict[str, object]:
+    """Of a model section, what some systems do not store and no shape tells: for `shape` of what is opened."""
+    return {key: model[key] for key in ("num_heads", "gelu", "layernorm_eps") if model.get(key) is not None}
+
+
 def _open(path: Path, shape: Mapping[str, object]) -> Opened:
     found = registry.recognise(path)
     if found is None and (path / "config.json").is_file():
@@ -86,8 +91,7 @@ def _tokenizer_for(opened: Opened, given: str | Path | None, name: str | None) -
     if (beside := opened.open_tokenizer()) is not None:
         return beside
     # GPT-2's vocabulary comes with the installation.
-    is_gpt2 = name in names.GPT2_NAMES and opened.model.vocab_size >= 50257
-    return Tokenizer.from_pretrained("gpt2") if is_gpt2 else None
+    return gpt2_for(opened.model.vocab_size) if name in names.GPT2_NAMES else None
 
 
 class PretrainedGPT(GPT):

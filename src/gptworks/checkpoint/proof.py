@@ -12,7 +12,7 @@ from gptworks.config.schema import ModelConfig
 from gptworks.model.gpt import Block, normalize
 from gptworks.tokenizer import Tokenizer
 
-# Plain words, so that any model of English has a loss far below chance on them.
+# Plain words, so that any trained model of English has a loss below chance on them.
 ENGLISH = (
     "The city was founded in the nineteenth century near the mouth of the river. Most of the people who live there "
     "work in the port or in one of the small towns along the coast, and in the summer many visitors come from the "
@@ -48,7 +48,11 @@ def sample_tokens(model: ModelConfig) -> Tensor:
 
 
 def english_loss(model: ModelConfig, tensors: StoredTensors, tokenizer: Tokenizer) -> float:
-    """Nats per token of a plain English text. A wrong number of heads or order of QKV makes it that of chance."""
+    """Nats per token of a plain English text, for people to judge.
+
+    It proves nothing about the source: a small model with a wrong number of heads, or QKV in a wrong order, has hardly
+    another loss, sometimes a lower one (docs/decisions/0003).
+    """
     ids = torch.tensor([tokenizer.encode(ENGLISH)[: model.max_positions]])
     found = logits(model, tensors, ids)[:, :-1, : tokenizer.vocab_size]
     return float(F.cross_entropy(found.flatten(0, 1), ids[:, 1:].flatten()))

@@ -20,8 +20,13 @@ class HeadsUnknownError(CheckpointError):
     """The files do not say how many heads there are."""
 
 
+class OrderUnknownError(CheckpointError):
+    """The files do not say in which order the rows of QKV are."""
+
+
 OURS = "a3d"
 MODULES = ("ln1", "attn.qkv", "attn.out", "ln2", "mlp.up", "mlp.down")
+_DRIFT = 1e-3
 # Which dim of our tensors tensor parallelism cuts; the others every rank has whole.
 _CUT = {
     "wte.weight": 0,
@@ -174,14 +179,20 @@ class Matched:
     tensors: dict[str, Stored]
     missing: list[str]  # their names
     unexpected: list[str]
-    misshapen: list[str]  # one sentence each
+    misshapen: list[str]  # of a wrong shape or type; one sentence each
 
 
-def match(table: Table, shards: Sequence[StoredTensors], model: ModelConfig, *, ignored: str = "$^") -> Matched:
+_TYPES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+def match(
+    table: Table, shards: Sequence[StoredTensors], model: ModelConfig, *, ignored: str = "$^", where: str = "weights"
+) -> Matched:
     """`shards`: the tensors of each tensor-parallel rank, all pipeline stages together; one for a whole model.
 
     `ignored`: a pattern (searched) of names that are known and not needed, such as causal masks.
     """
+    require_layers(model.num_layers, shards, where)
     rules, shapes = table.at(model), our_shapes(model)
     tensors, missing, misshapen = {}, [], []
     for name, shape in shapes.items():
@@ -194,8 +205,9 @@ def match(table: Table, shards: Sequence[StoredTensors], model: ModelConfig, *, 
         for theirs, needed in zip(rule.theirs, rule.their_shapes(local), strict=True):
             for number, shard in enumerate(shards):
                 if shard[theirs].shape != needed:
-                    where = f" (tensor-parallel rank {number})" if len(shards) > 1 else ""
-                    misshapen.append(f"'{theirs}'{where} has shape {list(shard[theirs].shape)}, needed {list(needed)}")
+                    rank = f" (tensor-parallel rank {number})" if len(shards) > 1 else ""
+                    misshapen.append(f"'{theirs}'{rank} has shape {list(shard[theirs].shape)}, needed {list(needed)}")
+        misshapen += _wrong_types(rule, shards)
         tensors[name] = _joined(rule, shards, shape, model.head_size)
     known = {theirs for rule in rules.values() for theirs in rule.theirs}
     if model.tied:
@@ -203,6 +215,25 @@ def match(table: Table, shards: Sequence[StoredTensors], model: ModelConfig, *, 
     present = dict.fromkeys(name for shard in shards for name in shard)
     unexpected = [name for name in present if name not in known and not re.search(ignored, name)]
     return Matched(tensors, missing, unexpected, misshapen)
+
+
+def require_layers(num_layers: object, shards: Sequence[Mapping[str, object]], where: str) -> None:
+    """Before a list of all their tensors is made: the number may be anything a file says."""
+    most = max(map(len, shards), default=0)
+    if isinstance(num_layers, int) and num_layers > most:
+        raise CheckpointError(f"{where}: {num_layers} blocks are announced, and it holds {most} tensors.")
+
+
+def _wrong_types(rule: Rule, shards: Sequence[StoredTensors]) -> list[str]:
+    found = {name: dict.fromkeys(shard[name].dtype for shard in shards) for name in rule.theirs}
+    wrong = [(name, dtype) for name, dtypes in found.items() for dtype in dtypes if dtype not in _TYPES]
+    if wrong:
+        name, dtype = wrong[0]
+        return [f"'{name}' is of type {str(dtype).removeprefix('torch.')}, needed {', '.join(_TYPES.values())}"]
+    kinds = dict.fromkeys(_TYPES[dtype] for dtypes in found.values() for dtype in dtypes)
+    if len(kinds) > 1:
+        return [f"the pieces of '{rule.theirs[0]}' are of different types ({', '.join(kinds)})"]
+    return []
 
 
 def zero_biases(table: Table, shard: StoredTensors, model: ModelConfig, *, ranks: int = 1) -> dict[str, Stored]:
@@ -218,18 +249,47 @@ def zero_biases(table: Table, shard: StoredTensors, model: ModelConfig, *, ranks
     return found
 
 
-def require_same_head(table: Table, shards: Sequence[StoredTensors], where: str) -> None:
-    """Files may carry a tied head as a copy of the word embedding. Reads both."""
+def compare_copies(table: Table, shards: Sequence[StoredTensors], model: ModelConfig, where: str) -> list[str]:
+    """What every tensor-parallel rank has whole: that of the first is used, so the others must have the same. Looked at
+    are vectors, which are small. Rounding may drive copies of one run apart a little, which is a remark; ranks of
+    different runs differ by much more, and are refused."""
+    largest, slight = 0.0, ""
+    for rule in table.at(model).values():
+        for name in rule.theirs:
+            copies = [shard[name] for shard in shards if name in shard]
+            if rule.cut is not None or len(copies) < 2 or {len(each.shape) for each in copies} != {1}:
+                continue
+            first = copies[0].read().float()
+            for rank, copy in enumerate(copies[1:], start=1):
+                if copy.shape != first.shape:
+                    continue  # listed among the shapes
+                difference = float((copy.read().float() - first).abs().max()) if first.numel() else 0.0
+                if not difference <= _DRIFT * max(1.0, float(first.abs().max())):
+                    raise CheckpointError(
+                        f"{where}: '{name}' of tensor-parallel rank {rank} differs by {difference:.3g} from that of "
+                        "rank 0, and all ranks have the same one. They are of different runs or steps: copy the "
+                        "folder again."
+                    )
+                if difference > largest:
+                    largest, slight = difference, name
+    if not slight:
+        return []
+    return [f"'{slight}' and others differ by up to {largest:.2g} between ranks that save the same: rank 0's are used"]
+
+
+def other_head(table: Table, shards: Sequence[StoredTensors]) -> str | None:
+    """Files may carry a tied head as a copy of the word embedding: what is wrong with it. Reads both."""
     words, head = (next(rule for rule in table.rules if rule.ours == name) for name in ("wte.weight", "head.weight"))
     for shard in shards:
         mine, copy = shard.get(words.theirs[0]), shard.get(head.theirs[0])
         if mine is None or copy is None:
             continue
         if mine.shape != copy.shape or not torch.equal(mine.read(), copy.read()):
-            raise CheckpointError(
-                f"{where}: '{head.theirs[0]}' is to be equal to '{words.theirs[0]}' (the head is tied), and differs. "
-                "If the model has a head of its own, say so with -o model.tied=false."
+            return (
+                f"'{head.theirs[0]}' is to be equal to '{words.theirs[0]}' (the head is tied), and differs. "
+                "If the model has a head of its own, say so with -o model.tied=false"
             )
+    return None
 
 
 def _local_shape(shape: torch.Size, cut: int | None, parts: int) -> torch.Size:
@@ -271,6 +331,22 @@ def _reader(rule: Rule, stored: Stored, number: int, rank: int, ranks: int, head
     return read
 
 
+def settle(known: Mapping[str, object], given: Mapping[str, object], where: str) -> dict[str, object]:
+    """What the files say and what the user states, who wins: but not about heads, of which the files know better."""
+    heads, stated = known.get("num_heads"), given.get("num_heads")
+    if heads is not None and stated is not None and heads != stated:
+        raise CheckpointError(
+            f"{where}: says that there are {heads} heads, and -o model.num_heads={stated} says otherwise. With a wrong "
+            "number it computes nonsense. Leave the option out, or correct the file that says it."
+        )
+    return {**known, **given}
+
+
+def overruled(said: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
+    """What the files say where the user states something else; `said` leaves out what a system takes for granted."""
+    return {name: said[name] for name, value in given.items() if said.get(name) is not None and said[name] != value}
+
+
 def infer_model(
     table: Table, shards: Sequence[StoredTensors], known: Mapping[str, object], given: Mapping[str, object], where: str
 ) -> dict[str, object]:
@@ -295,18 +371,18 @@ def infer_model(
     layers = 0
     while marker.at(layers).theirs[0] in first:
         layers += 1
+    if not layers:
+        raise CheckpointError(f"{where}: tensor '{marker.at(0).theirs[0]}' is missing: no block of a GPT is in it.")
     hidden = shape("wte.weight")[1]
     found: dict[str, object] = {
         "num_layers": layers,
         "hidden_size": hidden,
         "vocab_size": shape("wte.weight")[0] * parts,
         "max_positions": shape("wpe.weight")[0],
-        "ffn_size": shape("blocks.{i}.mlp.up.weight")[0] * parts if layers else 4 * hidden,
+        "ffn_size": shape("blocks.{i}.mlp.up.weight")[0] * parts,
     }
-    if not layers:
-        raise CheckpointError(f"{where}: tensor '{marker.at(0).theirs[0]}' is missing: no block of a GPT is in it.")
-    found |= known
-    found |= given
+    found |= settle(known, given, where)
+    require_layers(found["num_layers"], shards, where)
     if "num_heads" not in found:
         usual = f" (GPT-2 and GPT-3 of this width mostly have {hidden // 64})" if hidden % 64 == 0 else ""
         raise HeadsUnknownError(

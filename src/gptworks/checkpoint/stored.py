@@ -19,6 +19,16 @@ class Stored:
     def num_bytes(self) -> int:
         return self.shape.numel() * self.dtype.itemsize
 
+    def read_bytes(self) -> memoryview:
+        """The tensor's numbers as they stand in memory, for writers: a file has been promised this shape and type."""
+        tensor = self.read().detach().contiguous()
+        if tensor.shape != self.shape or tensor.dtype != self.dtype:
+            raise AssertionError(f"announced {self.shape} {self.dtype}, got {tensor.shape} {tensor.dtype}")
+        return tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
+
+    def first_rows(self, count: int) -> "Stored":
+        return Stored(torch.Size([count, *self.shape[1:]]), self.dtype, lambda: self.read()[:count])
+
     def cast(self, dtype: torch.dtype) -> "Stored":
         if dtype == self.dtype:
             return self

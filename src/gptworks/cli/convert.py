@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if options.is_checkpoint(args.source, args.from_format):
+    if options.is_checkpoint(args.source, args.from_format, args.to):
         return _convert_weights(args)
     return _convert_dataset(args)
 

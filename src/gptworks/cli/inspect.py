@@ -5,6 +5,7 @@ import json
 from typing import TYPE_CHECKING
 
 from gptworks.cli import options
+from gptworks.errors import UsageError
 
 if TYPE_CHECKING:
     from gptworks.checkpoint.inspect import Report as WeightsReport
@@ -16,7 +17,11 @@ _BAR = 40
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="a checkpoint, or prefix, file or folder of a dataset")
-    parser.add_argument("--from", dest="from_format", metavar="FORMAT", help="what a checkpoint is, when several fit")
+    parser.add_argument("--from", dest="from_format", metavar="FORMAT", help="what it is, when several fit")
+    parser.add_argument(
+        "-o", "--override", metavar="KEY=VALUE", action="append", default=[],
+        help="what a checkpoint does not carry, such as model.num_heads=16",
+    )  # fmt: skip
     parser.add_argument("--tokenizer", metavar="NAME", help="to decode with, when the dataset does not say")
     options.add_json_option(parser)
 
@@ -30,7 +35,10 @@ def run(args: argparse.Namespace) -> int:
 def _inspect_weights(args: argparse.Namespace) -> int:
     from gptworks.checkpoint.inspect import inspect
 
-    report = inspect(options.checkpoint_path(args.path), name=args.from_format)
+    if args.tokenizer is not None:
+        raise UsageError(f"--tokenizer: {args.path} is a checkpoint; the option is for datasets.")
+    given = options.stated_model(args.override)
+    report = inspect(options.checkpoint_path(args.path), given, name=args.from_format)
     if args.json:
         print(json.dumps(report.as_dict()))
     else:
@@ -62,12 +70,16 @@ def _print_weights(report: "WeightsReport") -> None:
 
 
 def _inspect_dataset(args: argparse.Namespace) -> int:
+    from gptworks.data.convert import located
     from gptworks.data.inspect import inspect
-    from gptworks.data.store import Store, locate_stores
+    from gptworks.data.store import Store
     from gptworks.tokenizer import Tokenizer
 
+    if args.override:
+        raise UsageError(f"-o is for checkpoints; {args.path} is not one.")
     tokenizer = Tokenizer.from_pretrained(args.tokenizer) if args.tokenizer else None
-    reports = [inspect(Store(each), tokenizer) for each in locate_stores(args.path)]
+    source = options.dataset_format(args.from_format, "--from") if args.from_format else None
+    reports = [inspect(Store(each), tokenizer) for each in located(args.path, source)]
     if args.json:
         found = [report.as_dict() for report in reports]
         print(json.dumps(found[0] if len(found) == 1 else found))

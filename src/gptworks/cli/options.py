@@ -1,9 +1,11 @@
 """Options that several verbs share."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gptworks.config.load import ShapeOf
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +17,7 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="the same without -o")
 
 
-def load_config(args: argparse.Namespace, *more: str, shape_of: Callable[[str], dict[str, Any]] | None = None) -> Any:
+def load_config(args: argparse.Namespace, *more: str, shape_of: "ShapeOf | None" = None) -> Any:
     """The configuration and its origins; `more` are overrides that come from other options."""
     from gptworks.config.load import load_with_origins
 
@@ -23,10 +25,10 @@ def load_config(args: argparse.Namespace, *more: str, shape_of: Callable[[str], 
     return load_with_origins(args.config, preset=args.preset, overrides=overrides, shape_of=shape_of)
 
 
-def shape_of_checkpoint(checkpoint: str) -> dict[str, Any]:
-    from gptworks.checkpoint.pretrained import Pretrained
+def shape_of_checkpoint(checkpoint: str, stated: dict[str, Any]) -> dict[str, Any]:
+    from gptworks.checkpoint.pretrained import Pretrained, unseen
 
-    return Pretrained.open(checkpoint).model.model_dump()
+    return Pretrained.open(checkpoint, shape=unseen(stated)).model.model_dump()
 
 
 def default_run_folder(args: argparse.Namespace) -> str:
@@ -69,20 +71,39 @@ WEIGHT_FORMATS = (
 )
 
 
-def is_checkpoint(path: str, from_format: str | None = None) -> bool:
-    """Whether a path (or the name of a model) means weights; a dataset is what is not."""
-    from gptworks.checkpoint.systems import registry
+def is_checkpoint(path: str, *formats: str | None) -> bool:
+    """Whether a path (or the name of a model) means weights; a dataset is what is not.
 
-    if from_format in registry.NAMES and from_format not in DATASET_FORMATS:
-        return True
-    return registry.recognise(checkpoint_path(path)) is not None
+    `formats`: what --from and --to say, which decides where a name is one of weights only, or of datasets only.
+    """
+    from gptworks.checkpoint.systems import registry
+    from gptworks.errors import UsageError
+
+    weights, datasets = _listed(WEIGHT_FORMATS), _listed(DATASET_FORMATS)
+    of_weights = [each for each in formats if each in weights and each not in datasets]
+    of_datasets = [each for each in formats if each in datasets and each not in weights]
+    if of_weights and of_datasets:
+        raise UsageError(f"{of_weights[0]} is a format of checkpoints, and {of_datasets[0]} one of datasets.")
+    if of_weights or of_datasets:
+        return bool(of_weights)
+    return registry.recognise(_found(path)) is not None
 
 
 def checkpoint_path(source: str) -> Path:
-    """The folder of a name such as gpt2, where that is on this machine; otherwise the path itself."""
+    """The path, or the folder of a name such as gpt2; an error that says what to do where there is neither."""
+    from gptworks import names
+
+    return Path(source) if Path(source).exists() else names.resolve(source)
+
+
+def _found(source: str) -> Path:
     from gptworks import names
 
     return Path(source) if Path(source).exists() else names.find(source) or Path(source)
+
+
+def _listed(formats: str) -> tuple[str, ...]:
+    return tuple(formats.replace(" or ", ", ").split(", "))
 
 
 def stated_model(overrides: list[str]) -> dict[str, object]:
@@ -94,6 +115,9 @@ def stated_model(overrides: list[str]) -> dict[str, object]:
     stated: dict[str, object] = {}
     for each in overrides:
         key, equals, value = each.partition("=")
+        if key.strip() == "qkv_version" and equals:  # of Megatron's files without their wrapper
+            stated["qkv_version"] = yaml_text.parse_scalar(value)
+            continue
         name = key.strip().removeprefix("model.")
         if not equals or not key.strip().startswith("model.") or name not in ModelConfig.model_fields:
             known = ", ".join(ModelConfig.model_fields)

@@ -18,6 +18,10 @@ from gptworks.errors import ConfigError
 NOT_SECTIONS = ("base", "preset")
 
 
+# The model section of a checkpoint; the second: what of it is stated, for systems whose files do not carry all of it.
+ShapeOf = Callable[[str, dict[str, Any]], dict[str, Any]]
+
+
 @dataclass(frozen=True)
 class Leaf:
     """One value and where it came from: `run.yaml:12`, `preset gpt2`, `override`."""
@@ -48,7 +52,7 @@ def load_with_origins(
     preset: str = "",
     overrides: Iterable[str] = (),
     values: dict[str, Any] | None = None,
-    shape_of: Callable[[str], dict[str, Any]] | None = None,
+    shape_of: ShapeOf | None = None,
 ) -> Loaded:
     """`values` are overrides of a program, dotted or nested.
 
@@ -70,7 +74,9 @@ def load_with_origins(
     checkpoint = leaves.get("init.checkpoint")
     is_complete = all(f"model.{key}" in leaves for key in ModelConfig.model_fields)
     if shape_of and checkpoint and checkpoint.value and not is_complete:
-        shape = shape_of(str(checkpoint.value))
+        stated = presets.find(preset) if preset else {}
+        stated |= {key.removeprefix("model."): leaf.value for key, leaf in leaves.items() if key.startswith("model.")}
+        shape = shape_of(str(checkpoint.value), stated)
         below |= {f"model.{key}": Leaf(value, f"checkpoint {checkpoint.value}") for key, value in shape.items()}
     if preset:
         below |= {f"model.{key}": Leaf(value, f"preset {preset}") for key, value in presets.find(preset).items()}

@@ -41,7 +41,7 @@ def convert(
 
     `tokenizer`: of sources that do not say; it also tells where the documents of a bare stream end.
     """
-    stores = [Store(each) for source in sources for each in _located(source, from_format)]
+    stores = [Store(each) for source in sources for each in located(source, from_format)]
     prefix = output_prefix(destination)
     check_row_length(to, row_length, "--to")
     notes: list[str] = []
@@ -76,7 +76,7 @@ def convert(
     return Converted([store.located for store in stores], files, contents.num_documents, contents.num_tokens, notes)
 
 
-def _located(source: str, from_format: Format | None) -> list[Located]:
+def located(source: str, from_format: Format | None) -> list[Located]:
     if from_format is None:
         return locate_stores(source)
     main = from_format.find(Path(source))

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 import torch
 
 from gptworks import __version__
+from gptworks.checkpoint import staging
 from gptworks.checkpoint.pretrained import Pretrained
-from gptworks.checkpoint.stored import Stored
 from gptworks.checkpoint.systems.contract import Opened
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError, UsageError
@@ -59,14 +58,11 @@ def export(
         raise UsageError(f"--weights {kind}: --to {to} has {', '.join(target.WEIGHTS)}.")
     if not _STEM.fullmatch(name):
         raise UsageError(f"--name {name}: needs letters, digits, '.', '-' and '_' only; it begins file names.")
-    _require_free(folder)
+    staging.require_free(folder, is_folder=True)
     target.require()
     found = Pretrained.open(model, tokenizer=tokenizer, shape=given)
     opened, words = found.weights, found.require_tokenizer()
-    part = folder.with_name(folder.name + ".part")
-    _remove(part)
-    part.mkdir(parents=True)
-    try:
+    with staging.staged(folder, is_folder=True) as part:
         source = _source(opened, words, kind)
         tokenizer_files.write(part, words)
         written = target.write(part, name, source, kind)
@@ -74,27 +70,7 @@ def export(
         (part / "README.md").write_text(_readme(target, name, source, kind, written), encoding="utf-8")
         info = _info(target, source, kind, written, part)
         (part / f"{name}{INFO_SUFFIX}").write_text(json.dumps(info, indent=1) + "\n", encoding="utf-8")
-        if folder.is_dir():
-            folder.rmdir()
-        part.replace(folder)
-    except BaseException:
-        _remove(part)
-        raise
-    return Exported(folder, target, kind, sorted(folder.iterdir()), info, [*opened.remarks, *source.notes])
-
-
-def _require_free(folder: Path) -> None:
-    if folder.is_dir() and any(folder.iterdir()):
-        raise CheckpointError(f"{folder}: exists and is not empty. Name another folder, or remove it first.")
-    if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{folder}: is a file. Name a folder that does not exist yet.")
-
-
-def _remove(part: Path) -> None:
-    if part.is_dir():
-        shutil.rmtree(part)
-    else:
-        part.unlink(missing_ok=True)
+    return Exported(folder, target, kind, sorted(folder.iterdir()), info, [*opened.notes, *source.notes])
 
 
 def _source(opened: Opened, tokenizer: Tokenizer, kind: str) -> Source:
@@ -104,14 +80,10 @@ def _source(opened: Opened, tokenizer: Tokenizer, kind: str) -> Source:
     if wanted < cfg.vocab_size:
         for name in ("wte.weight", "head.weight"):
             if name in tensors:
-                tensors[name] = _first_rows(tensors[name], wanted)
+                tensors[name] = tensors[name].first_rows(wanted)
         notes.append(f"{cfg.vocab_size - wanted:,} rows of the vocabulary that no token has were left out")
     cast = {name: each.cast(_DTYPES.get(kind, torch.float32)) for name, each in tensors.items()}
     return Source(cfg.model_copy(update={"vocab_size": wanted}), cast, tokenizer, notes)
-
-
-def _first_rows(stored: Stored, rows: int) -> Stored:
-    return Stored(torch.Size([rows, *stored.shape[1:]]), stored.dtype, lambda: stored.read()[:rows])
 
 
 def _script(target: Target, name: str, source: Source) -> str:

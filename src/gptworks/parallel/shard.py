@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from gptworks.config.schema import ParallelConfig
 from gptworks.model import GPT
+from gptworks.parallel import slices
 from gptworks.parallel.launch import World
 from gptworks.parallel.parts import Part, parts_of
 
@@ -141,7 +142,7 @@ def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 def num_copies(parameter: Tensor, world: World) -> int:
     """On how many ranks of its pipeline stage the same numbers lie."""
     ranks = world.layout.data_parallel * world.layout.tp
-    for _, size in _splits(parameter):
+    for _, size in slices.splits(parameter):
         ranks //= size
     return ranks
 
@@ -151,7 +152,7 @@ def num_gathered(parameter: Tensor) -> int:
     if not hasattr(parameter, "device_mesh"):
         return parameter.numel()
     shape, names = list(parameter.shape), parameter.device_mesh.mesh_dim_names
-    for axis, size in _splits(parameter):
+    for axis, size in slices.splits(parameter):
         if names[axis] == "tp":
             dim = parameter.placements[axis].dim  # type: ignore[attr-defined]
             each = -(-shape[dim] // size)
@@ -161,26 +162,16 @@ def num_gathered(parameter: Tensor) -> int:
 
 
 def cut_like(whole: Tensor, parameter: Tensor) -> Tensor:
-    """The numbers of a whole tensor that this rank holds, found without asking anyone.
-
-    FSDP splits what tensor parallelism left, and the mesh names FSDP first: so the last axis cuts first.
-    """
+    """The numbers of a whole tensor that this rank holds, found without asking anyone."""
     if not hasattr(parameter, "device_mesh"):
         return whole
     place = parameter.device_mesh.get_coordinate()
-    for axis, size in _splits(parameter):
+    for axis, size in slices.splits(parameter):
         dim = parameter.placements[axis].dim  # type: ignore[attr-defined]
         chunks = whole.chunk(size, dim)
         number = place[axis]
         whole = chunks[number] if number < len(chunks) else whole.narrow(dim, 0, 0)
     return whole
-
-
-def _splits(parameter: Tensor) -> Iterator[tuple[int, int]]:
-    """(axis of its mesh, size) wherever it is cut, the last axis first."""
-    for axis, placement in reversed(list(enumerate(getattr(parameter, "placements", ())))):
-        if not placement.is_replicate():
-            yield axis, parameter.device_mesh.size(axis)  # type: ignore[attr-defined]
 
 
 def _sharded(part: nn.Module) -> Iterator["FSDPModule"]:

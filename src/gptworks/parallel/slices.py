@@ -30,10 +30,28 @@ def slice_of(tensor: Tensor | Slice) -> Slice:
         return tensor
     if not isinstance(tensor, DTensor):
         return Slice(tensor.detach(), torch.Size([0] * tensor.ndim), tensor.shape)
-    (chunk,) = tensor.__create_chunk_list__()
+    # Not by the DTensor's own word: torch 2.13 is wrong about uneven cuts of one dim by two axes.
+    place, offsets, sizes = tensor.device_mesh.get_coordinate(), [0] * tensor.ndim, list(tensor.shape)
+    assert place is not None
+    for axis, parts in splits(tensor):
+        dim = tensor.placements[axis].dim  # type: ignore[attr-defined]
+        step = -(-sizes[dim] // parts)
+        begin = min(step * place[axis], sizes[dim])
+        offsets[dim] += begin
+        sizes[dim] = min(step, sizes[dim] - begin)
     here = tensor.to_local().detach()
-    assert here.shape == chunk.sizes, f"holds {list(here.shape)}, but {list(chunk.sizes)} belongs here"
-    return Slice(here, chunk.offsets, tensor.shape)
+    assert list(here.shape) == sizes, f"holds {list(here.shape)}, but {sizes} belongs here"
+    return Slice(here, torch.Size(offsets), tensor.shape)
+
+
+def splits(tensor: Tensor) -> Iterator[tuple[int, int]]:
+    """(axis of its mesh, parts) wherever it is cut.
+
+    The mesh names FSDP first, which splits what tensor parallelism left: so the last axis cuts first.
+    """
+    for axis, placement in reversed(list(enumerate(getattr(tensor, "placements", ())))):
+        if not placement.is_replicate():
+            yield axis, tensor.device_mesh.size(axis)  # type: ignore[attr-defined]
 
 
 def copied_to_cpu(tensors: dict[str, Tensor]) -> dict[str, Slice]:

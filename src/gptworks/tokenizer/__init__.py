@@ -1,5 +1,5 @@
 """The Tokenizer that data, training and generation share."""
 
-from gptworks.tokenizer.tokenizer import Tokenizer
+from gptworks.tokenizer.tokenizer import Tokenizer, gpt2_for
 
-__all__ = ["Tokenizer"]
+__all__ = ["Tokenizer", "gpt2_for"]

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from gptworks.errors import TokenizerError
 
+SIZE = 50257  # tokens
+PADDING = 1024  # models have fewer rows than this beyond it: 128 x tensor-parallel ranks, of which there are 8 at most
 SHA256 = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",

@@ -14,7 +14,7 @@ import tokenizers
 
 from gptworks import names
 from gptworks.errors import TokenizerError
-from gptworks.tokenizer.bundled import IDENTITY, gpt2_files
+from gptworks.tokenizer.bundled import IDENTITY, PADDING, SIZE, gpt2_files
 from gptworks.tokenizer.rows import arrange
 
 GPT2_EOD = "<|endoftext|>"
@@ -370,3 +370,8 @@ def _what_decides_ids(pre_tokenizer: Any) -> Any:
             "use_regex": pre_tokenizer.get("use_regex", True),
         }
     return pre_tokenizer
+
+
+def gpt2_for(vocab_size: int) -> Tokenizer | None:
+    """GPT-2's, where a model has as many rows, or has been padded from there: for weights that come without any."""
+    return Tokenizer.from_pretrained("gpt2") if SIZE <= vocab_size < SIZE + PADDING else None

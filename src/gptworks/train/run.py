@@ -18,8 +18,7 @@ from gptworks.checkpoint.background import Background
 from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.checkpoint.formats import dcp
 from gptworks.checkpoint.manifest import Manifest
-from gptworks.checkpoint.pretrained import Pretrained
-from gptworks.checkpoint.rules import HeadsUnknownError
+from gptworks.checkpoint.pretrained import Pretrained, unseen
 from gptworks.config import yaml_text
 from gptworks.config.schema import ParallelConfig, RunConfig
 from gptworks.data.loader import Batch
@@ -171,12 +170,9 @@ class Run:
         return build_part(self.cfg, self.setup.world, self.setup.parallel, weights or fresh)
 
     def _weights_to_tune(self) -> WeightSource:
-        try:
-            opened = Pretrained.open(self.cfg.init.checkpoint)
-        except HeadsUnknownError:  # nor the activation: what the configuration says
-            shape = {"num_heads": self.cfg.model.num_heads, "gelu": self.cfg.model.gelu}
-            opened = Pretrained.open(self.cfg.init.checkpoint, shape=shape)
-        mine, theirs = self.cfg.model.model_dump(), opened.model.model_dump()
+        mine = self.cfg.model.model_dump()
+        opened = Pretrained.open(self.cfg.init.checkpoint, shape=unseen(mine))
+        theirs = opened.model.model_dump() | opened.weights.overruled
         different = [
             f"  model.{name}: {theirs[name]} there, {mine[name]} here"
             for name in mine

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gptworks.checkpoint.pretrained import Pretrained
+from gptworks.checkpoint.pretrained import Pretrained, unseen
 from gptworks.config.contradictions import fit_layout
 from gptworks.config.derive import solve_batch
 from gptworks.config.schema import RunConfig
@@ -105,7 +105,7 @@ def _steps(
     batches, held_out, borders = _samples(cfg, world, synthetic=synthetic)
     weights: WeightSource = FreshWeights(cfg.init, cfg.model.num_layers, cfg.train.seed)
     if cfg.init.checkpoint:
-        weights = Pretrained.open(cfg.init.checkpoint).weights
+        weights = Pretrained.open(cfg.init.checkpoint, shape=unseen(cfg.model.model_dump())).weights
     part = build_part(cfg, world, parallel, weights)
     optimizer = optim.build(part, cfg.optim)
     scaler = LossScaler(cfg.precision.scaler, enabled=cfg.precision.compute == "fp16")

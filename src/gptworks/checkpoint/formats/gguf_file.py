@@ -1,9 +1,8 @@
 """GGUF, the one file of llama.cpp: settings, a table of tensors, and their bytes. Versions 2 and 3, little-endian.
 
-Tensors are read from the mapped file, and written one at a time: no more than one is in memory.
+Tensors are read and written one at a time: no more than one is in memory.
 """
 
-import mmap
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gptworks.checkpoint.formats import raw_bytes
 from gptworks.checkpoint.stored import Stored
 from gptworks.errors import CheckpointError
 
@@ -38,7 +38,7 @@ class GgufFile:
     settings: dict[str, Any]
     tensors: dict[str, Stored]  # q8_0 is given as float32
     types: dict[str, int]  # as they are stored
-    raw: dict[str, memoryview]
+    places: dict[str, range]  # their bytes in the file
 
 
 def is_gguf(path: Path) -> bool:
@@ -51,14 +51,7 @@ def is_gguf(path: Path) -> bool:
 
 def read(path: Path) -> GgufFile:
     """Nothing is trusted: a count or a length that the file has no room for is an error before it is used."""
-    try:
-        with path.open("rb") as file:
-            # A private mapping: torch knows no read-only tensors, and writing to one would not reach the file.
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file.") from None
-    except (OSError, ValueError) as error:  # a folder; an empty file cannot be mapped
-        raise CheckpointError(f"{path}: cannot be read ({error}). Needed: a GGUF file.") from None
+    data = raw_bytes.mapped(path, "a GGUF file")
     cursor = _Cursor(path, data)
     if bytes(cursor.take(4)) != MAGIC:
         raise CheckpointError(f"{path}: begins with {bytes(data[:4])!r}, needed {MAGIC!r}: not a GGUF file.")
@@ -89,10 +82,9 @@ def read(path: Path) -> GgufFile:
                 f"{path}: tensor '{entry.name}' needs {size:,} bytes from {begin:,} on, and the file has "
                 f"{len(data):,}. It is damaged or cut short: copy it again."
             )
-        raw = data[begin : begin + size]
-        found.tensors[entry.name] = _stored(raw, entry)
+        found.tensors[entry.name] = _stored(path, begin, size, entry)
         found.types[entry.name] = entry.type
-        found.raw[entry.name] = raw
+        found.places[entry.name] = range(begin, begin + size)
     return found
 
 
@@ -168,19 +160,16 @@ class _Cursor:
 
     def _numbers(self, kind: int, count: int) -> "np.ndarray[Any, Any]":
         form = np.dtype(_SCALARS[kind]).newbyteorder("<")
-        return np.frombuffer(self.take(count * form.itemsize), dtype=form)
+        return np.frombuffer(bytes(self.take(count * form.itemsize)), dtype=form)  # a copy: the mapping may go
 
 
-def _stored(raw: memoryview, entry: _Entry) -> Stored:
-    if entry.type == Q8_0:
-        return Stored(entry.shape, torch.float32, lambda: dequantised(raw, entry.shape))
-    dtype = _DTYPES[entry.type]
-
+def _stored(path: Path, begin: int, size: int, entry: _Entry) -> Stored:
     def read() -> Tensor:
-        if not len(raw):
-            return torch.empty(entry.shape, dtype=dtype)
-        return torch.frombuffer(raw, dtype=dtype).view(entry.shape)
+        if entry.type == Q8_0:
+            return dequantised(raw_bytes.read(path, begin, size, torch.uint8).numpy().data, entry.shape)
+        return raw_bytes.read(path, begin, entry.shape.numel(), dtype).view(entry.shape)
 
+    dtype = _DTYPES.get(entry.type, torch.float32)
     return Stored(entry.shape, dtype, read)
 
 

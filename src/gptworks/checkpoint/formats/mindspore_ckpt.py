@@ -5,7 +5,6 @@ one at a time.
 """
 
 import math
-import mmap
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -64,20 +63,14 @@ def read(path: Path) -> MindSporeFile:
     >>> read(Path("gpt2.ckpt")).tensors["backbone.layernorm.gamma"].shape   # doctest: +SKIP
     torch.Size([768])
     """
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            end = len(data)
-            has_checksum = data[max(0, end - _CRC_BYTES - len(_CRC_MARK)) : end - _CRC_BYTES] == _CRC_MARK
-            if has_checksum:
-                end -= _CRC_BYTES + len(_CRC_MARK)
-                _compare_checksum(path, end, int.from_bytes(data[-_CRC_BYTES:], "big"))
-            values = _Message(path, data, 0, end).values()
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file.") from None
-    except (OSError, ValueError) as error:  # a folder; an empty file cannot be mapped
-        raise CheckpointError(f"{path}: cannot be read ({error}). Needed: a MindSpore .ckpt file.") from None
+    data = raw_bytes.mapped(path, "a MindSpore .ckpt file")
+    end = len(data)
+    has_checksum = data[max(0, end - _CRC_BYTES - len(_CRC_MARK)) : end - _CRC_BYTES] == _CRC_MARK
+    if has_checksum:
+        end -= _CRC_BYTES + len(_CRC_MARK)
+        _compare_checksum(path, end, int.from_bytes(data[-_CRC_BYTES:], "big"))
     found = MindSporeFile({}, {}, {}, has_checksum)
-    for value in values:
+    for value in _Message(path, data, 0, end).values():
         if value.tag in found.tensors or value.tag in found.texts or value.tag in found.skipped:
             raise CheckpointError(f"{path}: '{value.tag}' is in it twice. It is damaged: save or copy it again.")
         if value.kind == "map":
@@ -99,7 +92,7 @@ def is_mindspore_file(path: Path) -> bool:
             size = os.fstat(file.fileno()).st_size
     except OSError:
         return False
-    message = _Message(path, start, 0, len(start))
+    message = _Message(path, memoryview(start), 0, len(start))
     try:
         if message.key() != (1, _BYTES) or message.varint() > size or message.key() != (1, _BYTES):
             return False
@@ -126,7 +119,7 @@ def _compare_checksum(path: Path, end: int, expected: int) -> None:
 class _Message:
     """The fields of a protobuf message, which lies from `at` to `end` in the data."""
 
-    def __init__(self, path: Path, data: bytes | mmap.mmap, at: int, end: int) -> None:
+    def __init__(self, path: Path, data: memoryview, at: int, end: int) -> None:
         self.path, self.data, self.at, self.end = path, data, at, end
 
     def values(self) -> list[_Value]:
@@ -213,7 +206,7 @@ class _Message:
 
     def text(self, begin: int, end: int) -> str:
         try:
-            return self.data[begin:end].decode()
+            return str(self.data[begin:end], "utf-8")
         except UnicodeDecodeError:
             raise self.damaged(f"no name at byte {begin:,}") from None
 
@@ -264,10 +257,7 @@ def _pieces(tag: str, stored: Stored, chunk_bytes: int) -> Iterator[bytes | memo
     kind = _NAME_OF.get(stored.dtype)
     if kind is None:
         raise CheckpointError(f"'{tag}': MindSpore has no tensors of type {stored.dtype}.")
-    tensor = stored.read().detach().contiguous()
-    if tensor.shape != stored.shape or tensor.dtype != stored.dtype:
-        raise AssertionError(f"announced {stored.shape} {stored.dtype}, got {tensor.shape} {tensor.dtype}")
-    data = tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
+    data = stored.read_bytes()
     about = b"".join(b"\x08" + _number(n) for n in stored.shape) + b"\x12" + _sized(kind.encode())
     name = b"\x0a" + _sized(tag.encode())
     for begin in range(0, len(data) or 1, chunk_bytes):

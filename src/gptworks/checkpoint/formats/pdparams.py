@@ -1,13 +1,12 @@
 """Files of paddle.save (.pdparams, .pdopt): a pickle of names and numpy arrays. Nothing in it is ever called.
 
-Array bytes stay in the mapped file until a tensor is asked for, in protocols 3 to 5 as bytes, in protocol 2 as the text
+Array bytes stay in the file until a tensor is asked for, in protocols 3 to 5 as bytes, in protocol 2 as the text
 that spells them; at most one tensor is in memory, reading as well as writing.
 
 Paddle has no unsigned 16-bit tensors: it stores bfloat16 as numpy's uint16, and every uint16 array is bfloat16.
 """
 
 import math
-import mmap
 import pickle
 import struct
 from collections.abc import Mapping
@@ -18,7 +17,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from gptworks.checkpoint.formats.pickle_machine import Bytes, Global, Object, PickleMachine
+from gptworks.checkpoint.formats import raw_bytes
+from gptworks.checkpoint.formats.pickle_machine import Bytes, Global, Meaning, Object, PickleMachine, shown
 from gptworks.checkpoint.stored import Stored
 from gptworks.errors import CheckpointError
 
@@ -53,31 +53,39 @@ def read(path: Path) -> PaddleFile:
     >>> read(Path("model.pdparams")).tensors["gpt.decoder.norm.weight"].shape   # doctest: +SKIP
     torch.Size([1024])
     """
-    try:
-        with path.open("rb") as file:
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file.") from None
-    except (OSError, ValueError) as error:  # a folder; an empty file cannot be mapped
-        raise CheckpointError(f"{path}: cannot be read ({error}). Needed: a file of paddle.save.") from None
+    data = raw_bytes.mapped(path, "a file of paddle.save")
     if data[0] != 0x80:
         raise CheckpointError(f"{path}: begins with {bytes(data[:4])!r}; not a file of paddle.save (a pickle).")
     content = _Machine(data, str(path)).load()
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: holds a {type(content).__name__}, needed a dictionary of arrays.")
     arrays = _Arrays(path)
-    found = {str(name): arrays.of(value) for name, value in content.items()}
+    try:
+        found = {str(name): arrays.of(_without_name(value)) for name, value in content.items()}
+    except CheckpointError:
+        raise
+    except Exception as error:  # calls with other arguments than numpy gives them; lists in lists in lists
+        raise CheckpointError(
+            f"{path}: its pickle contradicts itself ({type(error).__name__}: {error}). {_DAMAGED}"
+        ) from None
     slices = found.pop(_SLICES, {})
     tensors = {name: value for name, value in found.items() if isinstance(value, Stored)}
     values = {name: value for name, value in found.items() if not isinstance(value, Stored)}
     return PaddleFile(_joined(path, tensors, slices), values, sorted(arrays.unknown))
 
 
+def _without_name(value: Any) -> Any:
+    """Paddle makes (name, array) of a tensor outside a state."""
+    is_named = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str)
+    return value[1] if is_named and isinstance(value[1], Object) else value
+
+
 @dataclass(frozen=True)
 class _Text:
     """A long text that was left in the file: bytes spelled in latin-1, one character each."""
 
-    view: memoryview
+    at: int  # in the file
+    size: int
 
 
 class _Machine(PickleMachine):
@@ -87,39 +95,35 @@ class _Machine(PickleMachine):
         if size <= _LONG_TEXT:
             super()._text(size)
         else:
-            self.stack.append(_Text(self._take(size)))
+            self._take(size)
+            self.stack.append(_Text(self.end - size, size))
 
     def _call(self, function: Any, args: Any) -> None:
         is_bytes = isinstance(function, Global) and str(function) == "_codecs.encode"
-        if is_bytes and args and isinstance(args[0], _Text):
+        if is_bytes and isinstance(args, tuple) and args[1:] == ("latin1",) and isinstance(args[0], _Text):
             self.stack.append(args[0])
         else:
             super()._call(function, args)
 
 
-class _Arrays:
-    """Says which of the calls in the pickle mean arrays."""
+class _Arrays(Meaning):
+    """Says which of the calls in the pickle mean arrays: a `Stored` for each."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self.path = path
-        self.unknown: set[str] = set()
 
-    def of(self, value: Any) -> Any:
-        """A `Stored` for an array, and for the (name, array) that Paddle makes of a tensor outside a state."""
-        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], Object):
-            value = value[1]
-        if isinstance(value, Object):
-            name = str(value.made_by).replace("numpy._core.", "numpy.core.")
-            if name == "numpy.core.multiarray._reconstruct":
-                return self._array(value.state)
-            if name == "numpy.core.numeric._frombuffer":  # protocol 5
-                data, dtype, shape, order = self._exactly(value.args, 4)
-                return self._stored(shape, dtype, order == "F", data)
-            if name == "numpy.core.multiarray.scalar":
-                dtype, data = self._exactly(value.args, 2)
-                return self._stored((), dtype, False, data)
-            self.unknown.add(name)
-        return value
+    def of_call(self, call: Object) -> Any:
+        name = str(call.made_by).replace("numpy._core.", "numpy.core.")
+        if name == "numpy.core.multiarray._reconstruct":
+            return self._array(call.state)
+        if name == "numpy.core.numeric._frombuffer":  # protocol 5
+            data, dtype, shape, order = self._exactly(call.args, 4)
+            return self._stored(shape, dtype, order == "F", data)
+        if name == "numpy.core.multiarray.scalar":
+            dtype, data = self._exactly(call.args, 2)
+            return self._stored((), dtype, False, data)
+        return super().of_call(call)
 
     def _array(self, state: Any) -> Stored:
         _, shape, dtype, is_fortran, data = self._exactly(state, 5)
@@ -127,25 +131,27 @@ class _Arrays:
 
     def _exactly(self, values: Any, count: int) -> tuple[Any, ...]:
         if not isinstance(values, tuple) or len(values) != count:
-            raise CheckpointError(f"{self.path}: an array of {str(values)[:80]!r}. {_DAMAGED}")
+            raise CheckpointError(f"{self.path}: an array of {shown(values)}. {_DAMAGED}")
         return values
 
     def _dtype(self, call: Any) -> torch.dtype:
         is_dtype = isinstance(call, Object) and str(call.made_by) == "numpy.dtype" and call.args
-        code = str(call.args[0]) if is_dtype else ""
+        code = call.args[0] if is_dtype and isinstance(call.args[0], str) else ""
         order = call.state[1] if is_dtype and isinstance(call.state, tuple) and len(call.state) > 1 else "|"
         if code[:1] in "<>|=" and code:
             order, code = code[0], code[1:]
         if order == ">":
             raise CheckpointError(f"{self.path}: an array of big-endian numbers, which is not supported.")
         if code not in _DTYPES:
-            raise CheckpointError(f"{self.path}: an array of type {code or call!r}, which holds no weights.")
+            raise CheckpointError(
+                f"{self.path}: an array of type {shown(call.args[0] if is_dtype else call)}, which holds no weights."
+            )
         return _DTYPES[code]
 
     def _stored(self, shape: Any, dtype_call: Any, is_fortran: bool, data: Any) -> Stored:
         dtype = self._dtype(dtype_call)
         if not isinstance(shape, tuple | list) or not all(type(n) is int and n >= 0 for n in shape):
-            raise CheckpointError(f"{self.path}: {str(shape)[:80]!r} is no shape of an array. {_DAMAGED}")
+            raise CheckpointError(f"{self.path}: {shown(shape)} is no shape of an array. {_DAMAGED}")
         size, path = math.prod(shape) * dtype.itemsize, self.path
         if not isinstance(data, bytes | str | Bytes | _Text):
             raise CheckpointError(f"{path}: an array with {type(data).__name__} for its bytes. {_DAMAGED}")
@@ -155,9 +161,7 @@ class _Arrays:
         def tensor() -> Tensor:
             raw = _raw(path, data)
             self._require_size(shape, size, len(raw))
-            if not size:
-                return torch.empty(tuple(shape), dtype=dtype)
-            flat = torch.frombuffer(raw, dtype=torch.uint8).view(dtype)
+            flat = raw.view(dtype)
             if is_fortran:
                 return flat.view(tuple(reversed(shape))).permute(tuple(reversed(range(len(shape)))))
             return flat.view(tuple(shape))
@@ -167,30 +171,24 @@ class _Arrays:
     def _require_size(self, shape: Any, needed: int, found: int) -> None:
         if found != needed:
             raise CheckpointError(
-                f"{self.path}: an array of shape {list(shape)} has {found:,} bytes, needed {needed:,}. {_DAMAGED}"
+                f"{self.path}: an array of shape {shown(list(shape))} has {found:,} bytes, needed {needed:,}. "
+                f"{_DAMAGED}"
             )
 
 
-def _raw(path: Path, data: bytes | str | Bytes | _Text) -> bytearray:
-    """A copy: in a pickle arrays begin anywhere, and numbers want to be aligned."""
-    if isinstance(data, bytes):
-        return bytearray(data)
+def _raw(path: Path, data: bytes | str | Bytes | _Text) -> Tensor:
+    """The bytes of an array, in memory of their own: in a pickle they begin anywhere, and numbers want alignment."""
+    if isinstance(data, Bytes):
+        return raw_bytes.read(path, data.at, len(data), torch.uint8)
     try:
-        if isinstance(data, Bytes):
-            return bytearray(data.view)
-        text = str(data.view, "utf-8") if isinstance(data, _Text) else data  # a str is from Python 2
-        return bytearray(text, "latin-1")
+        if isinstance(data, _Text):
+            spelled = raw_bytes.read(path, data.at, data.size, torch.uint8)
+            data = str(spelled.numpy().data, "utf-8")
+            del spelled
+        found = bytearray(data, "latin-1") if isinstance(data, str) else bytearray(data)  # a str is from Python 2
     except ValueError as error:
         raise CheckpointError(f"{path}: an array whose text is not bytes ({error}). {_DAMAGED}") from None
-    finally:
-        if isinstance(data, Bytes | _Text):
-            _forget(data.view)
-
-
-def _forget(view: memoryview) -> None:
-    """The pages of the file that were looked at no longer count as our memory; the system may keep them."""
-    if isinstance(view.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-        view.obj.madvise(mmap.MADV_DONTNEED)
+    return torch.frombuffer(found, dtype=torch.uint8) if found else torch.empty(0, dtype=torch.uint8)
 
 
 def _joined(path: Path, tensors: dict[str, Stored], slices: Any) -> dict[str, Stored]:
@@ -259,18 +257,14 @@ def _get(at: int) -> bytes:
 
 
 def _write_array(file: BinaryIO, stored: Stored) -> None:
-    tensor = stored.read().detach().contiguous()
-    if tensor.shape != stored.shape or tensor.dtype != stored.dtype:
-        raise AssertionError(f"announced {stored.shape} {stored.dtype}, got {tensor.shape} {tensor.dtype}")
-    code = _CODE_OF[tensor.dtype]
-    order = "|" if tensor.dtype.itemsize == 1 else "<"
+    code = _CODE_OF[stored.dtype]
+    order = "|" if stored.dtype.itemsize == 1 else "<"
     file.write(_get(_RECONSTRUCT) + _get(_NDARRAY) + b"K\x00\x85C\x01b\x87R")  # _reconstruct(ndarray, (0,), b"b")
-    file.write(b"(K\x01(" + b"".join(b"J" + struct.pack("<i", n) for n in tensor.shape) + b"t")  # (1, shape,
+    file.write(b"(K\x01(" + b"".join(b"J" + struct.pack("<i", n) for n in stored.shape) + b"t")  # (1, shape,
     file.write(_get(_DTYPE) + _text(code) + b"\x89\x88\x87R")  # dtype(code, False, True) with its state
     file.write(b"(K\x03" + _text(order) + b"NNN" + 2 * (b"J" + struct.pack("<i", -1)) + b"K\x00tb")
     file.write(b"\x89\x8e" + struct.pack("<Q", stored.num_bytes))  # not Fortran, bytes)
-    if tensor.numel():
-        flat = tensor.reshape(-1).view(torch.uint8).numpy().data
-        for start in range(0, len(flat), _PIECE):
-            file.write(flat[start : start + _PIECE])
+    flat = stored.read_bytes()
+    for start in range(0, len(flat), _PIECE):
+        file.write(flat[start : start + _PIECE])
     file.write(b"tb")

@@ -2,12 +2,14 @@
 
 A pickle is a little program whose instructions may import and call whatever it likes. This machine carries out those
 that build plain values; a global it names becomes a `Global`, a call an `Object` that remembers what was to be called
-with what, and nothing is imported. Long byte strings stay in the file: a checkpoint of gigabytes is read in kilobytes.
+with what, and nothing is imported for it. Long byte strings stay in the file: a checkpoint of gigabytes is read in
+kilobytes.
 
 What a call means (a tensor, an array, an ordered dictionary) is for the reader of the container to say. A file that
 wants to call something of Python's own library is refused: no weights are made that way, exploits are.
 """
 
+import reprlib
 import struct
 import sys
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from typing import Any
 from gptworks.errors import CheckpointError
 
 LONG = 256  # byte strings above this stay where they are
+_KEY_ITEMS = 1000  # in a tuple that is a key
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,10 @@ class Persistent:
 
 @dataclass(frozen=True)
 class Bytes:
-    """A long byte string that was left in the file."""
+    """A long byte string that was left in the file: `at` is its place in the data that the machine was given."""
 
     view: memoryview
+    at: int
 
     def __len__(self) -> int:
         return len(self.view)
@@ -59,6 +63,29 @@ class Bytes:
 
 class Settings(dict[str, Any]):
     """What was an argparse.Namespace."""
+
+
+class _Short(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxdict, self.maxstring, self.maxother = 3, 4, 80, 80
+
+    def repr_int(self, x: int, level: int) -> str:
+        return str(x) if x.bit_length() < 256 else f"a number of {x.bit_length():,} bits"
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        if x is None or isinstance(x, bool | float):
+            return repr(x)
+        return repr(x[:40]) if isinstance(x, bytes) else str(x) if isinstance(x, Global) else f"<{type(x).__name__}>"
+
+
+def shown(value: Any) -> str:
+    """For a message. A value from a file may share its parts, and its whole text be without end.
+
+    >>> shown([1, "two", (3, [4, [5, [6]]])])
+    "[1, 'two', (3, [...])]"
+    """
+    return _Short().repr(value)[:200]
 
 
 # Of Python's own library, what weights and settings are made of. All of it is read as plain values.
@@ -87,6 +114,8 @@ HARMLESS_CALLS = {
 }
 _OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # as Python 2 and protocols 0 to 2 call them
 _PYTHONS = sys.stdlib_module_names
+_CODECS = {"latin1": "latin-1", "latin-1": "latin-1", "utf-8": "utf-8", "utf8": "utf-8"}
+_REFUSED = "no file with weights does that. Do not open it with other tools."
 _MARK = object()
 _LOST = "It is damaged, or not a pickle."
 
@@ -153,7 +182,7 @@ class PickleMachine:
 
     def _bytes(self, size: int) -> None:
         piece = self._take(size)
-        self.stack.append(Bytes(piece) if size > LONG else bytes(piece))
+        self.stack.append(Bytes(piece, self.end - size) if size > LONG else bytes(piece))
 
     # The stack
 
@@ -168,29 +197,43 @@ class PickleMachine:
         return items
 
     def _name(self, module: Any, name: Any) -> None:
-        found = Global(str(module), str(name))
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise CheckpointError(f"{self.file}: {shown((module, name))} is no name at byte {self.end:,}. {_LOST}")
+        found = Global(module, name)
         self.globals.append(found)
         self.stack.append(found)
 
     def _call(self, function: Any, args: Any) -> None:
         if not isinstance(function, Global):
             raise CheckpointError(
-                f"{self.file}: the pickle calls {str(function)[:80]!r}, which is not a name. Refused: no file with "
-                "weights does that. Do not open it with other tools."
+                f"{self.file}: the pickle calls {shown(function)}, which is not a name. Refused: {_REFUSED}"
             )
         if str(function).partition(".")[0] in _PYTHONS and str(function) not in HARMLESS_CALLS:
             raise CheckpointError(
-                f"{self.file}: the pickle calls {function} with {str(args)[:120]}. Refused, and nothing was called: "
-                "no file with weights does that. Do not open it with other tools."
+                f"{self.file}: the pickle calls {shown(function)} with {shown(args)}. Refused, and nothing was called: "
+                f"{_REFUSED}"
             )
-        self.stack.append(_plain(function, tuple(args)))
+        if str(function) == "copyreg._reconstructor":  # protocols 0 and 1: an object of this class
+            self._call(args[0], ())
+        elif str(function) == "_codecs.encode":  # how protocol 2 spells bytes
+            self.stack.append(self._encoded(*args))
+        else:
+            self.stack.append(_plain(function, tuple(args)))
+
+    def _encoded(self, text: Any, codec: Any = "utf-8") -> bytes:
+        """Python would import the codec it is told."""
+        if not isinstance(text, str) or not isinstance(codec, str) or codec not in _CODECS:
+            raise CheckpointError(
+                f"{self.file}: the pickle encodes {shown(text)} by {shown(codec)}. Refused: {_REFUSED}"
+            )
+        return text.encode(_CODECS[codec])
 
     def _append(self, items: list[Any]) -> None:
         target = self.stack[-1]
         if isinstance(target, list):
             target.extend(items)
         elif isinstance(target, set):
-            target.update(items)
+            target.update(map(_key, items))
         elif isinstance(target, Object):  # a subclass of list
             target.items.update(enumerate(items, start=len(target.items)))
         else:
@@ -198,7 +241,7 @@ class PickleMachine:
 
     def _set_items(self, items: list[Any]) -> None:
         target = self.stack[-1]
-        pairs = dict(zip(items[::2], items[1::2], strict=True))
+        pairs = dict(zip(map(_key, items[::2]), items[1::2], strict=True))
         if isinstance(target, dict):
             target.update(pairs)
         elif isinstance(target, Object):
@@ -251,24 +294,86 @@ def _plain(function: Global, args: tuple[Any, ...]) -> Any:
     name = str(function)
     if name in ("collections.OrderedDict", "collections.defaultdict"):
         pairs = args[0] if args and name == "collections.OrderedDict" else []
-        return dict(pairs)
+        return {_key(key): value for key, value in (pairs.items() if isinstance(pairs, dict) else pairs)}
     if name in ("argparse.Namespace", "types.SimpleNamespace"):
         return Settings()
-    if name == "copyreg._reconstructor" and isinstance(args[0], Global):
-        return _plain(args[0], ())
     if name == "builtins.bytes" and not args:
         return b""
     if name == "builtins.frozenset":
-        return frozenset(args[0] if args else ())
-    if name == "_codecs.encode":  # how protocol 2 spells bytes
-        return args[0].encode(args[1] if len(args) > 1 else "utf-8")
+        return frozenset(map(_key, args[0] if args else ()))
     if name == "builtins.tuple":
         return tuple(args[0]) if args else ()
     if name == "builtins.set":
-        return set(args[0]) if args else set()
-    if name.startswith("pathlib."):
-        return "/".join(map(str, args))
+        return set(map(_key, args[0])) if args else set()
+    if name.startswith("pathlib.") and all(isinstance(part, str) for part in args):
+        return "/".join(args)
     return Object(function, args)
+
+
+def _key(value: Any) -> Any:
+    """To be hashed. A tuple that holds another twice, and that one another twice, and so on, never is."""
+    waiting, count = [value], 0
+    while waiting:
+        item = waiting.pop()
+        count += 1
+        if count > _KEY_ITEMS:
+            raise ValueError(f"a key of more than {_KEY_ITEMS:,} items")
+        if isinstance(item, tuple | frozenset):
+            waiting.extend(item)
+        elif isinstance(item, Persistent):
+            waiting.append(item.id)
+    return value
+
+
+class Meaning:
+    """Walks over what a pickle built. What its calls mean (tensors, arrays) the reader of the container says."""
+
+    def __init__(self) -> None:
+        self.unknown: set[str] = set()  # names of classes and functions that were left alone
+        self._seen: dict[int, tuple[Any, Any]] = {}  # shared values stay shared, and cycles end
+
+    def of(self, value: Any) -> Any:
+        if not isinstance(value, dict | list | tuple | set | frozenset | Object | Global):
+            return value
+        if id(value) not in self._seen:
+            self._keep(value, self._build(value))
+        return self._seen[id(value)][1]
+
+    def of_call(self, call: Object) -> Any:
+        """What is not known stays a note. What it would have held may hold tensors, so it is looked through as well."""
+        self.unknown.add(str(call.made_by))
+        self._keep(call, call)
+        call.args, call.state = tuple(self.of(item) for item in call.args), self.of(call.state)
+        call.items = {self.of(key): self.of(item) for key, item in call.items.items()}
+        return call
+
+    def of_global(self, name: Global) -> Any:
+        self.unknown.add(str(name))
+        return name
+
+    def _keep(self, value: Any, made: Any) -> None:
+        self._seen[id(value)] = value, made
+
+    def _build(self, value: Any) -> Any:
+        if isinstance(value, Object):
+            return self.of_call(value)
+        if isinstance(value, Global):
+            return self.of_global(value)
+        if isinstance(value, dict):
+            made: dict[Any, Any] = {}
+            self._keep(value, made)
+            made.update((self.of(key), self.of(item)) for key, item in value.items())
+            return made
+        if isinstance(value, list):
+            items: list[Any] = []
+            self._keep(value, items)
+            items.extend(self.of(item) for item in value)
+            return items
+        if isinstance(value, tuple):
+            return tuple(self.of(item) for item in value)
+        for item in value:  # a set
+            self.of(item)
+        return value
 
 
 def _two(machine: PickleMachine) -> tuple[Any, Any]:
@@ -337,7 +442,7 @@ _STEPS: dict[int, Callable[[PickleMachine], object]] = {
     ord("u"): lambda m: m._set_items(m._since_mark()),
     0x8F: lambda m: m.stack.append(set()),
     0x90: lambda m: m._append(m._since_mark()),
-    0x91: lambda m: m.stack.append(frozenset(m._since_mark())),
+    0x91: lambda m: m.stack.append(frozenset(map(_key, m._since_mark()))),
     ord("p"): lambda m: m._memoize(int(m._line())),
     ord("q"): lambda m: m._memoize(m._number("<B")),
     ord("r"): lambda m: m._memoize(m._number("<I")),

@@ -1,9 +1,10 @@
 """Numbers in a file, read into memory of their own.
 
 Not mapped: pages of a mapping count as memory of the process for as long as the file is open, and a checkpoint of many
-gigabytes would end up in it whole.
+gigabytes would end up in it whole. What describes the numbers is small, and a mapping is the easy way to look at it.
 """
 
+import mmap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,17 @@ import torch
 from torch import Tensor
 
 from gptworks.errors import CheckpointError
+
+
+def mapped(path: Path, needed: str) -> memoryview:
+    """To read headers in; tensors are for `read`. `needed`: what the file should be, for the error."""
+    try:
+        with path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file.") from None
+    except (OSError, ValueError) as error:  # a folder; an empty file cannot be mapped
+        raise CheckpointError(f"{path}: cannot be read ({error}). Needed: {needed}.") from None
 
 
 def read(path: Path, offset: int, count: int, dtype: torch.dtype) -> Tensor:

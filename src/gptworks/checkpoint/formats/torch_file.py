@@ -4,7 +4,7 @@ Tensors are read and written one at a time: no more than one is in memory.
 """
 
 import io
-import mmap
+import math
 import pickle
 import struct
 import zipfile
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gptworks.checkpoint.formats import raw_bytes
-from gptworks.checkpoint.formats.pickle_machine import Global, Object, Persistent, PickleMachine
+from gptworks.checkpoint.formats.pickle_machine import Global, Meaning, Object, Persistent, PickleMachine, shown
 from gptworks.checkpoint.stored import Stored
 from gptworks.errors import CheckpointError
 
@@ -54,13 +54,7 @@ def read(path: Path) -> TorchFile:
     >>> read(Path("ckpt.pt")).content["model_args"]["n_head"]   # doctest: +SKIP
     12
     """
-    try:
-        with path.open("rb") as file:
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file.") from None
-    except (OSError, ValueError) as error:  # a folder; an empty file cannot be mapped
-        raise CheckpointError(f"{path}: cannot be read ({error}). Needed: a file of torch.save.") from None
+    data = raw_bytes.mapped(path, "a file of torch.save")
     if bytes(data[:4]) == b"PK\x03\x04":
         machine, storages = _open_zip(path, data)
         loaded = machine.load()
@@ -94,43 +88,17 @@ def is_torch_file(path: Path) -> bool:
     return start[:4] == b"PK\x03\x04" or _is_old(memoryview(start))
 
 
-class _Meaning:
-    """Walks over what the pickle built and says what the calls in it mean."""
-
+class _Meaning(Meaning):
     def __init__(self, path: Path, storages: dict[str, range]) -> None:
+        super().__init__()
         self.path, self.storages = path, storages
-        self.unknown: set[str] = set()
-        self.seen: dict[int, Any] = {}  # shared values stay shared, and cycles end
 
-    def of(self, value: Any) -> Any:
-        if isinstance(value, dict | list | Object):
-            if id(value) in self.seen:
-                return self.seen[id(value)]
-            return self._build(value)
-        if isinstance(value, tuple):
-            return tuple(self.of(item) for item in value)
-        if isinstance(value, Global):
-            if value.module == "torch" and isinstance(getattr(torch, value.name, None), torch.dtype):
-                return getattr(torch, value.name)
-            self.unknown.add(str(value))
-        return value
+    def of_global(self, name: Global) -> Any:
+        if name.module == "torch" and isinstance(getattr(torch, name.name, None), torch.dtype):
+            return getattr(torch, name.name)
+        return super().of_global(name)
 
-    def _build(self, value: dict[Any, Any] | list[Any] | Object) -> Any:
-        if isinstance(value, dict):
-            made: dict[Any, Any] = {}
-            self.seen[id(value)] = made
-            made.update((self.of(key), self.of(item)) for key, item in value.items())
-            return made
-        if isinstance(value, list):
-            items: list[Any] = []
-            self.seen[id(value)] = items
-            items.extend(self.of(item) for item in value)
-            return items
-        result = self._of_call(value)
-        self.seen[id(value)] = result
-        return result
-
-    def _of_call(self, call: Object) -> Any:
+    def of_call(self, call: Object) -> Any:
         name = str(call.made_by)
         if name in _REBUILD:
             return self._tensor(*call.args[:4], *call.args[6:7])
@@ -138,33 +106,31 @@ class _Meaning:
             return self.of(call.args[0])
         if name == "torch.Size":
             return torch.Size(call.args[0])
-        if name == "torch.device":
-            return str(call.args[0])
-        self.unknown.add(name)
-        # What it would have held may hold tensors, so it is looked through as well.
-        self.seen[id(call)] = call
-        call.args, call.state = tuple(self.of(item) for item in call.args), self.of(call.state)
-        call.items = {self.of(key): self.of(item) for key, item in call.items.items()}
-        return call
+        if name == "torch.device" and isinstance(call.args[0], str):
+            return call.args[0]
+        return super().of_call(call)
 
-    def _tensor(self, storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *kind: Any) -> Stored:
+    def _tensor(self, storage: Any, offset: Any, size: tuple[int, ...], stride: tuple[int, ...], *kind: Any) -> Stored:
         if not isinstance(storage, Persistent) or not isinstance(storage.id, tuple) or len(storage.id) < 5:
             raise CheckpointError(f"{self.path}: a tensor without a storage. It is damaged.")
-        storage_type, key = storage.id[1], str(storage.id[2])
+        storage_type, key = storage.id[1], _key(storage.id)
         dtype = _STORAGES.get(getattr(storage_type, "name", ""))
         if kind and isinstance(kind[0], Global):  # version 3 names the type beside an untyped storage
             dtype = getattr(torch, kind[0].name, None)
         if not isinstance(dtype, torch.dtype):
-            raise CheckpointError(f"{self.path}: a tensor of type {storage_type}, which holds no weights.")
+            raise CheckpointError(f"{self.path}: a tensor of type {shown(storage_type)}, which holds no weights.")
         data = self.storages.get(key)
         if data is None:
             raise CheckpointError(f"{self.path}: storage '{key}' is missing. It is damaged: copy it again.")
+        (offset,) = _whole_numbers(self.path, (offset,))
         shape, strides = _whole_numbers(self.path, size), _whole_numbers(self.path, stride)
         last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) if 0 not in shape else -1
-        if offset < 0 or (last + 1) * dtype.itemsize > len(data):
+        # A stride of 0 repeats numbers without end: weights are never saved so.
+        needed = max(last + 1, math.prod(shape)) * dtype.itemsize
+        if needed > len(data):
             raise CheckpointError(
-                f"{self.path}: a tensor of shape {list(shape)} needs {(last + 1) * dtype.itemsize:,} bytes of storage "
-                f"'{key}', which has {len(data):,}. It is damaged: copy it again."
+                f"{self.path}: a tensor of shape {shown(list(shape))} needs {needed:,} bytes of storage '{key}', which "
+                f"has {len(data):,}. It is damaged: copy it again."
             )
 
         def read_tensor() -> Tensor:
@@ -180,8 +146,13 @@ def _whole_numbers(path: Path, values: Any) -> tuple[int, ...]:
     if isinstance(values, Object):  # torch.Size
         values = values.args[0]
     if not isinstance(values, tuple | list) or not all(type(n) is int and n >= 0 for n in values):
-        raise CheckpointError(f"{path}: {str(values)[:80]!r} is no shape or stride of a tensor. It is damaged.")
+        raise CheckpointError(f"{path}: {shown(values)} is no shape or stride of a tensor. It is damaged.")
     return tuple(values)
+
+
+def _key(about: tuple[Any, ...]) -> str:
+    """What a storage is called."""
+    return about[2] if isinstance(about[2], str) else shown(about[2])
 
 
 # The archive of today
@@ -245,9 +216,9 @@ def _old_storages(path: Path, data: memoryview, content: PickleMachine) -> dict[
     keys = machine.load()
     if not isinstance(keys, list):
         raise CheckpointError(f"{path}: no list of storages. It is damaged: copy it again.")
-    sizes = {str(found[2]): _STORAGES.get(getattr(found[1], "name", "")) for found in _persistent_ids(content)}
+    sizes = {_key(found): _STORAGES.get(getattr(found[1], "name", "")) for found in _persistent_ids(content)}
     at, storages = machine.end, {}
-    for key in map(str, keys):
+    for key in (each if isinstance(each, str) else shown(each) for each in keys):
         dtype = sizes.get(key)
         count = struct.unpack("<q", data[at : at + 8])[0] if len(data) >= at + 8 else -1
         size = count * (dtype.itemsize if dtype else 0)
@@ -323,10 +294,7 @@ _PIECE = 4 * 2**20
 
 
 def _pieces(stored: Stored) -> Iterator[memoryview]:
-    tensor = stored.read().detach().contiguous()
-    if tensor.shape != stored.shape or tensor.dtype != stored.dtype:
-        raise AssertionError(f"announced {stored.shape} {stored.dtype}, got {tensor.shape} {tensor.dtype}")
-    flat = tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
+    flat = stored.read_bytes()
     for start in range(0, len(flat), _PIECE):
         yield flat[start : start + _PIECE]
 

@@ -1,6 +1,6 @@
 """What a module of this package offers, and what is handed in and out of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gptworks.checkpoint.formats.pickle_machine import shown
 from gptworks.checkpoint.rules import Matched
 from gptworks.checkpoint.stored import Stored
 from gptworks.config.load import from_dict
@@ -36,10 +37,22 @@ class Opened:
     carried: Callable[[], Tokenizer] | None = None  # the tokenizer inside the file itself
     eod_id: int | None = None
     remarks: list[str] = field(default_factory=list)  # what a user should know: ignored tensors, unknown classes
+    overruled: dict[str, object] = field(default_factory=dict)  # what the files say and the user stated otherwise
 
     @property
     def tensors(self) -> dict[str, Stored]:
         return self.matched.tensors
+
+    @property
+    def notes(self) -> list[str]:
+        """The remarks, and every number of the user's that contradicts the files."""
+        return [
+            *self.remarks,
+            *(
+                f"model.{name} is {getattr(self.model, name)} as stated with -o, and the checkpoint says {said}"
+                for name, said in self.overruled.items()
+            ),
+        ]
 
     def require_whole(self) -> "Opened":
         """Every tensor is there, none is left over, all have the right shape."""
@@ -67,9 +80,7 @@ class Opened:
             return self.carried()
         if self.tokenizer is None:
             return None
-        files = ("tokenizer.json", "vocab.json", "encoder.json")
-        is_there = any((self.tokenizer / file).is_file() for file in files) or model_in(self.tokenizer)
-        return Tokenizer.from_pretrained(self.tokenizer) if is_there else None
+        return Tokenizer.from_pretrained(self.tokenizer) if _has_tokenizer(self.tokenizer) else None
 
     def tensor(self, name: str, shape: torch.Size) -> Tensor:
         if name not in self.tensors:
@@ -119,12 +130,32 @@ class System(Protocol):
         """Into a folder that is empty and exists, or the file to make. Gives the files written."""
 
 
+def tokenizer_folder(*places: Path) -> Path | None:
+    """The first folder in which one lies, such as that of a checkpoint, then the one above it."""
+    return next((place for place in places if place.is_dir() and _has_tokenizer(place)), None)
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    files = ("tokenizer.json", "vocab.json", "encoder.json")
+    return any((folder / file).is_file() for file in files) or bool(model_in(folder))
+
+
 def model_config(values: Mapping[str, object], where: str) -> ModelConfig:
     """Checked as a config of ours is; what is wrong is the checkpoint's."""
+    for key, value in values.items():
+        is_plain = value is None or isinstance(value, bool | float | str)
+        if not is_plain and not (isinstance(value, int) and abs(value) < 2**63):
+            raise CheckpointError(f"{where}: model.{key} is {shown(value)}, needed a number or a word.")
     try:
         return from_dict({"model": dict(values)}, where).model
     except ConfigError as error:
         raise CheckpointError(str(error)) from None
+
+
+def left_alone(unknown: Sequence[str], file: Path | None = None) -> list[str]:
+    """A remark about classes and functions that a pickle names, and that were not called."""
+    where = f"{file}: " if file is not None else ""
+    return [f"{where}classes that were left alone: {', '.join(unknown)}"] if unknown else []
 
 
 def require_divisible(model: ModelConfig, cut: Cut) -> None:

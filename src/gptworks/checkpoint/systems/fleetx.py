@@ -13,11 +13,20 @@ from typing import Any
 import yaml
 
 from gptworks.checkpoint.formats import pdparams
-from gptworks.checkpoint.rules import infer_model, match, split
+from gptworks.checkpoint.rules import compare_copies, infer_model, match, overruled, split
 from gptworks.checkpoint.stored import Stored, StoredTensors
 from gptworks.checkpoint.systems import paddle_names
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config, require_divisible
-from gptworks.checkpoint.systems.paddle_names import BLOCK, FIXED, NORM, POSITIONS, WORDS
+from gptworks.checkpoint.systems.contract import (
+    EXACT,
+    Cut,
+    Opened,
+    Weights,
+    left_alone,
+    model_config,
+    require_divisible,
+    tokenizer_folder,
+)
+from gptworks.checkpoint.systems.paddle_names import FIXED, NORM, POSITIONS, WORDS
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
 
@@ -32,7 +41,6 @@ META = "meta_state.pdopt"
 CONFIG = "model.yaml"
 _RANK = re.compile(r"mp_(\d+)_sharding_(\d+)_pp_(\d+)")
 _STEP = re.compile(r"(?:epoch_(\d+)_)?step_(\d+)")
-_TOKENIZERS = ("tokenizer.json", "vocab.json")
 Rank = tuple[int, int, int]  # tensor-parallel, sharding, pipeline
 
 
@@ -48,11 +56,15 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     shards, remarks = _shards(folder, files)
     table, qkv = paddle_names.table_of(shards[0])
     section, config = _configured(_where_configs_are(folder, path))
-    values = infer_model(table, shards, {**FIXED, **_known(section)}, given, str(path))
+    said = _known(section)
+    # It lies beside, and may be of another run: what the user states wins, with a note.
+    own = {name: value for name, value in said.items() if name not in given}
+    values = infer_model(table, shards, {**FIXED, **own}, given, str(path))
     if config is not None and "num_heads" not in given:
         _require_same_model(section, values, config)
         about["heads"] = f"from {config.name}"
     model = model_config(values, str(path))
+    remarks += compare_copies(table, shards, model, str(path))
     stages = len({pp for _, _, pp in files})
     if len(shards) * stages > 1:
         about["layout"] = f"tensor {len(shards)} x pipeline {stages}"
@@ -64,8 +76,9 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         match(table, shards, model),
         about=about,
         files=[file for rank, file in sorted(files.items()) if rank[1] == 0],
-        tokenizer=folder if any((folder / name).is_file() for name in _TOKENIZERS) else None,
+        tokenizer=tokenizer_folder(*_where_configs_are(folder, path)),
         remarks=remarks,
+        overruled=overruled(said, given),
     )
 
 
@@ -173,8 +186,7 @@ def _shards(folder: Path, files: Mapping[Rank, Path]) -> tuple[list[dict[str, St
         shard: dict[str, Stored] = {}
         for pp in range(sizes[2]):
             read = pdparams.read(files[mp, 0, pp])
-            if read.unknown:
-                remarks.append(f"{files[mp, 0, pp]}: left alone what {', '.join(read.unknown)} would make")
+            remarks += left_alone(read.unknown, files[mp, 0, pp])
             _require_copies(files, (mp, 0, pp), read.tensors)
             _add_stage(shard, read.tensors, files[mp, 0, pp])
         shards.append(paddle_names.without_head(shard, str(folder)))
@@ -206,7 +218,7 @@ def _require_copies(files: Mapping[Rank, Path], rank: Rank, tensors: StoredTenso
 
 def _add_stage(shard: dict[str, Stored], tensors: StoredTensors, file: Path) -> None:
     for theirs, stored in tensors.items():
-        name = plain_name(theirs)
+        name = paddle_names.plain_name(theirs)
         if name not in shard:
             shard[name] = stored
         elif name == WORDS:  # on the last stage as well, for the head
@@ -217,27 +229,6 @@ def _add_stage(shard: dict[str, Stored], tensors: StoredTensors, file: Path) -> 
                 )
         elif name != POSITIONS:  # the last stage makes some that it never uses nor trains
             raise CheckpointError(f"{file}: '{theirs}' is in two places. The stages belong to different runs.")
-
-
-def plain_name(name: str) -> str:
-    """That of a model in one process.
-
-    >>> plain_name("_layers.3.norm1.weight"), plain_name("shared_layers.embed.word_embeddings.weight")
-    ('gpt.decoder.layers.2.norm1.weight', 'gpt.embeddings.word_embeddings.weight')
-    """
-    name = name.removeprefix("_layers.")
-    if name.startswith("shared_layers.embed."):
-        return name.replace("shared_layers.embed.", "gpt.embeddings.", 1)
-    # Interleaved stages number their layers from the first of each chunk: "5.1." is layer 6.
-    numbered = re.fullmatch(r"(\d{1,6})\.(?:(\d{1,6})\.)?(.+)", name)
-    if numbered is None:
-        return name if name.startswith(("gpt.", "lm_head.")) else f"gpt.{name}"
-    layer, rest = int(numbered[1]) + int(numbered[2] or 0), numbered[3]
-    if rest.removeprefix("embed.").startswith(("word_embeddings.", "position_embeddings.")):
-        return f"gpt.embeddings.{rest.removeprefix('embed.')}"
-    if rest.removeprefix("norm.") in ("weight", "bias"):
-        return f"{NORM}.{rest.removeprefix('norm.')}"
-    return f"{BLOCK.replace('{i}', str(layer - 1))}.{rest}"
 
 
 def _saved_names(tensors: StoredTensors, layers: int, cut: Cut, stage: int) -> dict[str, Stored]:

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from gptworks.checkpoint.formats import gguf_file
+from gptworks.checkpoint.formats import gguf_file, raw_bytes
 from gptworks.checkpoint.formats.gguf_file import BF16, BLOCK, F16, F32, Q8_0, GgufFile, Value
-from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, our_shapes, split
+from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, our_shapes, overruled, split
 from gptworks.checkpoint.systems import gguf_vocabulary
 from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError, TokenizerError
-from gptworks.tokenizer import Tokenizer
+from gptworks.tokenizer import Tokenizer, gpt2_for
 
 NAME = "gguf"
 TITLE = "GGUF file of llama.cpp"
@@ -46,7 +47,7 @@ TABLE = Table(
     ]
 )
 _FILE_TYPES = {F32: 0, F16: 1, Q8_0: 7, BF16: 32}  # llama.cpp's numbers of "mostly this"
-_PADDING = 1024  # Megatron's vocabularies are padded to 128 x tp, and tp is 8 at most
+_PIECE = 2**20  # bytes
 _QUANTISATION = 2  # version of ggml's blocks
 _COUNTS = {
     "num_layers": "block_count",
@@ -68,13 +69,10 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         raise CheckpointError(f"{path}: general.architecture is {architecture!r}, needed 'gpt2'.")
     if (parts := file.settings.get("split.count", 1)) != 1:
         raise CheckpointError(f"{path}: one of {parts} parts. Join them with llama-gguf-split --merge.")
-    is_tied = _is_tied(file)
-    known = {**_known(path, file), "tied": is_tied, "gelu": "tanh"}
+    is_tied = _is_tied(path, file)
+    said = _known(path, file)
+    known = {**said, "tied": is_tied, "gelu": "tanh"}
     model = model_config(infer_model(TABLE, [file.tensors], known, given, str(path)), str(path))
-    if model.num_layers > len(file.tensors):  # before a list of all their tensors is made
-        raise CheckpointError(
-            f"{path}: {model.num_layers} blocks are announced, and it holds {len(file.tensors)} tensors."
-        )
     eod_id = file.settings.get("tokenizer.ggml.eos_token_id")
     has_words = file.settings.get("tokenizer.ggml.model") == "gpt2" or "tokenizer.huggingface.json" in file.settings
     stored_as = Counter(gguf_file.NAMES[kind] for kind in file.types.values())
@@ -93,6 +91,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         carried=(lambda: gguf_vocabulary.carried_by(path)) if has_words else None,
         eod_id=eod_id if type(eod_id) is int and eod_id < model.vocab_size else None,
         remarks=remarks,
+        overruled=overruled(said, given),
     )
 
 
@@ -146,11 +145,11 @@ def _tokenizer_for(weights: Weights) -> Tokenizer | None:
             return found
     except TokenizerError as error:
         weights.notes.append(str(error))
-    beyond = weights.model.vocab_size - gguf_vocabulary.GPT2_WORDS
-    if not 0 <= beyond < _PADDING:
-        return None
-    weights.notes.append("no tokenizer comes with the source: GPT-2's was written, since the vocabulary has its size")
-    return Tokenizer.from_pretrained("gpt2")
+    if (found := gpt2_for(weights.model.vocab_size)) is not None:
+        weights.notes.append(
+            "no tokenizer comes with the source: GPT-2's was written, since the vocabulary has its size"
+        )
+    return found
 
 
 def _known(path: Path, file: GgufFile) -> dict[str, object]:
@@ -168,12 +167,16 @@ def _known(path: Path, file: GgufFile) -> dict[str, object]:
     return found
 
 
-def _is_tied(file: GgufFile) -> bool:
+def _is_tied(path: Path, file: GgufFile) -> bool:
     """Older converters wrote a tied head as well. It is compared a piece at a time, up to the first difference."""
     if "output.weight" not in file.tensors or "token_embd.weight" not in file.tensors:
         return "output.weight" not in file.tensors
-    head, words = (file.raw[name] for name in ("output.weight", "token_embd.weight"))
+    head, words = (file.places[name] for name in ("output.weight", "token_embd.weight"))
     if file.types["output.weight"] != file.types["token_embd.weight"] or len(head) != len(words):
         return False
-    step = 2**20
-    return all(head[begin : begin + step] == words[begin : begin + step] for begin in range(0, len(head), step))
+    return all(
+        torch.equal(
+            *(raw_bytes.read_pieces(path, [place[begin : begin + _PIECE]], torch.uint8) for place in (head, words))
+        )
+        for begin in range(0, len(head), _PIECE)
+    )

@@ -16,7 +16,6 @@ from gptworks.checkpoint.formats.gguf_file import Value
 from gptworks.errors import CheckpointError, TokenizerError
 from gptworks.tokenizer import Tokenizer
 
-GPT2_WORDS = 50257
 _WHOLE = "tokenizer.huggingface.json"
 _GPT2_SPLITS = ("gpt-2", "default", "")  # files of before it was written have none
 _NORMAL, _CONTROL, _ADDED, _UNUSED = 1, 3, 4, 5

@@ -4,6 +4,7 @@ It is our portable checkpoint as well.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,18 @@ from typing import Any
 from torch import Tensor
 
 from gptworks.checkpoint.formats import safetensors_file, torch_file
-from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, split
+from gptworks.checkpoint.formats.pickle_machine import shown
+from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, other_head, overruled, settle, split
 from gptworks.checkpoint.stored import Stored, StoredTensors, in_memory
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config
+from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, left_alone, model_config
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
+from gptworks.tokenizer import bundled
 
 NAME = "hf"
 TITLE = "Hugging Face GPT-2 folder"
 CUTS = False
 SUFFIX = ""
-_BARE = "pytorch_model.bin"
 TOLERANCE = EXACT
 
 # Their matrices are [in, out], and their QKV is all q, all k, all v.
@@ -47,6 +49,7 @@ TABLE = Table(
     ]
 )
 _RULES = {rule.ours: rule for rule in TABLE.rules}
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _BUFFERS = r"\.attn\.(bias|masked_bias)$"  # causal masks that old files carry
 _GELU = {"tanh": "gelu_new", "erf": "gelu", "sigmoid": "quick_gelu"}
 _GELU_READ = {
@@ -60,7 +63,7 @@ _GELU_READ = {
 
 def recognise(path: Path) -> bool:
     if path.is_file():
-        return path.name == _BARE and torch_file.is_torch_file(path)
+        return _is_file_of_gpt2(path)
     try:
         return json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"] == "gpt2"
     except (OSError, ValueError, TypeError, LookupError):
@@ -68,38 +71,34 @@ def recognise(path: Path) -> bool:
 
 
 def open(path: Path, given: Mapping[str, object]) -> Opened:
-    if path.is_file():
-        return _open_bare(path, given)
-    model = read_config(path, given)
-    tensors, files = _open(path)
-    eod_id = json.loads((path / "config.json").read_text(encoding="utf-8")).get("eos_token_id")
-    about = {"files": len(files)} if len(files) > 1 else {}
+    """A folder, or a file of weights: with the config.json beside it, or with numbers from shapes and the user."""
+    folder = path.parent if path.is_file() else path
+    is_part = path.is_file() and path in _named_by_an_index(folder)
+    tensors, files, remarks = _open(folder) if path.is_dir() or is_part else _open_file(path)
+    tensors = _with_prefix(tensors)
+    about: dict[str, Any] = {"files": len(files)} if len(files) > 1 else {}
+    said: dict[str, object] = {}
+    eod_id = None
+    if path.is_dir() or (folder / "config.json").is_file():
+        said = _said(folder)
+        model = read_config(folder, given)
+        eod_id = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("eos_token_id")
+    else:
+        known = {"gelu": "tanh", "layernorm_eps": 1e-5, "tied": other_head(TABLE, [tensors]) is None}
+        model = model_config(infer_model(TABLE, [tensors], known, given, str(path)), str(path))
+        about["config"] = "none beside it: GPT-2's GELU and epsilon are taken"
     return Opened(
         path,
         NAME,
         model,
-        match(TABLE, [_with_prefix(tensors)], model, ignored=_BUFFERS),
+        match(TABLE, [tensors], model, ignored=_BUFFERS, where=str(path)),
         about=about,
         files=files,
-        tokenizer=path,
+        tokenizer=folder,
         eod_id=eod_id if type(eod_id) is int else None,
+        remarks=remarks,
+        overruled=overruled(said, given),
     )
-
-
-def _open_bare(file: Path, given: Mapping[str, object]) -> Opened:
-    """The file alone, as MindFormers' document has it downloaded: GPT-2, whose heads are all 64 wide."""
-    if (file.parent / "config.json").is_file():
-        return open(file.parent, given)
-    tensors = _with_prefix(_read_pickle(file))
-    hidden = tensors["transformer.wte.weight"].shape[-1] if "transformer.wte.weight" in tensors else 0
-    usual = {"num_heads": hidden // 64} if hidden and hidden % 64 == 0 else {}
-    known = {"gelu": "tanh", "layernorm_eps": 1e-5, "tied": "lm_head.weight" not in tensors} | usual
-    model = model_config(infer_model(TABLE, [tensors], known, given, str(file)), str(file))
-    remarks = []
-    if usual and "num_heads" not in given:
-        remarks.append(f"no config.json beside {file.name}: {hidden // 64} heads, as GPT-2 of this width has")
-    matched = match(TABLE, [tensors], model, ignored=_BUFFERS)
-    return Opened(file, NAME, model, matched, files=[file], remarks=remarks)
 
 
 def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008
@@ -174,6 +173,11 @@ def config_json(cfg: ModelConfig, eod_id: int | None, dtype: str = "float32") ->
 
 def read_config(folder: Path, given: Mapping[str, object] | None = None) -> ModelConfig:
     path = folder / "config.json"
+    return model_config(settle(_said(folder), given or {}, str(path)), str(path))
+
+
+def _said(folder: Path) -> dict[str, object]:
+    path = folder / "config.json"
     try:
         theirs = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -194,12 +198,12 @@ def read_config(folder: Path, given: Mapping[str, object] | None = None) -> Mode
     gelu = theirs.get("activation_function", "gelu_new")
     if gelu not in _GELU_READ:
         raise CheckpointError(f"{path}: activation_function {gelu!r}, needed one of {sorted(_GELU_READ)}.")
-    model = {
+    return {
         "num_layers": theirs.get("n_layer", 12),
         "hidden_size": theirs.get("n_embd", 768),
         "num_heads": theirs.get("n_head", 12),
         "ffn_size": theirs.get("n_inner"),  # null = 4 x hidden_size, here as there
-        "vocab_size": theirs.get("vocab_size", 50257),
+        "vocab_size": theirs.get("vocab_size", bundled.SIZE),
         "max_positions": theirs.get("n_positions", 1024),
         "tied": theirs.get("tie_word_embeddings", True),
         "gelu": _GELU_READ[gelu],
@@ -208,7 +212,6 @@ def read_config(folder: Path, given: Mapping[str, object] | None = None) -> Mode
         "dropout_attention": theirs.get("attn_pdrop", 0.1),
         "layernorm_eps": theirs.get("layer_norm_epsilon", 1e-5),
     }
-    return model_config(model | dict(given or {}), str(path))
 
 
 def _with_prefix(tensors: StoredTensors) -> StoredTensors:
@@ -218,8 +221,9 @@ def _with_prefix(tensors: StoredTensors) -> StoredTensors:
     return {name if name.startswith("lm_head.") else f"transformer.{name}": each for name, each in tensors.items()}
 
 
-def _open(folder: Path) -> tuple[dict[str, Stored], list[Path]]:
-    for kind, index in (("safetensors", "model.safetensors.index.json"), ("bin", "pytorch_model.bin.index.json")):
+def _open(folder: Path) -> tuple[StoredTensors, list[Path], list[str]]:
+    """Tensors, files, and what a user should know about them."""
+    for index in _INDEXES:
         whole = folder / index.removesuffix(".index.json")
         if (folder / index).is_file():
             files = _shards(folder / index)
@@ -232,21 +236,49 @@ def _open(folder: Path) -> tuple[dict[str, Stored], list[Path]]:
             raise CheckpointError(
                 f"{folder}: {missing[0].name} is missing, which {index} names. Copy the folder again."
             )
-        read = _read_safetensors if kind == "safetensors" else _read_pickle
-        return {name: each for file in files for name, each in read(file).items()}, files
+        remarks: list[str] = []
+        tensors: dict[str, Stored] = {}
+        for file in files:
+            tensors |= _read(file, remarks)
+        return tensors, files, remarks
     raise CheckpointError(
         f"{folder}: model.safetensors is missing. Needed: model.safetensors, its shards, or pytorch_model.bin."
     )
 
 
-def _read_safetensors(file: Path) -> dict[str, Stored]:
-    return safetensors_file.read(file)
+def _open_file(path: Path) -> tuple[StoredTensors, list[Path], list[str]]:
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file or folder.")
+    remarks: list[str] = []
+    return _read(path, remarks), [path], remarks
 
 
-def _read_pickle(file: Path) -> dict[str, Stored]:
-    content = torch_file.read(file).content
+def _is_file_of_gpt2(path: Path) -> bool:
+    """By the names of its tensors."""
+    try:
+        is_known = path.suffix == ".safetensors" or torch_file.is_torch_file(path)
+        names = set(_read(path, [])) if is_known else set()
+    except CheckpointError:
+        return path.name in ("model.safetensors", "pytorch_model.bin")
+    return any(re.fullmatch(r"(transformer\.)?h\.\d+\.attn\.c_attn\.weight", name) for name in names)
+
+
+def _named_by_an_index(folder: Path) -> list[Path]:
+    return [file for name in _INDEXES if (folder / name).is_file() for file in _shards(folder / name)]
+
+
+def _read(file: Path, remarks: list[str]) -> dict[str, Stored]:
+    return safetensors_file.read(file) if file.suffix == ".safetensors" else _read_pickle(file, remarks)
+
+
+def _read_pickle(file: Path, remarks: list[str]) -> dict[str, Stored]:
+    found = torch_file.read(file)
+    content = found.content
     if not isinstance(content, dict):
         raise CheckpointError(f"{file}: holds a {type(content).__name__}, needed a dictionary of tensors.")
+    remarks += left_alone(found.unknown, file)
+    if others := [str(name) for name, each in content.items() if not isinstance(each, Stored)]:
+        remarks.append(f"{file}: left out what is no tensor: {shown(others)}")
     return {str(name): each for name, each in content.items() if isinstance(each, Stored)}
 
 

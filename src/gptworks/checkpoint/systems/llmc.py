@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gptworks.checkpoint.formats import llmc_weights
-from gptworks.checkpoint.rules import Rule, Table, block_rules, match, our_shapes, split
+from gptworks.checkpoint.rules import Rule, Table, block_rules, match, our_shapes, overruled, settle, split
 from gptworks.checkpoint.stored import Stored
 from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config
 from gptworks.config.schema import ModelConfig
@@ -66,13 +66,22 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     width, layers = numbers["hidden_size"], numbers["num_layers"]
     per_layer = 12 * width**2 + 13 * width
     file.require((rows + numbers["max_positions"] + 2) * width + layers * per_layer)
-    model = model_config({**numbers, "layernorm_eps": _EPS, **given}, str(path))
+    model = model_config({"layernorm_eps": _EPS, **settle(numbers, given, str(path))}, str(path))
     arrays = file.arrays(_shapes(model, rows))
-    arrays["wte"] = _first_rows(arrays["wte"], numbers["vocab_size"])
+    arrays["wte"] = arrays["wte"].first_rows(numbers["vocab_size"])
     about: dict[str, Any] = {"vocabulary": f"{rows:,} rows in the file"} if rows != model.vocab_size else {}
     if step := re.fullmatch(r"model_(\d{8})\.bin", path.name):  # as its trainer names them
         about["step"] = int(step[1])
-    return Opened(path, NAME, model, match(TABLE, [arrays], model), about=about, files=[path])
+    return Opened(
+        path,
+        NAME,
+        model,
+        match(TABLE, [arrays], model),
+        about=about,
+        files=[path],
+        tokenizer=path.parent,
+        overruled=overruled(numbers, given),
+    )
 
 
 def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008
@@ -115,10 +124,6 @@ def _require_known_shape(model: ModelConfig) -> None:
             raise CheckpointError(
                 f"model.{name} is {got}, and llm.c computes with {needed}: it would give other logits.{advice}"
             )
-
-
-def _first_rows(stored: Stored, count: int) -> Stored:
-    return Stored(torch.Size([count, stored.shape[1]]), stored.dtype, lambda: stored.read()[:count])
 
 
 def _padded(stored: Stored, rows: int) -> Stored:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gptworks.checkpoint.rules import Rule, Table, block_rules
+from gptworks.checkpoint.rules import OrderUnknownError, Rule, Table, block_rules
 from gptworks.checkpoint.stored import Stored
 from gptworks.checkpoint.systems import megatron_folder
 from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights
@@ -48,6 +48,7 @@ def _table(order: str) -> Table:
     )
 
 
+QKV_VERSION = "qkv_version"  # in what the user states
 TABLES = {order: _table(order) for order in ("3ad", "ad3", "a3d")}
 _SAID = {"3ad": "q|k|v, head, size", "ad3": "head, size, q|k|v", "a3d": "head, q|k|v, size"}
 
@@ -58,10 +59,14 @@ def recognise(path: Path) -> bool:
 
 def open(path: Path, given: Mapping[str, object]) -> Opened:
     loaded = megatron_folder.load(path, _canonical)
-    order = _order(loaded.version, str(path))
-    version = "not stated, so 0" if loaded.version is None else str(loaded.version)
-    about = {"checkpoint_version": version, "order_of_qkv": _SAID[order]}
-    return megatron_folder.open_with(loaded, NAME, TABLES[order], given, about)
+    numbers = {name: value for name, value in given.items() if name != QKV_VERSION}
+    version, remarks = _version(loaded, given.get(QKV_VERSION))
+    order = _order(version, str(path))
+    said = "not stated, so 0" if remarks else str(version)
+    about = {"checkpoint_version": said, "order_of_qkv": _SAID[order]}
+    opened = megatron_folder.open_with(loaded, NAME, TABLES[order], numbers, about)
+    opened.remarks.extend(remarks)
+    return opened
 
 
 def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008
@@ -85,9 +90,30 @@ def _canonical(name: str) -> str | None:
     return re.sub(r"(\.layers\.\d+)\.attention\.", r"\1.self_attention.", name)
 
 
+def _version(loaded: megatron_folder.Loaded, stated: object) -> tuple[object, list[str]]:
+    if loaded.version is not None:
+        if stated is not None and stated != loaded.version:
+            raise CheckpointError(
+                f"{loaded.path}: its checkpoint_version is {str(loaded.version)[:40]}, and -o {QKV_VERSION}={stated} "
+                "says otherwise. Leave the option out."
+            )
+        return loaded.version, []
+    if stated is not None:
+        return stated, []
+    if loaded.is_bare:
+        raise OrderUnknownError(
+            f"{loaded.path}: tensors alone, without the checkpoint_version that Megatron saves beside them, on which "
+            f"the order of QKV hangs. State it: -o {QKV_VERSION}=0 (the oldest: {_SAID['3ad']}), "
+            f"-o {QKV_VERSION}=1 ({_SAID['ad3']}) or -o {QKV_VERSION}=3 (2 and later: {_SAID['a3d']}). A wrong one "
+            "loads and computes nonsense."
+        )
+    return 0, [
+        f"no checkpoint_version is in it: read as version 0 ({_SAID['3ad']}), as Megatron itself does; "
+        f"-o {QKV_VERSION}=N states another"
+    ]
+
+
 def _order(version: object, where: str) -> str:
-    if version is None:
-        return "3ad"
     if isinstance(version, int | float) and (version in (0, 1) or version >= 2):
         return "3ad" if version == 0 else "ad3" if version == 1 else "a3d"
     raise CheckpointError(

@@ -15,17 +15,37 @@ from typing import Any
 import torch
 
 from gptworks.checkpoint.formats import torch_file
-from gptworks.checkpoint.formats.pickle_machine import Object
-from gptworks.checkpoint.rules import Table, infer_model, match, require_same_head, split, zero_biases
+from gptworks.checkpoint.formats.pickle_machine import Object, shown
+from gptworks.checkpoint.rules import (
+    Table,
+    compare_copies,
+    infer_model,
+    match,
+    other_head,
+    overruled,
+    split,
+    zero_biases,
+)
 from gptworks.checkpoint.stored import Stored, StoredTensors
-from gptworks.checkpoint.systems.contract import Cut, Opened, Weights, model_config, require_divisible
+from gptworks.checkpoint.systems.contract import (
+    Cut,
+    Opened,
+    Weights,
+    left_alone,
+    model_config,
+    require_divisible,
+    tokenizer_folder,
+)
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
+from gptworks.tokenizer import bundled
 
 TRACKER = "latest_checkpointed_iteration.txt"
 FILE = "model_optim_rng.pt"
 _FILES = (FILE, "model_rng.pt")  # the second where the optimizer is saved apart
 _RANK = re.compile(r"mp_rank_(\d{2,3})(?:_(\d{3}))?")
+_QUOTES = "'\""
+_SAVED = re.compile(r"iter_\d{7}|release")
 _LAYER = re.compile(r"(.*\blayers\.)(\d{1,6})(\..*)")
 
 
@@ -38,6 +58,7 @@ class Loaded:
     pp: int
     settings: dict[str, Any] | None  # Megatron's args
     version: object  # checkpoint_version; None when it is not stated
+    is_bare: bool  # a dictionary of tensors and nothing else, as no Megatron saves it
     step: int | None
     files: list[Path]
     unknown: list[str]  # classes in the files that were left alone
@@ -98,6 +119,7 @@ def load(path: Path, canonical: Callable[[str], str | None]) -> Loaded:
     for rank in range(tp):
         stages = [_chunks(contents[rank, stage], pieces[rank, stage]) for stage in range(pp)]
         tensors.append(_joined(stages, canonical, f"{path}, tensor-parallel rank {rank}"))
+    _require_one_save(contents, pieces)
     first = contents[0, 0]
     step = first.get("iteration")
     return Loaded(
@@ -106,10 +128,31 @@ def load(path: Path, canonical: Callable[[str], str | None]) -> Loaded:
         pp,
         _settings(first.get("args")),
         first.get("checkpoint_version"),
+        not any(key in first for key in ("model", "model0", "checkpoint_version")),
         step if type(step) is int else None,
         [pieces[at] for at in sorted(pieces)],
         sorted({name for found in read.values() for name in found.unknown}),
     )
+
+
+def _require_one_save(contents: Mapping[tuple[int, int], Mapping[Any, Any]], pieces: Mapping[Any, Path]) -> None:
+    """Ranks of different runs, or of different steps, fit together by their shapes."""
+    for at, content in contents.items():
+        mine, first = _of_the_save(content), _of_the_save(contents[0, 0])
+        for name in first:
+            if mine[name] != first[name]:
+                raise CheckpointError(
+                    f"{pieces[at]}: {name} is {str(mine[name])[:40]}, and {pieces[0, 0].parent.name} has "
+                    f"{str(first[name])[:40]}. The ranks are of different runs or steps: copy the folder again."
+                )
+
+
+def _of_the_save(content: Mapping[Any, Any]) -> dict[str, object]:
+    settings = _settings(content.get("args")) or {}
+    names = ["num_layers", "num_attention_heads", "hidden_size"]
+    names += ["tensor_model_parallel_size", "pipeline_model_parallel_size"]
+    found: dict[str, object] = {name: content.get(name) for name in ("checkpoint_version", "iteration")}
+    return found | {f"args.{name}": settings.get(name) for name in names}
 
 
 def _pieces(path: Path) -> dict[tuple[int, int], Path]:
@@ -119,7 +162,7 @@ def _pieces(path: Path) -> dict[tuple[int, int], Path]:
     root = path.parent if path.name == TRACKER else path
     if (root / TRACKER).is_file():
         root = _latest(root)
-    if (root / ".metadata").is_file():
+    if (root / ".metadata").is_file() and _SAVED.fullmatch(root.name):  # others save so too, we among them
         raise CheckpointError(
             f"{root}: a distributed checkpoint (--ckpt-format torch_dist), which has no mp_rank folders. "
             "Save it once more from Megatron with --ckpt-format torch."
@@ -131,6 +174,16 @@ def _pieces(path: Path) -> dict[tuple[int, int], Path]:
         name = _RANK.fullmatch(folder.name)
         if name and (file := _file_in(folder)):
             found[int(name[1]), int(name[2] or 0)] = file
+    return found
+
+
+def _folders_of(path: Path) -> list[Path]:
+    """That of a rank, of the iteration and of them all: as far as the path tells."""
+    found = [path.resolve() if path.is_dir() else path.resolve().parent]
+    if _RANK.fullmatch(found[-1].name):
+        found.append(found[-1].parent)
+    if _SAVED.fullmatch(found[-1].name):
+        found.append(found[-1].parent)
     return found
 
 
@@ -164,16 +217,21 @@ def _chunks(content: Mapping[Any, Any], file: Path) -> list[dict[str, Stored]]:
     return [found]
 
 
-def _flat(value: object, prefix: str = "", depth: int = 0) -> dict[str, Stored]:
-    """Dictionaries in dictionaries, as Megatron saved until it went over to dotted names; they may also be mixed."""
-    if not isinstance(value, dict) or depth > 12:
+def _flat(value: object, prefix: str = "", depth: int = 0, seen: set[int] | None = None) -> dict[str, Stored]:
+    """Dictionaries in dictionaries, as Megatron saved until it went over to dotted names; they may also be mixed.
+
+    One that is there under several names is looked at once: all ways through a net of them would have no end.
+    """
+    seen = set() if seen is None else seen
+    if not isinstance(value, dict) or depth > 12 or id(value) in seen:
         return {}
+    seen.add(id(value))
     found: dict[str, Stored] = {}
     for key, item in value.items():
         if isinstance(item, Stored):
             found[f"{prefix}{key}"] = item
         else:
-            found |= _flat(item, f"{prefix}{key}.", depth + 1)
+            found |= _flat(item, f"{prefix}{key}.", depth + 1, seen)
     return found
 
 
@@ -212,6 +270,8 @@ def _settings(args: object) -> dict[str, Any] | None:
 
 # What the settings mean
 
+_PADDING = 1024  # vocabularies are padded to 128 x tensor-parallel ranks, of which there are 8 at most
+
 _REFUSED = {
     "swiglu": "gated feed-forward layers (SwiGLU)",
     "quick_geglu": "gated feed-forward layers",
@@ -239,19 +299,23 @@ def open_with(loaded: Loaded, system: str, table: Table, given: Mapping[str, obj
             f"{where}: has {values['num_layers']} layers, and its args say num_layers {layers}. {_one_of_many(loaded)}"
         )
     model = model_config(values, where)
-    remarks = [f"classes that were left alone: {', '.join(loaded.unknown)}"] if loaded.unknown else []
+    remarks = left_alone(loaded.unknown)
     if settings.get("add_bias_linear") is False:
         for shard in loaded.tensors:
             shard.update(zero_biases(table, shard, model, ranks=loaded.tp))
         remarks.append("trained without biases (args.add_bias_linear is off): biases of zero, which compute the same")
-    if settings.get("tokenizer_type") == "GPT2BPETokenizer" and model.vocab_size > 50257:
+    if (
+        settings.get("tokenizer_type") == "GPT2BPETokenizer"
+        and bundled.SIZE < model.vocab_size < bundled.SIZE + _PADDING
+    ):
         remarks.append(
-            f"the vocabulary is GPT-2's of 50,257, padded to {model.vocab_size:,}; converting with "
-            "-o model.vocab_size=50257 leaves the padding out"
+            f"the vocabulary is GPT-2's of {bundled.SIZE:,}, padded to {model.vocab_size:,}; converting with "
+            f"-o model.vocab_size={bundled.SIZE} leaves the padding out"
         )
     matched = match(table, loaded.tensors, model)
-    if model.tied:
-        require_same_head(table, loaded.tensors, where)
+    remarks += compare_copies(table, loaded.tensors, model, where)
+    if model.tied and (problem := other_head(table, loaded.tensors)):
+        matched.misshapen.insert(0, problem)
     numbered = {"step": loaded.step} if loaded.step is not None else {}
     return Opened(
         loaded.path,
@@ -260,7 +324,9 @@ def open_with(loaded: Loaded, system: str, table: Table, given: Mapping[str, obj
         matched,
         about={**numbered, "layout": f"tp{loaded.tp}.pp{loaded.pp}", **about},
         files=loaded.files,
+        tokenizer=tokenizer_folder(*_folders_of(loaded.path)),
         remarks=remarks,
+        overruled=overruled(known if loaded.settings is not None else {}, given),
     )
 
 
@@ -280,8 +346,8 @@ def _require_gpt2(settings: Mapping[str, Any], where: str) -> None:
     if refused:
         name, what = refused[0]
         raise CheckpointError(
-            f"{where}: its args say {name}={str(settings[name])[:40]}: {what}. A GPT-2 has none of that, and the "
-            "weights would compute something else."
+            f"{where}: its args say {name}={shown(settings[name]).strip(_QUOTES)}: {what}. A GPT-2 has none of "
+            "that, and the weights would compute something else."
         )
 
 
@@ -347,11 +413,7 @@ def _is_tied(loaded: Loaded, table: Table, given: Mapping[str, object]) -> bool:
     (head,) = next(rule.theirs for rule in table.rules if rule.ours == "head.weight")
     if head not in loaded.tensors[0] or "tied" in given:
         return True
-    try:
-        require_same_head(table, loaded.tensors, "")
-    except CheckpointError:
-        return False
-    return True
+    return other_head(table, loaded.tensors) is None
 
 
 # Writing
@@ -440,7 +502,7 @@ def _args(weights: Weights, cut: Cut) -> dict[str, object]:
         "use_rotary_position_embeddings": False,
         "padded_vocab_size": model.vocab_size,
         "make_vocab_size_divisible_by": 128 if model.vocab_size % (128 * cut.tp) == 0 else 1,
-        "tokenizer_type": "GPT2BPETokenizer",
+        **({"tokenizer_type": "GPT2BPETokenizer"} if 50257 <= model.vocab_size < 50257 + _PADDING else {}),
         "untie_embeddings_and_output_weights": not model.tied,
         "normalization": "LayerNorm",
         "norm_epsilon": model.layernorm_eps,

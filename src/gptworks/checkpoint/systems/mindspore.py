@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.checkpoint.formats import mindspore_ckpt
-from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, split
+from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, overruled, split
 from gptworks.checkpoint.stored import Stored
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config
+from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config, tokenizer_folder
 from gptworks.config import yaml_text
 from gptworks.errors import CheckpointError, ConfigError
 
@@ -69,7 +69,9 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     weights, left_out = _sort(file, content.tensors)
     yaml_file, settings = _settings(file, weights)
     known = _known(yaml_file, settings)
-    model = model_config(infer_model(TABLE, [weights], known, given, str(file)), str(file))
+    # A YAML file that lies beside may be of another run: what the user states wins, with a note.
+    own = {name: value for name, value in known.items() if name not in given}
+    model = model_config(infer_model(TABLE, [weights], own, given, str(file)), str(file))
     about: dict[str, Any] = dict(_progress(file, content.tensors))
     if yaml_file is not None:
         about["settings"] = yaml_file.name
@@ -95,17 +97,17 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         match(TABLE, [weights], model, ignored=_BUFFERS),
         about=about,
         files=[file],
+        tokenizer=tokenizer_folder(
+            file.parent, *([file.parent.parent] if file.parent.name.startswith("rank_") else [])
+        ),
         eod_id=eod_id if type(eod_id) is int else None,
         remarks=remarks,
+        overruled=overruled(known if yaml_file is not None else {}, given),
     )
 
 
 def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008
     """Under the names that MindFormers has had since July 2023."""
-    if not path.name.removesuffix(".part").endswith(SUFFIX):
-        raise CheckpointError(
-            f"{path.name.removesuffix('.part')}: MindSpore loads only files whose names end in {SUFFIX}. Name it so."
-        )
     mindspore_ckpt.write(path, split(TABLE, weights.tensors, weights.model))
     return [path]
 

@@ -16,12 +16,13 @@ from gptworks.checkpoint.rules import (
     block_rules,
     infer_model,
     match,
-    require_same_head,
+    other_head,
+    overruled,
     split,
     zero_biases,
 )
 from gptworks.checkpoint.stored import Stored
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config
+from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, left_alone, model_config
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
 
@@ -80,26 +81,30 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         for name, each in state.items()
         if isinstance(each, Stored)
     }
-    known = _numbers(model_args, content.get("gptworks"))
+    said = _numbers(model_args, content.get("gptworks"))
+    known = {"gelu": "erf", "layernorm_eps": _EPSILON, **said}
     values = infer_model(TABLE, [tensors], known, given, str(file))
     _require_layers(model_args, values, file)
     model = model_config(values, str(file))
-    remarks = [f"classes that were left alone: {', '.join(found.unknown)}"] if found.unknown else []
+    remarks = left_alone(found.unknown)
     if model_args.get("bias") is False:
         tensors |= zero_biases(TABLE, tensors, model)
         remarks.append("trained without biases (bias=False): biases of zero, which compute the same")
-    if model.tied:
-        require_same_head(TABLE, [tensors], str(file))
+    matched = match(TABLE, [tensors], model, ignored=_MASK)
+    if model.tied and (problem := other_head(TABLE, [tensors])):
+        matched.misshapen.insert(0, problem)
     step = content.get("iter_num")
     about = {"step": step} if type(step) is int else {}
     return Opened(
         path,
         NAME,
         model,
-        match(TABLE, [tensors], model, ignored=_MASK),
+        matched,
         about=about | {"gelu": model.gelu},
         files=[file],
+        tokenizer=file.parent,
         remarks=remarks,
+        overruled=overruled(said, given),
     )
 
 
@@ -166,7 +171,8 @@ def _file(path: Path) -> Path:
 
 
 def _numbers(model_args: Mapping[Any, Any], ours: object) -> dict[str, object]:
-    found: dict[str, object] = {"gelu": "erf", "layernorm_eps": _EPSILON}
+    """What the file says of what no shape tells."""
+    found: dict[str, object] = {}
     if isinstance(ours, dict):
         found |= {key: ours[key] for key in ("gelu", "layernorm_eps") if key in ours}
     if model_args.get("n_head") is not None:

@@ -13,7 +13,7 @@ from typing import Any
 from gptworks.checkpoint.formats import oneflow_snapshot
 from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, split
 from gptworks.checkpoint.stored import Stored
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config
+from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config, tokenizer_folder
 from gptworks.errors import CheckpointError
 
 NAME = "oneflow"
@@ -73,8 +73,15 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         remarks.append(f"{oneflow_snapshot.DONE} is missing: saving was interrupted, or OneFlow's converter made it")
     files = [folder / name / kind for name in weights for kind in (oneflow_snapshot.DATA, oneflow_snapshot.META)]
     return Opened(
-        folder, NAME, model, match(TABLE, [weights], model), about=about, files=files, remarks=remarks
-    )  # fmt: skip
+        folder,
+        NAME,
+        model,
+        match(TABLE, [weights], model),
+        about=about,
+        files=files,
+        tokenizer=tokenizer_folder(folder, folder.parent),
+        remarks=remarks,
+    )
 
 
 def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008

@@ -11,7 +11,7 @@ from torch import Tensor
 from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint import manifest as manifests
 from gptworks.checkpoint.formats import dcp
-from gptworks.checkpoint.rules import Matched, our_shapes
+from gptworks.checkpoint.rules import Matched, our_shapes, overruled, require_layers, settle
 from gptworks.checkpoint.stored import Stored
 from gptworks.checkpoint.systems import huggingface
 from gptworks.checkpoint.systems.contract import EXACT, Opened, model_config
@@ -40,7 +40,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         opened = huggingface.open(portable, given)
         return replace(opened, path=step, system=NAME, about=about)
     values = manifest.config.get("model", {})
-    model = model_config({**values, **given}, str(step))
+    model = model_config(settle(values, given, str(step)), str(step))
     state = step / folders.STATE
     shapes = dcp.shapes(state)
 
@@ -52,6 +52,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
 
         return Stored(shape, torch.float32, read)
 
+    require_layers(model.num_layers, [shapes], str(step))
     needed = our_shapes(model)
     present = {name: shape for name, shape in needed.items() if f"model.{name}" in shapes}
     misshapen = [
@@ -72,4 +73,5 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         about=about,
         files=sorted(file for file in state.rglob("*") if file.is_file()),
         tokenizer=step / folders.TOKENIZER,
+        overruled=overruled(values, given),
     )

@@ -3,6 +3,7 @@
 Matrices are [in, out]. QKV is three tensors, or one (`fuse_attention_qkv`) whose columns are ordered as our rows are.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -51,6 +52,27 @@ def table_of(names: Iterable[str]) -> tuple[Table, str]:
     if any(name.endswith(".self_attn.qkv_proj.weight") for name in names):
         return FUSED, "fused, head by head"
     return SEPARATE, "q, k and v apart"
+
+
+def plain_name(name: str) -> str:
+    """That of a model in one process.
+
+    >>> plain_name("_layers.3.norm1.weight"), plain_name("shared_layers.embed.word_embeddings.weight")
+    ('gpt.decoder.layers.2.norm1.weight', 'gpt.embeddings.word_embeddings.weight')
+    """
+    name = name.removeprefix("_layers.")
+    if name.startswith("shared_layers.embed."):
+        return name.replace("shared_layers.embed.", "gpt.embeddings.", 1)
+    # Interleaved stages number their layers from the first of each chunk: "5.1." is layer 6.
+    numbered = re.fullmatch(r"(\d{1,6})\.(?:(\d{1,6})\.)?(.+)", name)
+    if numbered is None:
+        return name if name.startswith(("gpt.", "lm_head.")) else f"gpt.{name}"
+    layer, rest = int(numbered[1]) + int(numbered[2] or 0), numbered[3]
+    if rest.removeprefix("embed.").startswith(("word_embeddings.", "position_embeddings.")):
+        return f"gpt.embeddings.{rest.removeprefix('embed.')}"
+    if rest.removeprefix("norm.") in ("weight", "bias"):
+        return f"{NORM}.{rest.removeprefix('norm.')}"
+    return f"{BLOCK.replace('{i}', str(layer - 1))}.{rest}"
 
 
 def same(one: Stored, other: Stored) -> bool:

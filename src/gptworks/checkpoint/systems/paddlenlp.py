@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.checkpoint.formats import pdparams
-from gptworks.checkpoint.rules import infer_model, match, split
+from gptworks.checkpoint.rules import infer_model, match, overruled, split
 from gptworks.checkpoint.stored import Stored
-from gptworks.checkpoint.systems import fleetx, paddle_names
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config
+from gptworks.checkpoint.systems import paddle_names
+from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, left_alone, model_config
 from gptworks.checkpoint.systems.paddle_names import FIXED
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
@@ -71,7 +71,8 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         files=[folder / FILE, *([config] if config else [])],
         tokenizer=folder,
         eod_id=eod_id if type(eod_id) is int and eod_id < model.vocab_size else None,
-        remarks=[f"{folder / FILE}: left alone what {', '.join(read.unknown)} would make"] if read.unknown else [],
+        remarks=left_alone(read.unknown, folder / FILE),
+        overruled=overruled(known, given),
     )
 
 
@@ -94,7 +95,7 @@ def _steps(path: Path) -> dict[int, Path]:
 
 def _plain_names(tensors: Mapping[str, Stored], file: Path) -> dict[str, Stored]:
     """A GPTModel without a task has no `gpt.` before its names."""
-    found = {fleetx.plain_name(name): stored for name, stored in tensors.items()}
+    found = {paddle_names.plain_name(name): stored for name, stored in tensors.items()}
     if len(found) < len(tensors):
         raise CheckpointError(f"{file}: two tensors have one name, with and without 'gpt.'. It was edited.")
     return found
