@@ -397,3 +397,11 @@ def test_a_device_that_is_not_there(recipe: Path, tmp_path: Path, call: Call) ->
     done = call("train", "-c", recipe, "--out", tmp_path / "run", "--device", "cuda", expect=2)
     assert "cuda is not available here" in done.err
     assert "--device cpu" in done.err
+
+
+def test_verify_takes_the_configuration_of_a_run_for_a_layout(finished: Path, tmp_path: Path, call: Call) -> None:
+    """The obvious first try; what is no run is told from an override."""
+    asked = call("verify", tmp_path, "--layout", "dp2", expect=2)
+    assert "a layout is compared for a configuration. Needed: -c FILE, or a run folder" in asked.err
+    refused = call("verify", finished, "--layout", "tp3", expect=2)
+    assert "3 does not divide model.num_heads (2)" in refused.err

@@ -213,7 +213,7 @@ def test_a_cut_vocabulary_leaves_nothing_that_points_beyond_it(
 def test_bad_requests(source: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"'nonsense' is no format of checkpoints. Known: .*hf"):
         convert(source, tmp_path / "out", "nonsense")
-    with pytest.raises(CheckpointError, match="keeps a model in one piece; it has no --tp 2 --pp 1"):
+    with pytest.raises(CheckpointError, match="keeps a model in one piece; --tp and --pp are for megatron, "):
         convert(source, tmp_path / "out", "hf", cut=Cut(tp=2))
     with pytest.raises(CheckpointError, match="not a checkpoint of any known system"):
         convert(tmp_path / "nowhere", tmp_path / "out", "hf")

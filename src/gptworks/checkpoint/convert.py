@@ -60,7 +60,8 @@ def convert(
     source, destination = Path(source), Path(destination)
     target = registry.system(to)
     if (cut.tp, cut.pp) != (1, 1) and not target.CUTS:
-        raise CheckpointError(f"--to {to}: keeps a model in one piece; it has no --tp {cut.tp} --pp {cut.pp}.")
+        able = ", ".join(name for name in registry.NAMES if registry.system(name).CUTS)
+        raise CheckpointError(f"--to {to}: keeps a model in one piece; --tp and --pp are for {able}.")
     if not destination.name.endswith(target.SUFFIX):
         raise CheckpointError(
             f"{destination}: --to {to} writes one file, whose name ends in {target.SUFFIX}. "

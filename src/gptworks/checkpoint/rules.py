@@ -347,6 +347,20 @@ def overruled(said: Mapping[str, object], given: Mapping[str, object]) -> dict[s
     return {name: said[name] for name, value in given.items() if said.get(name) is not None and said[name] != value}
 
 
+# By width. Others are anybody's guess, and a guess that is copied computes nonsense.
+_HEADS = {
+    768: "12",
+    1024: "16",
+    1280: "20",
+    1600: "25",
+    2048: "16",
+    2560: "32",
+    4096: "32",
+    5120: "40 or 128",
+    12288: "96",
+}
+
+
 def infer_model(
     table: Table, shards: Sequence[StoredTensors], known: Mapping[str, object], given: Mapping[str, object], where: str
 ) -> dict[str, object]:
@@ -384,7 +398,7 @@ def infer_model(
     found |= settle(known, given, where)
     require_layers(found["num_layers"], shards, where)
     if "num_heads" not in found:
-        usual = f" (GPT-2 and GPT-3 of this width mostly have {hidden // 64})" if hidden % 64 == 0 else ""
+        usual = f" (published GPTs of this width have {_HEADS[hidden]})" if hidden in _HEADS else ""
         raise HeadsUnknownError(
             f"{where}: the format does not carry the number of heads, and no shape tells it. "
             f"Give it with -o model.num_heads=N{usual}; a wrong number loads and computes nonsense."

@@ -44,8 +44,14 @@ def _verify_layout(args: argparse.Namespace) -> int:
     from gptworks.config.derive import Layout
     from gptworks.verify.layout import verify_layout
 
-    if args.path is not None:  # a bare KEY=VALUE
+    if args.path is not None and "=" in args.path:  # a bare KEY=VALUE
         args.overrides.insert(0, args.path)
+    elif args.path is not None and not args.config and (Path(args.path) / "config.yaml").is_file():
+        args.config = str(Path(args.path) / "config.yaml")  # a run: with its own configuration
+    elif args.path is not None:
+        raise UsageError(
+            f"verify: {args.path}: a layout is compared for a configuration. Needed: -c FILE, or a run folder."
+        )
     loaded = options.load_config(args, f"run.device={args.device}", shape_of=options.shape_of_checkpoint)
     layout = Layout.parse(args.layout) if args.layout else Layout.known(loaded.config.parallel)
     shrink = "always" if args.shrink else "never" if args.full else "auto"
