@@ -47,11 +47,9 @@ MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, vocab_size=61, ma
 LAYOUTS = [
     Layout(),
     Layout(fsdp=2),
-    Layout(fsdp=4),
     Layout(dp=2, fsdp=2),
     Layout(tp=2),
     Layout(pp=2),
-    Layout(fsdp=2, tp=2),
     Layout(pp=2, tp=2),
 ]
 RunLayout = Callable[..., list[Any]]

@@ -119,7 +119,7 @@ def ours() -> Weights:
     return Weights(MODEL, {name: in_memory(tensor) for name, tensor in tensors.items()}, eod_id=31, step=12)
 
 
-TOKENS = proof.test_tokens(MODEL)
+TOKENS = proof.sample_tokens(MODEL)
 
 
 def expected() -> np.ndarray:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gptworks.checkpoint.pretrained import _tokenizer_in
+from gptworks.checkpoint.systems.contract import tokenizer_in
 from gptworks.data.store import Sidecar, Store
 from gptworks.errors import TokenizerError
 from gptworks.tokenizer import Tokenizer, cpm
@@ -132,7 +132,7 @@ def test_saved_and_read_again(chinese: Tokenizer, english: Tokenizer, tmp_path: 
             Tokenizer.from_pretrained(folder),
             Tokenizer.from_pretrained(tmp_path / "alone.tokenizer.model"),
         )
-        checkpoint = _tokenizer_in(folder)
+        checkpoint = tokenizer_in(folder)
         assert checkpoint is not None
         for again in (in_folder, alone, checkpoint):
             assert (again.identity, again.vocab_size) == (tokenizer.identity, tokenizer.vocab_size)

@@ -76,11 +76,7 @@ class Opened:
 
     def open_tokenizer(self) -> Tokenizer | None:
         """None where there is none; one that is there must be readable."""
-        if self.carried is not None:
-            return self.carried()
-        if self.tokenizer is None:
-            return None
-        return Tokenizer.from_pretrained(self.tokenizer) if _has_tokenizer(self.tokenizer) else None
+        return self.carried() if self.carried is not None else tokenizer_in(self.tokenizer)
 
     def tensor(self, name: str, shape: torch.Size) -> Tensor:
         if name not in self.tensors:
@@ -128,6 +124,14 @@ class System(Protocol):
 
     def write(self, path: Path, weights: Weights, cut: Cut) -> list[Path]:
         """Into a folder that is empty and exists, or the file to make. Gives the files written."""
+
+
+def tokenizer_in(folder: Path | None) -> Tokenizer | None:
+    if folder is None:
+        return None
+    files = ("tokenizer.json", "vocab.json", "encoder.json")
+    is_there = any((folder / file).is_file() for file in files) or model_in(folder)
+    return Tokenizer.from_pretrained(folder) if is_there else None
 
 
 def tokenizer_folder(*places: Path) -> Path | None:
