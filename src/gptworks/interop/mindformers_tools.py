@@ -95,6 +95,8 @@ def _convert(settings: Settings) -> tuple[str, list[str], list[str]]:
         *_told(settings, "--torch_path", "SOURCE", _needed(settings, "--torch_path")),
         *_told(settings, "--mindspore_path", "DESTINATION", _needed(settings, "--mindspore_path")),
         *("--from", "hf", "--to", "mindspore"),
+        # A bare file does not say its heads; q, k and v go apart whole, so that any number writes the same bytes.
+        *("-o", "model.num_heads=1"),
     ]
     remark = (
         "the names are those MindFormers has had since July 2023; its own converter of the document's time wrote names "

@@ -290,6 +290,7 @@ def _mindformers(config: RunConfig, where: str) -> str:
             {"type": "CheckpointMointor", "prefix": "gpt2", "save_checkpoint_steps": config.checkpoint.every},
         ],
         "recompute_config": {"recompute": config.train.recompute != "none"},
+        "parallel": {"parallel_mode": 1 if layout.tp * layout.pp > 1 else 0},  # 0 knows replicas only
         "parallel_config": {
             "data_parallel": batch.data_parallel,
             "model_parallel": layout.tp,

@@ -25,6 +25,8 @@ def tiny(config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("init.checkpoint"):
         for name in _SHAPE:  # it says so itself, and may have been shrunk as well
             small.pop(f"model.{name}", None)
+        if str(config["init.checkpoint"]).endswith(".ckpt"):  # does not say its heads
+            small["model.num_heads"] = heads
     else:
         small |= {
             "model.num_layers": max(2, stages) if max(2, stages) % stages == 0 else stages,

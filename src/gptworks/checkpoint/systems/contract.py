@@ -127,11 +127,7 @@ class System(Protocol):
 
 
 def tokenizer_in(folder: Path | None) -> Tokenizer | None:
-    if folder is None:
-        return None
-    files = ("tokenizer.json", "vocab.json", "encoder.json")
-    is_there = any((folder / file).is_file() for file in files) or model_in(folder)
-    return Tokenizer.from_pretrained(folder) if is_there else None
+    return Tokenizer.from_pretrained(folder) if folder is not None and _has_tokenizer(folder) else None
 
 
 def tokenizer_folder(*places: Path) -> Path | None:
