@@ -238,7 +238,8 @@ def names_in(ours: str) -> list[str]:
 
 def row(system: str, command: str, key: Key, index: int, written: str | None) -> tuple[str, str, str]:
     """(their default, ours, remark)"""
-    default = f"`{shown(key.default)}`" if key.default not in (None, "") else ""
+    plain = shown(key.default).replace("\n", "\\n")  # a table's cell has one line
+    default = f"`{plain}`" if key.default not in (None, "") else ""
     ours, remarks = [key.ours] if key.ours else [], [getattr(key, "same", "") or key.why]
     stands_for = getattr(registry.dialect(DIALECT.get(system, system)), "FLAGS", {}).get(key.theirs)
     if stands_for and not any([*ours, *remarks]):
