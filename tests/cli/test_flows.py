@@ -410,7 +410,7 @@ def test_config_presets(call: Call) -> None:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        (["gptworks", "tr"], {"train"}),
+        (["gptworks", "tr"], {"train", "translate"}),
         (["gptworks", "train"], {"train"}),
         (["gptworks", ""], set(VERBS)),
         (["gptworks", "train", "--dry"], {"--dry-run"}),

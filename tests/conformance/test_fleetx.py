@@ -11,7 +11,7 @@ from gptworks.parallel.apply import FreshWeights, build
 from gptworks.parallel.launch import World
 from gptworks.train import schedule
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").rglob("*.yaml"))
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 
 BATCH = {"batch.global_size": 16, "batch.micro_size": 2, "batch.accumulation": 4}
 

@@ -16,7 +16,8 @@ EXTRAS = {
     "fast": "faster tokenizing and JSON",
     "eval": "lm-evaluation-harness on our checkpoints",
     "llama": "text from GGUF files by llama.cpp",
-    "export": "ONNX and GGUF",
+    "export": "ONNX and onnxruntime",
+    "ctranslate2": "folders for CTranslate2",
     "serve": "a server for text",
 }
 
