@@ -7,7 +7,7 @@ from typing import Any
 
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import shrink as shrinking
-from gptworks.interop.shrink_to_data import few_steps, vocabulary_of_data
+from gptworks.interop.shrink_to_data import vocabulary_of_data
 from gptworks.interop.translation import Translation
 
 _SERVED = {"", "cpu", "cuda", "gpu", "mps", "auto"}
@@ -58,7 +58,9 @@ def adapted(
         stated = shrinking.tiny(translation.stated) if shrink else translation.stated
         arguments += _as_options({key: stated[key] for key in translation.stated})
     if shrink and config:
-        small = shrinking.tiny(config) | few_steps(config) | vocabulary_of_data(config, folder or Path())
+        small = (
+            shrinking.tiny(config) | vocabulary_of_data(config, folder) | {"train.log_every": 1}
+        )  # so few are all shown
         told.append(shrinking.describe(config, small))
         config = small
     elif shrink and "--model" in arguments:

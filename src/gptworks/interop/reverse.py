@@ -246,7 +246,6 @@ def _mindformers(config: RunConfig, where: str) -> str:
                 "power 1). Set optim.schedule: linear."
             ],
         )
-    half = "float32" if config.precision.compute == "fp32" else "float16"
     values = {
         "seed": config.train.seed,
         "run_mode": "train",
@@ -299,27 +298,30 @@ def _mindformers(config: RunConfig, where: str) -> str:
             "micro_batch_num": batch.accumulation,
         },
         "trainer": {"type": "CausalLanguageModelingTrainer", "model_name": "gpt2"},
-        "model": {
-            "model_config": {
-                "type": "GPT2Config",
-                "seq_length": model.max_positions,
-                "vocab_size": model.vocab_size,
-                "embedding_size": model.hidden_size,
-                "num_layers": model.num_layers,
-                "num_heads": model.num_heads,
-                "expand_ratio": model.ffn_size // model.hidden_size,
-                "hidden_act": activation,
-                "dropout_prob": model.dropout_embed,
-                "hidden_dropout_prob": model.dropout_hidden,
-                "attention_probs_dropout_prob": model.dropout_attention,
-                "initializer_range": config.init.std,
-                "compute_dtype": half,
-                "checkpoint_name_or_path": config.init.checkpoint,
-            },
-            "arch": {"type": "GPT2LMHeadModel"},
-        },
+        "model": _mindformers_model(config, activation),
     }
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def _mindformers_model(config: RunConfig, activation: str) -> Said:
+    model = config.model
+    shape = {
+        "type": "GPT2Config",
+        "seq_length": model.max_positions,
+        "vocab_size": model.vocab_size,
+        "embedding_size": model.hidden_size,
+        "num_layers": model.num_layers,
+        "num_heads": model.num_heads,
+        "expand_ratio": model.ffn_size // model.hidden_size,
+        "hidden_act": activation,
+        "dropout_prob": model.dropout_embed,
+        "hidden_dropout_prob": model.dropout_hidden,
+        "attention_probs_dropout_prob": model.dropout_attention,
+        "initializer_range": config.init.std,
+        "compute_dtype": "float32" if config.precision.compute == "fp32" else "float16",
+        "checkpoint_name_or_path": config.init.checkpoint,
+    }
+    return {"model_config": shape, "arch": {"type": "GPT2LMHeadModel"}}
 
 
 # Text

@@ -1,11 +1,9 @@
-"""More of making a run small: what depends on its data, and on how few its steps are."""
+"""More of making a run small: what depends on its data."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-SCALE = 2.0**16
 
 
 def vocabulary_of_data(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -25,12 +23,3 @@ def _size(sidecar: Path) -> int:
         return int(found["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0
-
-
-def few_steps(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Each step is shown, as there are few; and a loss scale that is too large would cost one for each halving."""
-    small: dict[str, Any] = {"train.log_every": 1}
-    at = "precision.scaler.init"
-    if config.get("precision.compute") == "fp16" and config.get(at, 0) > SCALE:
-        small[at] = SCALE
-    return small
