@@ -61,8 +61,9 @@ $(MODEL_DATA)/ready: $(VENV)/installed
 	$(BIN)/gptworks prepare $(MODEL_DATA)/passages.jsonl --append-eod --out $(MODEL_DATA)/passages
 	@touch $@
 
+# Files go to as many processes as there are cores; many more would only wait for the tests that start processes themselves.
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadscope
 
 # The other systems, each in an environment of its own: what they need does not go together.
 PIP := python -m pip install --quiet --disable-pip-version-check

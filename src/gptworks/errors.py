@@ -52,3 +52,8 @@ class GenerationError(GPTWorksError):
 
 class VerificationError(GPTWorksError):
     """Two ways of computing the same gave different numbers."""
+
+
+def first_line(error: Exception) -> str:
+    """What another library says in many lines, for a message of ours; its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gptworks.errors import CheckpointError
+from gptworks.errors import CheckpointError, first_line
 
 HOME, DOWNLOAD = "GPTWORKS_HOME", "GPTWORKS_DOWNLOAD"
 _HUB_OWNER = "openai-community"
@@ -124,7 +124,7 @@ def _download(hub_name: str) -> Path:
         try:
             return Path(snapshot_download(hub_name, **settings))
         except Exception as error:  # no network, no such model, a gate, a full disk: in the words of three libraries
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
             raise CheckpointError(
                 f"{hub_name}: could not be downloaded ({reason}). Try again, or put its files into "
                 f"{home() / 'models' / hub_name}."

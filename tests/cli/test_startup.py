@@ -8,7 +8,17 @@ import pytest
 
 import gptworks
 
-HEAVY = ("torch", "pydantic", "rich", "numpy", "tokenizers", "yaml", "transformers", "safetensors")
+HEAVY = (
+    "torch",
+    "torch.distributed.tensor",
+    "pydantic",
+    "rich",
+    "numpy",
+    "tokenizers",
+    "yaml",
+    "transformers",
+    "safetensors",
+)
 
 
 def imported(code: str, *args: str) -> set[str]:
@@ -48,6 +58,12 @@ def test_config_show_does_not_import_torch(recipe: Path) -> None:
 def test_the_control_group() -> None:
     """The way of looking does see torch when it is there."""
     assert {"torch", "pydantic"} <= imported("import gptworks; gptworks.GPT")
+
+
+def test_reading_a_checkpoint_alone_does_without_the_tools_of_many_ranks() -> None:
+    """They take half as long to import as torch itself."""
+    found = imported("import gptworks.checkpoint.pretrained, gptworks.generate.text")
+    assert "torch" in found and "torch.distributed.tensor" not in found
 
 
 def test_version() -> None:

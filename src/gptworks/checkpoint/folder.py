@@ -19,10 +19,9 @@ from torch import Tensor
 from gptworks import names
 from gptworks.checkpoint import manifest as manifests
 from gptworks.checkpoint import portable
-from gptworks.checkpoint.formats import dcp
 from gptworks.checkpoint.manifest import Manifest
 from gptworks.config.schema import CheckpointConfig, ModelConfig
-from gptworks.errors import CheckpointError
+from gptworks.errors import CheckpointError, first_line
 from gptworks.parallel.ranks import Ranks
 from gptworks.parallel.slices import Slice
 from gptworks.tokenizer import Tokenizer
@@ -76,6 +75,8 @@ class CheckpointFolder:
 
         Each rank gives what it has. Where one fails, all fail, and earlier checkpoints are as before.
         """
+        from gptworks.checkpoint.formats import dcp  # slow to import, and only needed to write
+
         final = self.folder / f"step-{manifest.step:08d}"
         temporary = self.folder / f".writing-{final.name}"
         ranks = self.ranks
@@ -202,7 +203,7 @@ def _named_failures(final: Path) -> Iterator[None]:
         raise
     except Exception as error:  # the disk is full, in the words of Python, torch or safetensors
         raise CheckpointError(
-            f"{final}: could not be saved ({dcp.first_line(error)}). Earlier checkpoints are untouched; free some "
+            f"{final}: could not be saved ({first_line(error)}). Earlier checkpoints are untouched; free some "
             "space and go on with --resume auto."
         ) from error
 

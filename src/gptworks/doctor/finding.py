@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from gptworks.errors import GPTWorksError
+from gptworks.errors import GPTWorksError, first_line
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,6 @@ def examine(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
         except GPTWorksError as error:  # says itself what to do
             findings += problem(what, "not usable", str(error))
         except Exception as error:
-            said = (str(error).strip().splitlines() or [""])[0]
-            findings += problem(
-                what, f"{type(error).__name__}: {said}", f"Mend or install anew what {what} stands for."
-            )
+            said = f"{type(error).__name__}: {first_line(error)}"
+            findings += problem(what, said, f"Mend or install anew what {what} stands for.")
     return findings

@@ -8,6 +8,7 @@ from typing import Any
 
 from gptworks.doctor import packages
 from gptworks.doctor.finding import Finding, examine, note, ok, problem
+from gptworks.errors import first_line
 
 SHARED_MEMORY = Path("/dev/shm")
 ENOUGH_SHARED = 2**30  # NCCL passes messages between the devices of a machine through it; containers have 64 MB
@@ -95,7 +96,7 @@ def _try_training(device: str, precision: str) -> str:
                 optimizer.step()
                 losses.append(loss.item())
         except RuntimeError as error:  # a kernel that is missing, a driver that fails
-            return (str(error).strip().splitlines() or ["failed"])[0]
+            return first_line(error)
     return "" if losses[-1] < losses[0] else f"the loss does not fall: {losses}"
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from gptworks.parallel.parts import canonical_name
 
@@ -24,17 +24,17 @@ class Slice:
         return (*self.offsets, *self.here.shape)
 
 
-def slice_of(tensor: Tensor | Slice) -> Slice:
-    """No copy is made, and nothing is sent."""
+def slice_of(tensor: Any) -> Slice:
+    """Of a tensor, a DTensor or a slice. No copy is made, and nothing is sent."""
     if isinstance(tensor, Slice):
         return tensor
-    if not isinstance(tensor, DTensor):
+    if not hasattr(tensor, "placements"):  # a plain one; to import DTensor would take as long as half of torch
         return Slice(tensor.detach(), torch.Size([0] * tensor.ndim), tensor.shape)
     # Not by the DTensor's own word: torch 2.13 is wrong about uneven cuts of one dim by two axes.
     place, offsets, sizes = tensor.device_mesh.get_coordinate(), [0] * tensor.ndim, list(tensor.shape)
     assert place is not None
     for axis, parts in splits(tensor):
-        dim = tensor.placements[axis].dim  # type: ignore[attr-defined]
+        dim = tensor.placements[axis].dim
         step = -(-sizes[dim] // parts)
         begin = min(step * place[axis], sizes[dim])
         offsets[dim] += begin

@@ -6,6 +6,8 @@ from datetime import timedelta
 import torch
 from torch import distributed
 
+from gptworks.errors import first_line
+
 
 def gloo(timeout: float = 10.0) -> str:
     """Empty where it works, else what went wrong: most often an interface or a host name that leads nowhere."""
@@ -20,7 +22,7 @@ def gloo(timeout: float = 10.0) -> str:
             group.allreduce([number]).wait()  # type: ignore[attr-defined]  # not in torch's stubs
             sums[rank] = number.item()
         except RuntimeError as error:
-            failures.append((str(error).strip().splitlines() or ["failed"])[0])
+            failures.append(first_line(error))
 
     members = [threading.Thread(target=meet, args=(rank,), daemon=True) for rank in range(2)]
     for member in members:

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from gptworks.errors import CheckpointError
+from gptworks.errors import CheckpointError, first_line
 from gptworks.parallel.ranks import Ranks
 from gptworks.parallel.slices import Slice, slice_of
 
@@ -221,7 +221,3 @@ def _cause(error: BaseException) -> Exception:
     while earlier is not None and not isinstance(earlier, OSError):
         earlier = earlier.__cause__ or earlier.__context__
     return earlier or error
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint import manifest as manifests
-from gptworks.checkpoint.formats import dcp
 from gptworks.checkpoint.rules import Matched, our_shapes, overruled, require_layers, settle
 from gptworks.checkpoint.stored import Stored
 from gptworks.checkpoint.systems import huggingface
@@ -39,6 +38,8 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     if (portable / "config.json").is_file():
         opened = huggingface.open(portable, given)
         return replace(opened, path=step, system=NAME, about=about)
+    from gptworks.checkpoint.formats import dcp  # slow to import, and only needed where there is no portable folder
+
     values = manifest.config.get("model", {})
     model = model_config(settle(values, given, str(step)), str(step))
     state = step / folders.STATE
