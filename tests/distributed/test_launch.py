@@ -34,7 +34,8 @@ meeting.LAST_CALL = 1.0
 restarts, machines, nproc, folder, *rest = sys.argv[1:]
 found = nodes.solve(**json.loads(machines))
 command = ({script!r}, folder, *rest)
-sys.exit(supervise.run(supervise.Job(command, int(nproc), Path(folder) / "logs", found, int(restarts))))
+logs = Path(folder) / "logs"
+sys.exit(supervise.run(supervise.Job(command, int(nproc), logs, found, int(restarts), preload=("torch",))))
 """
 
 
@@ -95,6 +96,10 @@ def log(folder: Path, rank: int) -> str:
 
 def pid(folder: Path, rank: int, attempt: int = 0) -> int:
     return int((folder / f"rank-{rank}-{attempt}.pid").read_text())
+
+
+def children(number: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{number}/task/{number}/children").read_text().split()]
 
 
 def is_gone(number: int) -> bool:
@@ -329,8 +334,8 @@ def test_training_with_a_rank_that_is_killed_equals_one_process(
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         wait_for(process, lambda: len(losses(out)) >= 10)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(children[-1]), signal.SIGKILL)
+        (copied,) = children(process.pid)
+        os.kill(children(copied)[-1], signal.SIGKILL)
         shown, err = finish(process, code=0, timeout=120)
     finally:
         process.kill()

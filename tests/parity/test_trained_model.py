@@ -78,7 +78,7 @@ def test_wikitext_perplexity_to_four_digits(trained: Path, tokenizer: GPT2Tokeni
     windows = [ids[start : start + CONTEXT + 1] for start in range(0, len(ids) - 1, CONTEXT)]
     model = GPT2LMHeadModel.from_pretrained(trained).eval()
     nats = -sum(float(pairs[:, 0].sum()) for pairs in theirs_per_target(model, windows))
-    assert row["tokens"] == len(ids) - 1 > 280_000
+    assert row["tokens"] == len(ids) - 1 > 245_569, "the file has so many words, and each is a token at least"
     assert row["perplexity"] == pytest.approx(math.exp(nats / (len(ids) - 1)), rel=5e-5)
     assert row["perplexity"] < 2000, "trained at least a little: an untrained model has 50,000"
 

@@ -135,7 +135,8 @@ def _launch(args: argparse.Namespace, config: Any) -> int:
         run_folder.refuse_foreign(folder, args.resume)
     log_dir = Path(args.log_dir) if args.log_dir else folder / run_folder.LOGS
     command = ("-m", "gptworks", *args.argv)
-    return supervise.run(supervise.Job(command, nproc, log_dir, found, args.max_restarts))
+    preload = ("gptworks.cli.train", "gptworks.train.run")
+    return supervise.run(supervise.Job(command, nproc, log_dir, found, args.max_restarts, preload=preload))
 
 
 def _refuse_unfit(config: Any, found: Any, nproc: int) -> None:

@@ -41,7 +41,7 @@ class Copied:
 
 
 def main(command: list[str]) -> None:
-    _end_with_parent()
+    end_with_parent()
     rank = int(os.environ["RANK"])
     log = log_file(Path(os.environ[placement.LOG_DIR]), rank).open("a", encoding="utf-8", buffering=1)
     if rank == 0:
@@ -72,7 +72,7 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """A launcher that is killed leaves no ranks behind, which would hold devices, memory and the run folder."""
     if sys.platform == "linux":
         parent = os.getppid()

@@ -16,10 +16,11 @@ from pathlib import Path
 from types import FrameType
 
 from gptworks.errors import GPTWorksError, UsageError
-from gptworks.parallel import failures, placement
+from gptworks.parallel import failures, placement, rank_copies
 from gptworks.parallel.failures import Failure
 from gptworks.parallel.meeting import Alone, JobOver, Meeting, Round
 from gptworks.parallel.nodes import Nodes
+from gptworks.parallel.rank_copies import Copies, Copy
 from gptworks.parallel.rank_process import log_file
 
 GRACE = 6.0  # seconds in which the other ranks of a failed run may say why they stop; more than failures.PATIENCE
@@ -34,6 +35,7 @@ class Job:
     nodes: Nodes = field(default_factory=Nodes)
     max_restarts: int = 0
     quiet: bool = False  # say nothing of the start
+    preload: tuple[str, ...] = ()  # modules that every rank will import
 
 
 class _Interrupted(Exception):
@@ -68,7 +70,7 @@ class _Ranks:
 
     def __init__(self, job: Job, round: Round, folder: Path) -> None:
         self.job, self.round, self.folder = job, round, folder
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.processes: dict[int, subprocess.Popen[bytes] | Copy] = {}
         shared = {
             "WORLD_SIZE": str(round.world_size),
             "LOCAL_WORLD_SIZE": str(job.nproc),
@@ -84,14 +86,21 @@ class _Ranks:
         if job.nodes.devices:
             shared["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in job.nodes.devices)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+        own = {
+            round.first_rank + local: {"RANK": str(round.first_rank + local), "LOCAL_RANK": str(local)}
+            for local in range(job.nproc)
+        }
+        if round.number > 1:
+            for rank in own:
+                self._write_log(rank, f"--- start {round.number}")
+        if job.nproc > 1 and rank_copies.POSSIBLE:
+            self.processes |= Copies(job.command, job.preload, own, inherited | shared).ranks
+            return
         try:
-            for local in range(job.nproc):
-                rank = round.first_rank + local
-                if round.number > 1:
-                    self._write_log(rank, f"--- start {round.number}")
+            for rank, environment in own.items():
                 self.processes[rank] = subprocess.Popen(
                     [sys.executable, "-m", "gptworks.parallel.rank_process", *job.command],
-                    env={**inherited, **shared, "RANK": str(rank), "LOCAL_RANK": str(local)},
+                    env=inherited | shared | environment,
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,  # a terminal's Ctrl-C comes here only, and is passed on once
                 )

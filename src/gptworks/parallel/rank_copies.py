@@ -1,0 +1,148 @@
+"""Ranks as copies of one process that has imported what all of them need.
+
+Eight processes that import torch beside each other take seconds of a core each before they begin, and memory for eight
+copies of its code and tables. A copied process has both already. The one that is copied imports and waits, nothing
+else: it has opened no device, no group and no file.
+
+    python -m gptworks.parallel.rank_copies FD      the process that is copied; FD is where it tells of its copies
+"""
+
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from gptworks.parallel import rank_process
+
+_POLL = 0.05  # seconds
+
+# Elsewhere libraries are not safe to copy once they are loaded.
+POSSIBLE = sys.platform == "linux"
+
+
+class Copy:
+    """A rank, spoken to as to a subprocess.Popen."""
+
+    def __init__(self, source: "Copies") -> None:
+        self._source = source
+        self.pid: int | None = None  # not copied yet
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        self._source.listen(0)
+        return self.returncode
+
+    def wait(self) -> int:
+        while self.returncode is None:
+            self._source.listen(_POLL)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            # An ended rank keeps its number for as long as the process it was copied from: it is nobody else's.
+            os.kill(self.pid or self._source.pid, number)
+
+
+class Copies:
+    """Starts the process that is copied, and through it one rank for each of `ranks`, with its environment."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        preload: Sequence[str],
+        ranks: Mapping[int, Mapping[str, str]],
+        environment: Mapping[str, str],
+    ) -> None:
+        self.ranks = {rank: Copy(self) for rank in ranks}
+        self._news, told = os.pipe()
+        self._heard = b""
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gptworks.parallel.rank_copies", str(told)],
+                env=environment,
+                stdin=subprocess.PIPE,
+                pass_fds=[told],
+                start_new_session=True,  # a terminal's Ctrl-C goes to the launcher only, and is passed on once
+            )
+        finally:
+            os.close(told)
+        self.pid = self._process.pid
+        assert self._process.stdin is not None
+        asked = {"command": list(command), "preload": list(preload), "ranks": {n: dict(e) for n, e in ranks.items()}}
+        with suppress(BrokenPipeError), self._process.stdin as pipe:  # it is gone: `listen` will know
+            pipe.write(json.dumps(asked).encode())
+
+    def listen(self, seconds: float) -> None:
+        """Learn which ranks have begun or ended; wait so long for the first news."""
+        while self._news >= 0 and select.select([self._news], [], [], seconds)[0]:
+            seconds = 0
+            said = os.read(self._news, 65536)
+            *lines, self._heard = (self._heard + said).split(b"\n")
+            for line in lines:
+                rank, what, number = json.loads(line)
+                setattr(self.ranks[rank], what, number)
+            if not said or all(copy.returncode is not None for copy in self.ranks.values()):
+                self._end()
+
+    def _end(self) -> None:
+        """Of the process itself: it has nothing left to tell, or is gone, and no copy outlives it."""
+        os.close(self._news)
+        self._news = -1
+        code = self._process.wait() or -signal.SIGKILL
+        for copy in self.ranks.values():
+            if copy.returncode is None:
+                copy.returncode = code
+
+
+def main() -> None:
+    rank_process.end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it without a word
+    told = int(sys.argv[1])
+    os.set_inheritable(told, False)
+    asked = json.load(sys.stdin)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, sys.stdin.fileno())
+    os.close(nothing)
+    for name in asked["preload"]:
+        with suppress(Exception):  # the ranks will run into the same, and say so
+            importlib.import_module(name)
+    left: dict[int, int] = {}
+    for rank, environment in asked["ranks"].items():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # threads of a BLAS, which is prepared to be copied
+            pid = os.fork()
+        if pid == 0:
+            os.close(told)
+            os.setsid()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.environ.update(environment)
+            rank_process.main(asked["command"])
+            return
+        left[int(rank)] = pid
+        _tell(told, int(rank), "pid", pid)
+    while left:
+        for rank, pid in list(left.items()):
+            # It is looked at and left where it is, so that its number is not given to another process.
+            found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is not None:
+                code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+                _tell(told, rank, "returncode", code)
+                del left[rank]
+        time.sleep(_POLL)
+
+
+def _tell(told: int, rank: int, what: str, number: int) -> None:
+    os.write(told, json.dumps([rank, what, number]).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Ranks that are copies of one process: what it has imported is theirs, and they end with it."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gptworks.parallel import placement, rank_copies
+from gptworks.parallel.rank_copies import Copies
+
+pytestmark = pytest.mark.skipif(not rank_copies.POSSIBLE, reason="processes are copied on Linux only")
+
+SLOW = "import os, pathlib, time\nPID = os.getpid()\npathlib.Path(os.environ['BEGUN']).touch()\ntime.sleep({seconds})\n"
+SCRIPT = """\
+import os, pathlib, sys, time
+import slow
+where = pathlib.Path(os.environ["WHERE"]) / os.environ["RANK"]
+where.with_suffix(".writing").write_text(f"{slow.PID} {os.getpid()} {sys.argv[1:]} {sys.stdin.read()!r}")
+where.with_suffix(".writing").rename(where)
+time.sleep(float(os.environ["PAUSE"]))
+sys.exit(int(os.environ["RANK"]) * 7)
+"""
+
+
+def start(folder: Path, *, preload_seconds: float = 0, pause: float = 0) -> Copies:
+    (folder / "slow.py").write_text(SLOW.format(seconds=preload_seconds))
+    (folder / "script.py").write_text(SCRIPT)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
+        "WHERE": str(folder),
+        "BEGUN": str(folder / "begun"),
+        "PAUSE": str(pause),
+        placement.LOG_DIR: str(folder),
+    }
+    command = [str(folder / "script.py"), "one", "two"]
+    return Copies(command, ["slow", "no.such.module"], {n: {"RANK": str(n)} for n in range(2)}, environment)
+
+
+def wait_for(*paths: Path) -> None:
+    while not all(path.exists() for path in paths):
+        time.sleep(0.01)
+
+
+def is_there(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_what_is_imported_once_is_there_in_every_rank(tmp_path: Path) -> None:
+    copies = start(tmp_path)
+    assert [copy.wait() for copy in copies.ranks.values()] == [0, 7]
+    said = [(tmp_path / str(rank)).read_text().split(maxsplit=2) for rank in range(2)]
+    assert [imported for imported, _, _ in said] == [str(copies.pid)] * 2
+    assert [int(pid) for _, pid, _ in said] == [copy.pid for copy in copies.ranks.values()]
+    assert len({pid for _, pid, _ in said} | {str(copies.pid)}) == 3
+    assert [rest for _, _, rest in said] == ["['one', 'two'] ''"] * 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_before_there_are_ranks_ends_all(tmp_path: Path, number: int) -> None:
+    copies = start(tmp_path, preload_seconds=60)
+    wait_for(tmp_path / "begun")
+    copies.ranks[0].send_signal(number)
+    assert [copy.wait() for copy in copies.ranks.values()] == [-number, -number]
+    assert not (tmp_path / "0").exists()
+
+
+def test_a_rank_is_signalled_alone(tmp_path: Path) -> None:
+    copies = start(tmp_path, pause=0.5)
+    wait_for(tmp_path / "0", tmp_path / "1")
+    copies.ranks[0].send_signal(signal.SIGKILL)
+    assert copies.ranks[0].wait() == -signal.SIGKILL
+    assert copies.ranks[1].wait() == 7
+    copies.ranks[0].send_signal(signal.SIGKILL)  # of one that has ended: nothing happens
+
+
+def test_no_rank_outlives_the_process_it_was_copied_from(tmp_path: Path) -> None:
+    copies = start(tmp_path, pause=60)
+    wait_for(tmp_path / "0", tmp_path / "1")
+    numbers = [copy.pid for copy in copies.ranks.values() if copy.poll() is None and copy.pid]
+    assert len(numbers) == 2
+    os.kill(copies.pid, signal.SIGKILL)
+    assert [copy.wait() for copy in copies.ranks.values()] == [-signal.SIGKILL] * 2
+    while any(is_there(number) for number in numbers):  # their new parent takes a moment to bury them
+        time.sleep(0.01)
