@@ -3,7 +3,7 @@
 import difflib
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,11 @@ class Link:
     between: float
     inside_latency: float  # seconds of one message
     between_latency: float
+    few: dict[int, float] = field(default_factory=dict)  # bytes/s of so many devices, where they do not reach `inside`
+
+    def near(self, ranks: int) -> float:
+        """Bytes/s of a ring of so many devices of a machine: of a mesh of links, few of them have few."""
+        return min([self.inside, *(speed for size, speed in self.few.items() if ranks <= size)])
 
 
 def devices() -> dict[str, Device]:

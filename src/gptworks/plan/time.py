@@ -71,6 +71,7 @@ class Kernels:
     tensor_sum: int
     gradient: int
     repeated_sums: int
+    overlaps: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,7 @@ class Efficiency:
     inside: float  # share of the speed of links within a machine
     between: float
     elementwise: float  # bytes really moved / bytes counted
-    overlap: float  # share of the time of the backward pass that gradients can travel in
-    pipeline: float  # share of the sends between stages that nobody computes during
+    overlap: float  # share of the computing during which messages of the axes that overlap can travel
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,7 @@ class Step:
     update: float  # bytes
     host_update: float  # bytes over the link to the machine's memory
     messages: dict[str, Messages]
+    overlaps: tuple[str, ...]
     whole_step_overlaps: bool  # data-parallel messages of every micro-batch, not of the last alone
 
 
@@ -218,6 +219,7 @@ def count(
         0.0 if parallel.offload else sharded * facts.update,
         sharded * 8 if parallel.offload else 0.0,
         _messages(model, parallel, layout, batch, seq_len, precision, recompute, device, link, facts),
+        facts.overlaps,
         parallel.zero >= 2 and layout.fsdp > 1,
     )
 
@@ -241,17 +243,18 @@ def seconds(step: Step, rates: Efficiency, device: Device, compute: str) -> Step
     times = [(of(work), of(again)) for work, again in step.stages]
     busiest = max(range(len(times)), key=lambda rank: sum(times[rank]))
     compute_time, recompute_time = (m * part for part in times[busiest])
-    tensor, pipeline = taking("tp"), taking("pp") * rates.pipeline
-    all_ranks = sum(map(sum, times)) + len(times) * (tensor + pipeline) / m
-    waiting = all_ranks - sum(times[busiest]) - (tensor + pipeline) / m
+    # What a micro-batch waits for itself: over tp behind each pair of matrices, over pp between two stages.
+    exposed, hidden = {}, {}
+    for axis in ("tp", "pp"):
+        hidden[axis] = taking(axis) * (rates.overlap if axis in step.overlaps else 0.0)
+        exposed[axis] = taking(axis) - hidden[axis]
+    waiting = sum(map(sum, times)) - sum(times[busiest]) + (len(times) - 1) * (exposed["tp"] + exposed["pp"]) / m
     bubble = waiting / step.interleaved * step.waiting
     # Gradients travel while the backward pass computes: that of the last micro-batch, or of all of them.
     window = compute_time * step.backward_share * rates.overlap / (1 if step.whole_step_overlaps else m)
-    exposed, hidden = {"tp": tensor, "pp": pipeline}, {"pp": taking("pp") - pipeline}
     for axis in ("fsdp", "dp"):
-        whole = taking(axis)
-        hidden[axis] = min(whole, window)
-        exposed[axis] = whole - hidden[axis]
+        hidden[axis] = min(taking(axis), window) if axis in step.overlaps else 0.0
+        exposed[axis] = taking(axis) - hidden[axis]
         window -= hidden[axis]
     optimizer = step.update / bandwidth + step.host_update / device.host
     return StepTime(
@@ -341,7 +344,12 @@ def _messages(
     blocks = math.ceil(model.num_layers / layout.pp)
     m = batch.accumulation
     # Per block 4 sums; along the sequence 10 halves of one. Recomputation says those of the forward pass again.
-    messages = {"pp": 2 * m * parallel.virtual_stages, "dp": blocks, "fsdp": 2 * blocks, "tp": 4 * blocks * m}
+    messages: dict[str, float] = {
+        "pp": 2 * m * parallel.virtual_stages,
+        "dp": blocks,
+        "fsdp": 2 * blocks,
+        "tp": 4 * blocks * m,
+    }
     if recompute == "full":
         more = facts.repeated_sums / 4 if not parallel.sequence else (2 + facts.repeated_sums) / 10
         wire["tp"] *= 1 + more
@@ -356,7 +364,8 @@ def _messages(
             continue
         here = together(ranks, inner, device.per_node)
         inside = here == ranks
-        speed = link.inside if inside else min(link.inside, link.between * here)
+        near = link.near(here)
+        speed = near if inside else min(near, link.between * here)
         latency = link.inside_latency if inside else link.between_latency
         rounds = 1 if axis == "pp" else 2 * math.log2(ranks)
         found[axis] = Messages(wire[axis], messages[axis], inside, speed, latency * rounds)
@@ -380,7 +389,9 @@ def facts(program: str) -> Kernels:
     table = _table("kernels.toml")
     if program not in table:
         raise UsageError(f"kernels {program!r} are not known. Known: {', '.join(table)}.")
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in table[program].items()}
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in table[program].items()
+    }
     return Kernels(**values)
 
 
