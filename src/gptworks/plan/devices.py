@@ -128,7 +128,14 @@ def link(name: str = "", of: Device | None = None) -> Link:
 def _link(inside: str, between: str, per_node: int) -> Link:
     table = _tables()
     near, far = table["inside"][inside], table["between"][between]
-    return Link(f"{inside}+{between}", near["speed"], far["speed"] / per_node, near["latency"], far["latency"])
+    return Link(
+        f"{inside}+{between}",
+        near["speed"],
+        far["speed"] / per_node,
+        near["latency"],
+        far["latency"],
+        {int(ranks): speed for ranks, speed in near.get("few", {}).items()},
+    )
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ over a speed:
     products     FLOPs / (peak of the device x share), where a product of [M, K] by [K, N] takes
                  1 + half x (1/M + 1/N + 1/K) times as long as a very large one
     bytes        bytes / (bandwidth x 0.85)
+    kernels      their number x the gap between two of them
     messages     bytes on the wire / (speed of the slowest link of their ring x share) + latency
 
 Amounts are facts of shapes and of programs (kernels.toml); devices are in devices.toml; the shares, and `half`, are
@@ -30,6 +31,7 @@ from gptworks.plan.sizes import flops_per_token
 
 COMPUTE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 BANDWIDTH_REACHED = 0.85  # of a datasheet's bandwidth, by kernels that only move bytes
+BACKWARD = 2 / 3  # of the computing of a micro-batch
 # Of the waiting of 1f1b that remains when the gradients of weights fill it (forward + input gradient - weight gradient,
 # of three equal thirds).
 ZERO_BUBBLE = 1 / 3
@@ -64,6 +66,7 @@ class Kernels:
     scores: tuple[float, float]
     dropout: tuple[float, float]
     dropped_scores: tuple[float, float]
+    kernels: tuple[float, float]
     logits: float
     parameter: float
     update: float
@@ -72,6 +75,8 @@ class Kernels:
     gradient: int
     repeated_sums: int
     overlaps: tuple[str, ...]
+    one_stream_with: tuple[str, ...]
+    scattered_sends: bool
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ class Efficiency:
 
     peak: float  # share of the peak that a very large product reaches
     half: float  # size at which a cube of a product would take (1 + 3) times its share
+    gap: float  # seconds between two kernels
     inside: float  # share of the speed of links within a machine
     between: float
     elementwise: float  # bytes really moved / bytes counted
@@ -88,17 +94,23 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Work:
-    """Amounts: FLOPs of products, the same times (1/M + 1/N + 1/K), and bytes."""
+    """Amounts: FLOPs of products, the same times (1/M + 1/N + 1/K), bytes, and kernels."""
 
     flops: float = 0.0
     slowed: float = 0.0
     bytes: float = 0.0
+    kernels: float = 0.0
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(self.flops + other.flops, self.slowed + other.slowed, self.bytes + other.bytes)
+        return Work(
+            self.flops + other.flops,
+            self.slowed + other.slowed,
+            self.bytes + other.bytes,
+            self.kernels + other.kernels,
+        )
 
     def __mul__(self, times: float) -> "Work":
-        return Work(self.flops * times, self.slowed * times, self.bytes * times)
+        return Work(self.flops * times, self.slowed * times, self.bytes * times, self.kernels * times)
 
 
 @dataclass(frozen=True)
@@ -118,14 +130,13 @@ class Step:
 
     micro_batches: int
     stages: list[tuple[Work, Work]]  # of each pipeline rank and one micro-batch: both passes; what is recomputed
-    backward_share: float  # of a micro-batch's computation
     interleaved: int
     waiting: float  # of the bubble of 1f1b
     update: float  # bytes
     host_update: float  # bytes over the link to the machine's memory
     messages: dict[str, Messages]
     overlaps: tuple[str, ...]
-    whole_step_overlaps: bool  # data-parallel messages of every micro-batch, not of the last alone
+    window: float  # of the computing of a step, in which gradients (and gathered parameters) can travel
 
 
 def step_time(
@@ -190,7 +201,9 @@ def count(
     device: Device,
     link: Link,
     facts: Kernels,
+    layers: list[int] | None = None,
 ) -> Step:
+    """`layers`: of each pipeline rank, where a program does not divide them evenly."""
     layout = Layout.known(parallel)
     virtual = parallel.virtual_stages
     forward, backward, again = _block(model, layout, batch, seq_len, facts, recompute, parallel.sequence)
@@ -198,11 +211,11 @@ def count(
     in_block = _block_parameters(model, layout.tp)
     # FSDP casts what it gathers once; a replica casts for each micro-batch.
     per_parameter = facts.parameter
-    layers = [len(each) for each in assign_layers(model.num_layers, layout.pp * virtual)]
+    even = [len(each) for each in assign_layers(model.num_layers, layout.pp * virtual)]
     stages, numbers = [], []
     for rank in range(layout.pp):
         here = stages_of(rank, layout.pp, virtual, parallel.schedule) if layout.pp > 1 else [0]
-        blocks = sum(layers[stage] for stage in here)
+        blocks = layers[rank] if layers else sum(even[stage] for stage in here)
         has_first, has_last = rank == 0, rank == layout.pp - 1
         held = blocks * in_block
         held += model.vocab_size * model.hidden_size / layout.tp * (has_first or has_last)
@@ -213,14 +226,13 @@ def count(
     return Step(
         batch.accumulation,
         stages,
-        backward.flops / (forward.flops + backward.flops),
         virtual,
         ZERO_BUBBLE if parallel.schedule == "zero_bubble" else 1.0,
         0.0 if parallel.offload else sharded * facts.update,
         sharded * 8 if parallel.offload else 0.0,
         _messages(model, parallel, layout, batch, seq_len, precision, recompute, device, link, facts),
-        facts.overlaps,
-        parallel.zero >= 2 and layout.fsdp > 1,
+        _overlapping(facts, layout),
+        _window(parallel, layout, batch.accumulation),
     )
 
 
@@ -229,7 +241,7 @@ def seconds(step: Step, rates: Efficiency, device: Device, compute: str) -> Step
 
     def of(work: Work) -> float:
         products = (work.flops + rates.half * work.slowed) / peak
-        return products + work.bytes * rates.elementwise / bandwidth
+        return products + work.bytes * rates.elementwise / bandwidth + work.kernels * rates.gap
 
     def taking(axis: str) -> float:
         found = step.messages.get(axis)
@@ -250,8 +262,7 @@ def seconds(step: Step, rates: Efficiency, device: Device, compute: str) -> Step
         exposed[axis] = taking(axis) - hidden[axis]
     waiting = sum(map(sum, times)) - sum(times[busiest]) + (len(times) - 1) * (exposed["tp"] + exposed["pp"]) / m
     bubble = waiting / step.interleaved * step.waiting
-    # Gradients travel while the backward pass computes: that of the last micro-batch, or of all of them.
-    window = compute_time * step.backward_share * rates.overlap / (1 if step.whole_step_overlaps else m)
+    window = compute_time * step.window * rates.overlap
     for axis in ("fsdp", "dp"):
         hidden[axis] = min(taking(axis), window) if axis in step.overlaps else 0.0
         exposed[axis] = taking(axis) - hidden[axis]
@@ -265,6 +276,20 @@ def seconds(step: Step, rates: Efficiency, device: Device, compute: str) -> Step
         {axis: exposed[axis] for axis in ("pp", "dp", "fsdp", "tp") if axis in step.messages},
         {axis: time for axis, time in hidden.items() if axis in step.messages},
     )
+
+
+def _overlapping(facts: Kernels, layout: Layout) -> tuple[str, ...]:
+    one_stream = any(getattr(layout, axis) > 1 for axis in facts.one_stream_with)
+    return tuple(axis for axis in facts.overlaps if not (one_stream and axis in {"dp", "fsdp"}))
+
+
+def _window(parallel: ParallelConfig, layout: Layout, micro_batches: int) -> float:
+    """Share of the computing in which data-parallel messages travel, where they do: gradients in the backward pass
+    (two thirds) of the last micro-batch, with several stages per rank of the last one of each; gathered parameters in
+    the forward pass of the first. With zero 2 and 3 in all micro-batches."""
+    zero = parallel.zero if layout.fsdp > 1 else 0
+    last = 1.0 if zero >= 2 else min(1.0, (layout.pp if parallel.virtual_stages > 1 else 1) / micro_batches)
+    return last * (1.0 if zero else BACKWARD)
 
 
 # Amounts of one block and one micro-batch
@@ -295,13 +320,16 @@ def _block(
         moved += inner * facts.inner[way]
         around = scores * (facts.scores[way] + facts.dropped_scores[way] * (model.dropout_attention > 0))
         passes.append((moved, around))
-    forward = linear_attention + feed_forward + attention + Work(bytes=sum(passes[0]))
-    backward = (linear_attention + feed_forward) * 2 + attention * (2.5 if fused else 2) + Work(bytes=sum(passes[1]))
+    forward = linear_attention + feed_forward + attention + Work(bytes=sum(passes[0]), kernels=facts.kernels[0])
+    backward = (linear_attention + feed_forward) * 2 + attention * (2.5 if fused else 2)
+    backward += Work(bytes=sum(passes[1]), kernels=facts.kernels[1])
     again = {
         "none": Work(),
         "full": forward,
-        "full_attn": linear_attention + attention + Work(bytes=passes[0][1] + passes[0][0] / 2),
-        "core_attn": attention + Work(bytes=passes[0][1]),
+        "full_attn": linear_attention
+        + attention
+        + Work(bytes=passes[0][1] + passes[0][0] / 2, kernels=facts.kernels[0] / 2),
+        "core_attn": attention + Work(bytes=passes[0][1], kernels=facts.kernels[0] / 4),
     }[recompute]
     return forward, backward, again
 
@@ -338,6 +366,8 @@ def _messages(
     wire = dict.fromkeys(vars(layout), 0.0)
     for term in terms:
         size = float(on_the_wire(term.kind, term.bytes, getattr(layout, term.axis)))
+        if term.axis == "pp" and facts.scattered_sends and not parallel.sequence:
+            size /= layout.tp
         if term.axis == "tp" and term.kind == "all_reduce":
             size *= facts.tensor_sum / max(compute, 4)
         wire[term.axis] += size
@@ -367,7 +397,8 @@ def _messages(
         near = link.near(here)
         speed = near if inside else min(near, link.between * here)
         latency = link.inside_latency if inside else link.between_latency
-        rounds = 1 if axis == "pp" else 2 * math.log2(ranks)
+        # A ring of few ranks, a tree of many, there and back.
+        rounds = 1.0 if axis == "pp" else 2 * min(ranks - 1, 2 * math.log2(ranks))
         found[axis] = Messages(wire[axis], messages[axis], inside, speed, latency * rounds)
     return found
 
@@ -398,7 +429,9 @@ def facts(program: str) -> Kernels:
 @cache
 def efficiency(generation: str, program: str) -> Efficiency:
     table = _table("efficiency.toml")
-    return Efficiency(**table["generations"][generation], **table["links"], **table["systems"][program])
+    return Efficiency(
+        **table["generations"][generation], **table["kernels"], **table["links"], **table["systems"][program]
+    )
 
 
 @cache
