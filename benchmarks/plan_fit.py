@@ -1,7 +1,7 @@
 """Fit the shares of plan/efficiency.toml to published speeds (benchmarks/published/speed.toml) and write the file.
 
-    python -m benchmarks.plan_fit            # prints the fit, writes src/gptworks/plan/efficiency.toml
-    python -m benchmarks.plan_fit --check    # says whether the file is what the fit gives
+    python benchmarks/plan_fit.py            # prints the fit, writes src/gptworks/plan/efficiency.toml
+    python benchmarks/plan_fit.py --check    # says whether the file is what the fit gives
 
 Few numbers, each with a meaning and an expectation from elsewhere (PRIORS): of a device generation the share of the
 peak that a very large product reaches and the size at which it takes twice as long; of links the share of their speed;
@@ -64,10 +64,16 @@ class Prior:
     why: str
 
 
-def cases() -> list[Case]:
+def published() -> list[dict[str, Any]]:
+    """The tables of speed.toml."""
+    tables: list[dict[str, Any]] = tomllib.loads(PUBLISHED.read_text(encoding="utf-8"))["tables"]
+    return tables
+
+
+def cases(tables: list[dict[str, Any]] | None = None) -> list[Case]:
     return [
         _case(table, row, program, measured)
-        for table in tomllib.loads(PUBLISHED.read_text(encoding="utf-8"))["tables"]
+        for table in (published() if tables is None else tables)
         for row in table["rows"]
         for program, measured in row["measured"].items()
     ]
@@ -98,7 +104,7 @@ def _case(table: dict[str, Any], row: dict[str, Any], program: str, measured: fl
     batch = BatchPlan(said["batch"], said["micro"], said["batch"] // (said["micro"] * replicas), replicas)
     if batch.accumulation * batch.micro_size * replicas != said["batch"]:
         raise ValueError(f"{said['name']}, {said['case']}: the batch is not micro x accumulation x replicas")
-    program_facts = facts(program)
+    program_facts = replace(facts(program), **said.get("facts", {}).get(program, {}))
     if said.get("overlapped"):
         program_facts = replace(program_facts, overlaps=(*program_facts.overlaps, "dp"))
     card = device(said["device"])
@@ -213,12 +219,17 @@ def fit(found: list[Case], start: dict[str, float] | None = None) -> dict[str, f
     if start is not None:
         x = np.array([math.log(start[n]) if free(n) else start[n] for n in names])
     here = misses(x)
-    for _ in range(30):
-        slopes = np.empty((len(here), len(x)))
+
+    def slopes_at(x: np.ndarray, here: np.ndarray) -> np.ndarray:
+        found = np.empty((len(here), len(x)))
         for column in range(len(x)):
             moved = x.copy()
             moved[column] += 1e-5 if moved[column] < 0.99 else -1e-5
-            slopes[:, column] = (misses(moved) - here) / (moved[column] - x[column])
+            found[:, column] = (misses(moved) - here) / (moved[column] - x[column])
+        return found
+
+    slopes = slopes_at(x, here)
+    for _ in range(30):
         way = np.linalg.solve(slopes.T @ slopes, -slopes.T @ here)
         length = 1.0
         while length > 1e-3 and (there := misses(x + length * way)) @ there >= here @ here:
@@ -227,8 +238,9 @@ def fit(found: list[Case], start: dict[str, float] | None = None) -> dict[str, f
             break
         gain = here @ here - there @ there
         x, here = x + length * way, there
-        if gain < 1e-9 * (here @ here):
+        if gain < 1e-7 * (here @ here):
             break
+        slopes = slopes_at(x, here)
     return to_values(x)
 
 

@@ -19,6 +19,7 @@ class Device:
     peak: dict[str, float]  # FLOP/s of matrix products by type: fp32, fp16, bf16
     bandwidth: float  # bytes/s of its own memory
     host: float  # bytes/s to the memory of the machine, one direction
+    host_memory: float  # bytes/s of the memory of the machine, its share
     per_node: int  # devices in a machine
     generation: str  # whose efficiency applies
     inside: str  # the usual link between devices of a machine

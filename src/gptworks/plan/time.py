@@ -77,6 +77,7 @@ class Kernels:
     overlaps: tuple[str, ...]
     one_stream_with: tuple[str, ...]
     scattered_sends: bool
+    written_scores: tuple[float, float] = (0.0, 0.0)  # in place of `scores` with model.attention: math
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class Step:
     interleaved: int
     waiting: float  # of the bubble of 1f1b
     update: float  # bytes
-    host_update: float  # bytes over the link to the machine's memory
+    copied: float  # bytes between the device and the memory of the machine, where the update is made there; else 0
     messages: dict[str, Messages]
     overlaps: tuple[str, ...]
     window: float  # of the computing of a step, in which gradients (and gathered parameters) can travel
@@ -209,8 +210,6 @@ def count(
     forward, backward, again = _block(model, layout, batch, seq_len, facts, recompute, parallel.sequence)
     head = _head(model, layout, batch, seq_len, facts)
     in_block = _block_parameters(model, layout.tp)
-    # FSDP casts what it gathers once; a replica casts for each micro-batch.
-    per_parameter = facts.parameter
     even = [len(each) for each in assign_layers(model.num_layers, layout.pp * virtual)]
     stages, numbers = [], []
     for rank in range(layout.pp):
@@ -219,7 +218,7 @@ def count(
         has_first, has_last = rank == 0, rank == layout.pp - 1
         held = blocks * in_block
         held += model.vocab_size * model.hidden_size / layout.tp * (has_first or has_last)
-        work = (forward + backward) * blocks + (head if has_last else Work()) + Work(bytes=held * per_parameter)
+        work = (forward + backward) * blocks + (head if has_last else Work()) + Work(bytes=held * facts.parameter)
         stages.append((work, again * blocks))
         numbers.append(held)
     sharded = max(numbers) / (layout.fsdp if parallel.zero else 1)
@@ -228,8 +227,8 @@ def count(
         stages,
         virtual,
         ZERO_BUBBLE if parallel.schedule == "zero_bubble" else 1.0,
-        0.0 if parallel.offload else sharded * facts.update,
-        sharded * 8 if parallel.offload else 0.0,
+        sharded * facts.update,
+        sharded * 4 * _copies(parallel, batch.accumulation) if parallel.offload else 0.0,
         _messages(model, parallel, layout, batch, seq_len, precision, recompute, device, link, facts),
         _overlapping(facts, layout),
         _window(parallel, layout, batch.accumulation),
@@ -267,7 +266,9 @@ def seconds(step: Step, rates: Efficiency, device: Device, compute: str) -> Step
         hidden[axis] = min(taking(axis), window) if axis in step.overlaps else 0.0
         exposed[axis] = taking(axis) - hidden[axis]
         window -= hidden[axis]
-    optimizer = step.update / bandwidth + step.host_update / device.host
+    optimizer = step.update / bandwidth
+    if step.copied:
+        optimizer = step.update / (device.host_memory * BANDWIDTH_REACHED) + step.copied / device.host
     return StepTime(
         compute_time,
         recompute_time,
@@ -290,6 +291,12 @@ def _window(parallel: ParallelConfig, layout: Layout, micro_batches: int) -> flo
     zero = parallel.zero if layout.fsdp > 1 else 0
     last = 1.0 if zero >= 2 else min(1.0, (layout.pp if parallel.virtual_stages > 1 else 1) / micro_batches)
     return last * (1.0 if zero else BACKWARD)
+
+
+def _copies(parallel: ParallelConfig, micro_batches: int) -> int:
+    """How often a shard of the parameters goes up, and one of the gradients down, where the CPU keeps them."""
+    up = 2 * micro_batches if parallel.zero == 3 else 1
+    return up + (micro_batches if parallel.zero >= 2 else 1)
 
 
 # Amounts of one block and one micro-batch
@@ -318,7 +325,8 @@ def _block(
     for way in (0, 1):
         moved = stream * (facts.stream[way] + facts.dropout[way] * (model.dropout_hidden > 0))
         moved += inner * facts.inner[way]
-        around = scores * (facts.scores[way] + facts.dropped_scores[way] * (model.dropout_attention > 0))
+        bytes_of_score = facts.scores[way] if model.attention == "auto" else facts.written_scores[way]
+        around = scores * (bytes_of_score + facts.dropped_scores[way] * (model.dropout_attention > 0))
         passes.append((moved, around))
     forward = linear_attention + feed_forward + attention + Work(bytes=sum(passes[0]), kernels=facts.kernels[0])
     backward = (linear_attention + feed_forward) * 2 + attention * (2.5 if fused else 2)
@@ -361,17 +369,27 @@ def _messages(
 ) -> dict[str, Messages]:
     compute = COMPUTE_BYTES[precision.compute]
     gradient = facts.gradient if precision.reduce == "fp32" else min(facts.gradient, compute)
-    last = Layout(layout.pp - 1, 0, 0, 0)
-    terms = per_step(model, parallel, batch, seq_len, place=last, compute_bytes=compute, reduce_bytes=gradient)
-    wire = dict.fromkeys(vars(layout), 0.0)
-    for term in terms:
-        size = float(on_the_wire(term.kind, term.bytes, getattr(layout, term.axis)))
-        if term.axis == "pp" and facts.scattered_sends and not parallel.sequence:
-            size /= layout.tp
-        if term.axis == "tp" and term.kind == "all_reduce":
-            size *= facts.tensor_sum / max(compute, 4)
-        wire[term.axis] += size
     blocks = math.ceil(model.num_layers / layout.pp)
+
+    def sent(blocks_per_stage: int) -> dict[str, float]:
+        """By axis, on the last rank of the pipeline."""
+        small = model.model_copy(update={"num_layers": layout.pp * parallel.virtual_stages * blocks_per_stage})
+        last = Layout(layout.pp - 1, 0, 0, 0)
+        terms = per_step(small, parallel, batch, seq_len, place=last, compute_bytes=compute, reduce_bytes=gradient)
+        found = dict.fromkeys(vars(layout), 0.0)
+        for term in terms:
+            size = float(on_the_wire(term.kind, term.bytes, getattr(layout, term.axis)))
+            if term.axis == "pp" and facts.scattered_sends and not parallel.sequence:
+                size /= layout.tp
+            if term.axis == "tp" and term.kind == "all_reduce":
+                size *= facts.tensor_sum / max(compute, 4)
+            found[term.axis] += size
+        return found
+
+    # Bytes grow with the blocks on a straight line: two points of it take less time than writing all blocks down.
+    one, two = sent(1), sent(2)
+    steps = blocks / parallel.virtual_stages - 1
+    wire = {axis: one[axis] + steps * (two[axis] - one[axis]) for axis in one}
     m = batch.accumulation
     # Per block 4 sums; along the sequence 10 halves of one. Recomputation says those of the forward pass again.
     messages: dict[str, float] = {
