@@ -13,7 +13,6 @@ import argparse
 import statistics
 import sys
 from dataclasses import dataclass, replace
-
 from typing import Any
 
 from plan_fit import Case, alike, cases, error, fit, predicted, published, rates, rounded

@@ -379,7 +379,7 @@ def _messages(
         found = dict.fromkeys(vars(layout), 0.0)
         for term in terms:
             size = float(on_the_wire(term.kind, term.bytes, getattr(layout, term.axis)))
-            if term.axis == "pp" and facts.scattered_sends and not parallel.sequence:
+            if term.what.endswith("hidden states") and facts.scattered_sends and not parallel.sequence:
                 size /= layout.tp
             if term.axis == "tp" and term.kind == "all_reduce":
                 size *= facts.tensor_sum / max(compute, 4)
