@@ -295,8 +295,8 @@ def written(found: list[Case], values: dict[str, float]) -> str:
         lines += ["", f"[{table}]", *entries]
     lines += [
         "",
-        "# Not fitted: the peak of a CPU is given or measured by a product of [1024, 1024] by [1024, 1024]; the products",
-        "# of five small models on one thread reached about this share of it.",
+        "# Not fitted: the peak of a CPU is given, or measured by a product of two [1024, 1024]; the products of five",
+        "# small models on one thread reached about this share of it.",
         "[generations.cpu]",
         "half = 32",
         "peak = 0.85",
