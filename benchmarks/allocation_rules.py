@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -69,6 +69,11 @@ def communicator(case: Case, ranks: int, machines: int) -> int:
         return 0
     channels = 2 if machines > 1 else CHANNELS[case.chip][ranks]
     return channels * (12 if ranks == 2 else 24)
+
+
+def model_of(case: Case) -> Case:
+    """The case as one data-parallel rank sees it: the same for any number of them."""
+    return replace(case, dp=1, zero=0, card="")
 
 
 def machines_of(case: Case, ranks: int, stride: int) -> int:
@@ -119,6 +124,33 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
     return Elementwise.apply(x, "in", 0)
+
+
+class Norm(torch.autograd.Function):
+    """Layer norm: keeps its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return new(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return new(x.shape), new(weight.shape), new(weight.shape)
+
+
+class Added(torch.autograd.Function):
+    """Sum with a tensor of the same shape, or with a bias."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        ctx.same, ctx.shape = x.shape == other.shape, other.shape
+        return new(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient, gradient if ctx.same else new(ctx.shape)
 
 
 class Reduced(torch.autograd.Function):
@@ -173,18 +205,19 @@ class BiasDropoutAdd(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        biased = x + bias
+        biased = new(x.shape)
         mask, dropped = new(x.shape, dtype=torch.uint8), new(x.shape)
         ctx.save_for_backward(mask)
         del biased
-        return residual + dropped
+        ctx.bias = bias.shape
+        return new(x.shape)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         kept = ctx.saved_tensors
         out = new(gradient.shape)
         del kept
-        return out, out.sum((0, 1)), gradient
+        return out, new(ctx.bias), gradient
 
 
 class BiasGelu(torch.autograd.Function):
@@ -197,9 +230,8 @@ class BiasGelu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        x, _ = ctx.saved_tensors
-        out = new(x.shape)
-        return out, out.sum((0, 1))
+        x, bias = ctx.saved_tensors
+        return new(x.shape), new(bias.shape)
 
 
 class VocabParallelCrossEntropy(torch.autograd.Function):
@@ -239,13 +271,13 @@ class MegatronLayer:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         case, t = self.case, self.case.tp
         s, b, h = x.shape
-        normed = torch.nn.functional.layer_norm(x, (h,), *self.norm1)
+        normed = Norm.apply(x, *self.norm1)
         mixed = linear(Reduced.apply(normed, t, "backward", True), *self.qkv).view(s, b, case.heads // t, -1)
         q, k, v = torch.split(mixed, h // case.heads, -1)
         context = Recomputed.apply(self.core, q, k, v) if case.recompute == "core" else self.core(q, k, v)
         attended = Reduced.apply(linear(context, self.out[0]), t, "forward", True)
         y = BiasDropoutAdd.apply(attended, self.out[1], x)
-        normed = torch.nn.functional.layer_norm(y, (h,), *self.norm2)
+        normed = Norm.apply(y, *self.norm2)
         up = linear(Reduced.apply(normed, t, "backward", True), self.up[0])
         up = BiasGelu.apply(up, self.up[1])
         down = Reduced.apply(linear(up, self.down[0]), t, "forward", True)
@@ -276,7 +308,7 @@ class MegatronStage:
         if not self.last:
             return x
         x = x.transpose(0, 1).contiguous()
-        x = torch.nn.functional.layer_norm(x, x.shape[-1:], *self.norm)
+        x = Norm.apply(x, *self.norm)
         logits = linear(Reduced.apply(x, case.tp, "backward", True), self.words)
         loss = VocabParallelCrossEntropy.apply(logits.float())  # fp16 logits live until the loss is there
         del logits
@@ -288,7 +320,7 @@ def one_forward_one_backward(
 ) -> None:
     """One step's micro-batches in the order of the pipeline; more of them than stages change nothing."""
     first, last = stage == 0, stage == case.pp - 1
-    count = min(case.accumulate, 2 * case.pp + 1) if case.pp > 1 else case.accumulate
+    count = min(case.accumulate, case.pp + 2) if case.pp > 1 else case.accumulate
     shape = (case.seq_len, case.micro_batch, case.hidden)
     ahead = min(case.pp - 1 - stage, count)
     waiting: list[tuple[Any, torch.Tensor]] = []
@@ -370,7 +402,7 @@ def megatron(case: Case, year: int = 2021) -> Parts:
     one more tensor for the all-reduce, also when there is one rank. arguments.py: the fusions are on by default.
     2022: gradients in one contiguous fp16 buffer, the fp32 gradients freed at the start of a step.
     """
-    events, last_step, peak = megatron_trace(case, contiguous=year > 2021)
+    events, last_step, peak = megatron_trace(model_of(case), contiguous=year > 2021)
     nccl = megatron_nccl(case)
     allocator = CachingAllocator("torch", (CARD[case.card] - CONTEXT[case.chip] - nccl) * MIB)
     allocator.play(events[:last_step])
@@ -630,21 +662,22 @@ def oneflow_nccl(case: Case, world: int) -> int:
 
 
 class PaddleLoss(torch.autograd.Function):
-    """softmax_with_cross_entropy is on AMP's black list: logits are cast to fp32, the softmax is a second fp32 tensor
-    (kept), the gradient is made in its place and cast back to fp16."""
+    """softmax_with_cross_entropy runs in fp16 under pure fp16 (O2's own black list does not name it, and the YAML adds
+    only its tensor-parallel twin, c_softmax_with_cross_entropy): the softmax is one more fp16 tensor, the gradient is
+    made in its place. With tensor parallelism both are fp32, after a cast."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
-        full = new(logits.shape, dtype=torch.float)
-        ctx.softmax = new(logits.shape, dtype=torch.float)
-        del full
+    def forward(ctx: Any, logits: torch.Tensor, ways: int) -> torch.Tensor:
+        dtype = torch.half if ways == 1 else torch.float
+        cast = new(logits.shape, dtype=dtype) if ways > 1 else None
+        ctx.softmax = new(logits.shape, dtype=dtype)
+        del cast
         return new(logits.shape[:-1], dtype=torch.float)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        out = new(ctx.softmax.shape)
-        ctx.softmax = None
-        return out
+        out, ctx.softmax = ctx.softmax, None
+        return (out if out.dtype == torch.half else new(out.shape)), None
 
 
 class FleetXLayer:
@@ -668,20 +701,20 @@ class FleetXLayer:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         case, t = self.case, self.case.tp
         b, s, h = x.shape
-        y = torch.nn.functional.layer_norm(x, (h,), *self.norm1)
-        y = linear(Reduced.apply(y, t, "backward", True), self.qkv[0]) + self.qkv[1]
+        y = Norm.apply(x, *self.norm1)
+        y = Added.apply(linear(Reduced.apply(y, t, "backward", True), self.qkv[0]), self.qkv[1])
         y = y.view(b, s, case.heads // t, -1).transpose(1, 2).contiguous()
         q, k, v = (part.contiguous() for part in torch.split(y, h // case.heads, -1))  # split copies
         del y
         y = Recomputed.apply(self.core, q, k, v) if case.recompute == "core" else self.core(q, k, v)
         del q, k, v
-        y = Reduced.apply(linear(y, self.out[0]), t, "forward", True) + self.out[1]
-        x = x + dropout(y)
-        y = torch.nn.functional.layer_norm(x, (h,), *self.norm2)
-        y = linear(Reduced.apply(y, t, "backward", True), self.up[0]) + self.up[1]
+        y = Added.apply(Reduced.apply(linear(y, self.out[0]), t, "forward", True), self.out[1])
+        x = Added.apply(x, dropout(y))
+        y = Norm.apply(x, *self.norm2)
+        y = Added.apply(linear(Reduced.apply(y, t, "backward", True), self.up[0]), self.up[1])
         y = gelu(y)
-        y = Reduced.apply(linear(y, self.down[0]), t, "forward", True) + self.down[1]
-        return x + dropout(y)
+        y = Added.apply(Reduced.apply(linear(y, self.down[0]), t, "forward", True), self.down[1])
+        return Added.apply(x, dropout(y))
 
 
 @functools.cache
@@ -693,11 +726,12 @@ def fleetx_trace(case: Case) -> tuple[list[tuple[int, int]], int, int]:
             h, t, b, s = case.hidden, case.tp, case.micro_batch, case.seq_len
             words, positions = parameter(case.vocab // t, h), parameter(s, h)
             layers = [FleetXLayer(case) for _ in range(case.layers // case.pp)]
-            norm = (parameter(h), parameter(h))
+            norm = (parameter(h), parameter(h)) if case.pp == 1 else ()
             parameters = [words, positions, *(p for layer in layers for p in layer.parameters), *norm]
             share = case.dp if case.zero else 1
             states = [[new(p.numel() // share + 1, dtype=torch.float) for _ in range(3)] for p in parameters]
-            if case.zero == 2:
+            if case.zero == 2:  # GroupShardedStage2: a gradient of another rank is cleared once reduced
+                states.append([new(sum(p.numel() for p in parameters) // case.dp)])
                 for p in parameters:
                     p.register_post_accumulate_grad_hook(forget)
 
@@ -709,9 +743,9 @@ def fleetx_trace(case: Case) -> tuple[list[tuple[int, int]], int, int]:
                     x = Recomputed.apply(layer, x) if case.recompute == "full" else layer(x)
                 if case.pp > 1:
                     return x.transpose(0, 1)
-                x = torch.nn.functional.layer_norm(x, (h,), *norm)
+                x = Norm.apply(x, *norm)
                 logits = torch.matmul(x, words.t())
-                loss = PaddleLoss.apply(logits)  # the engine holds the logits while it computes the loss
+                loss = PaddleLoss.apply(logits, t)  # the engine holds the logits while it computes the loss
                 return loss.sum()
 
             for step in range(STEPS):
@@ -760,29 +794,27 @@ def fleetx(case: Case) -> Parts:
 
 
 def deepspeed(case: Case) -> Parts:
-    """DeepSpeed ZeRO 1 and 2 (runtime/zero/stage_1_and_2.py) around Megatron's model, without a trace of the allocator.
+    """DeepSpeed ZeRO 1 and 2 (runtime/zero/stage_1_and_2.py) around Megatron's model; what the allocator holds beyond
+    the tensors is not traced.
 
     fp16 weights; fp32 master, moments and gradient of this rank's part; fp16 gradients: all of them in stage 1, this
     rank's part in stage 2, where two buckets of 5e8 elements collect the rest (reduce_bucket_size, overlap_comm).
     """
-    events, _, peak = megatron_trace(replace_dp(case), contiguous=True)
-    del events
     n = case.parameters() / MIB
-    without = peak / MIB - 20 * n  # activations and logits of the same model
-    buckets = 2 * 5e8 * 2 / MIB if case.zero == 2 else 0
+    with Recorder() as recorder:
+        stage = MegatronStage(case, 0)
+        if case.zero == 2:
+            for p in stage.parameters:
+                p.register_post_accumulate_grad_hook(forget)
+        stage(None).backward()
+    step = recorder.peak / MIB - 2 * n
+    shared = {"gradients of the part": 2 * n / case.dp, "buckets": 2 * 5e8 * 2 / MIB} if case.zero == 2 else {}
     return {
         "weights": 2 * n,
-        "gradients": (2 * n if case.zero == 1 else 2 * n / case.dp) + 4 * n / case.dp,
+        "activations" if case.zero == 2 else "activations and gradients": step,
+        **shared,
+        "fp32 gradients": 4 * n / case.dp,
         "optimizer": 12 * n / case.dp,
-        "buckets": buckets,
-        "activations": max(without, 0.0),
         "NCCL": 2 * communicator(case, case.dp, machines_of(case, case.dp, 1)),
         "context": CONTEXT[case.chip],
     }
-
-
-def replace_dp(case: Case) -> Case:
-    """The model of one rank, on a card large enough to be traced."""
-    from dataclasses import replace
-
-    return replace(case, dp=1, zero=0)
