@@ -206,7 +206,7 @@ class BiasDropoutAdd(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         biased = new(x.shape)
-        mask, dropped = new(x.shape, dtype=torch.uint8), new(x.shape)
+        mask, _dropped = new(x.shape, dtype=torch.uint8), new(x.shape)
         ctx.save_for_backward(mask)
         del biased
         ctx.bias = bias.shape
@@ -284,6 +284,10 @@ class MegatronLayer:
         return BiasDropoutAdd.apply(down, self.down[1], y)
 
 
+def masked(layer: MegatronLayer, mask: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return layer(x)
+
+
 class MegatronStage:
     def __init__(self, case: Case, stage: int) -> None:
         h, t = case.hidden, case.tp
@@ -297,6 +301,11 @@ class MegatronStage:
 
     def __call__(self, x: torch.Tensor | None) -> torch.Tensor:
         case = self.case
+        ones = new(1, 1, case.seq_len, case.seq_len, dtype=torch.float)  # get_ltor_masks_and_position_ids
+        triangle = new(ones.shape, dtype=torch.float)
+        del ones
+        mask = new(triangle.shape, dtype=torch.bool)
+        del triangle
         if self.first:
             tokens = new(case.micro_batch, case.seq_len, dtype=torch.long)
             embedded = Reduced.apply(embedding(tokens, self.words), case.tp, "forward", True)
@@ -304,7 +313,8 @@ class MegatronStage:
             x = embedded.transpose(0, 1).contiguous()
             del embedded
         for layer in self.layers:
-            x = Recomputed.apply(layer, x) if case.recompute == "full" else layer(x)
+            call = functools.partial(masked, layer, mask)  # every layer's graph holds the mask of the micro-batch
+            x = Recomputed.apply(call, x) if case.recompute == "full" else call(x)
         if not self.last:
             return x
         x = x.transpose(0, 1).contiguous()

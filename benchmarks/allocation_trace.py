@@ -16,6 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 MIB = 1 << 20
 MARK, SYNC = -1, -2  # sizes that are no sizes: a collective uses the tensor; the host waits for the device
+# Launches that a stream takes before the host must wait: forums.developer.nvidia.com/t/.../68937 ("about 1000"),
+# stackoverflow.com/questions/53970187.
+QUEUE = 1024
 Event = tuple[int, int]  # (number of the storage, bytes | 0 when it is freed | MARK | SYNC)
 
 
@@ -70,7 +73,9 @@ class CachingAllocator:
     `paddle`: AutoGrowthBestFitAllocator (paddle/fluid/memory/allocation): requests rounded to 256 bytes, segments of
     just the size asked for (FLAGS_auto_growth_chunk_size_in_mb = 0), every remainder is split off.
     A tensor that a collective on another stream uses (ProcessGroupNCCL calls recordStream) is not free for others
-    before that stream has passed the point; the host runs ahead, so that is when it next waits for the device.
+    before that stream has passed the point. The host runs ahead of the device, so that is when it next waits for it,
+    or when QUEUE more kernels were launched, as a launch blocks while that many are pending. A kernel of the trace is
+    an allocation: each writes an output.
     """
 
     def __init__(self, rules: str = "torch", limit: float = float("inf")) -> None:
@@ -79,7 +84,8 @@ class CachingAllocator:
         self.blocks: dict[int, list[Any]] = {}  # address -> [size, used, small, previous, next]
         self.where: dict[int, int] = {}
         self.marked: set[int] = set()
-        self.waiting: list[int] = []
+        self.waiting: list[tuple[int, int]] = []  # (launches when it was freed, number)
+        self.launches = 0
         self.reserved = self.peak = self.top = self.retries = 0
 
     def _segment(self, size: int, small: bool) -> int:
@@ -90,6 +96,9 @@ class CachingAllocator:
         return 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
 
     def allocate(self, number: int, size: int) -> None:
+        self.launches += 1
+        while self.waiting and self.launches - self.waiting[0][0] > QUEUE:
+            self.release(self.waiting.pop(0)[1])
         unit = 512 if self.torch else 256
         size = -(-size // unit) * unit
         small = self.torch and size <= MIB
@@ -123,7 +132,7 @@ class CachingAllocator:
     def release(self, number: int) -> None:
         if number in self.marked:
             self.marked.discard(number)
-            self.waiting.append(number)
+            self.waiting.append((self.launches, number))
             return
         address = self.where.pop(number)
         block = self.blocks[address]
@@ -149,7 +158,7 @@ class CachingAllocator:
 
     def synchronize(self) -> None:
         waiting, self.waiting = self.waiting, []
-        for number in waiting:
+        for _, number in waiting:
             self.release(number)
 
     def give_back(self) -> None:
