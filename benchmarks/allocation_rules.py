@@ -729,48 +729,44 @@ class FleetXLayer:
 
 @functools.cache
 def fleetx_trace(case: Case) -> tuple[list[tuple[int, int]], int, int]:
-    recorder = Recorder()
-    RECORDER.append(recorder)
-    try:
-        with recorder:
-            h, t, b, s = case.hidden, case.tp, case.micro_batch, case.seq_len
-            words, positions = parameter(case.vocab // t, h), parameter(s, h)
-            layers = [FleetXLayer(case) for _ in range(case.layers // case.pp)]
-            norm = (parameter(h), parameter(h)) if case.pp == 1 else ()
-            parameters = [words, positions, *(p for layer in layers for p in layer.parameters), *norm]
-            share = case.dp if case.zero else 1
-            states = [[new(p.numel() // share + 1, dtype=torch.float) for _ in range(3)] for p in parameters]
-            if case.zero == 2:  # GroupShardedStage2: a gradient of another rank is cleared once reduced
-                states.append([new(sum(p.numel() for p in parameters) // case.dp)])
-                for p in parameters:
-                    p.register_post_accumulate_grad_hook(forget)
+    recorder = Recorder()  # no tensor waits for another stream: mp_ops._mp_allreduce has use_calc_stream=True
+    with recorder:
+        h, t, b, s = case.hidden, case.tp, case.micro_batch, case.seq_len
+        words, positions = parameter(case.vocab // t, h), parameter(s, h)
+        layers = [FleetXLayer(case) for _ in range(case.layers // case.pp)]
+        norm = (parameter(h), parameter(h)) if case.pp == 1 else ()
+        parameters = [words, positions, *(p for layer in layers for p in layer.parameters), *norm]
+        share = case.dp if case.zero else 1
+        states = [[new(p.numel() // share + 1, dtype=torch.float) for _ in range(3)] for p in parameters]
+        if case.zero == 2:  # GroupShardedStage2: a gradient of another rank is cleared once reduced
+            states.append([new(sum(p.numel() for p in parameters) // case.dp)])
+            for p in parameters:
+                p.register_post_accumulate_grad_hook(forget)
 
-            def forward(_: Any) -> torch.Tensor:
-                tokens = new(b, s, dtype=torch.long)
-                x = Reduced.apply(embedding(tokens, words), t, "forward", True)
-                x = dropout(x + embedding(tokens, positions))
-                for layer in layers:
-                    x = Recomputed.apply(layer, x) if case.recompute == "full" else layer(x)
-                if case.pp > 1:
-                    return x.transpose(0, 1)
-                x = Norm.apply(x, *norm)
-                logits = torch.matmul(x, words.t())
-                loss = PaddleLoss.apply(logits, t)  # the engine holds the logits while it computes the loss
-                return loss.sum()
+        def forward(_: Any) -> torch.Tensor:
+            tokens = new(b, s, dtype=torch.long)
+            x = Reduced.apply(embedding(tokens, words), t, "forward", True)
+            x = dropout(x + embedding(tokens, positions))
+            for layer in layers:
+                x = Recomputed.apply(layer, x) if case.recompute == "full" else layer(x)
+            if case.pp > 1:
+                return x.transpose(0, 1)
+            x = Norm.apply(x, *norm)
+            logits = torch.matmul(x, words.t())
+            loss = PaddleLoss.apply(logits, t)  # the engine holds the logits while it computes the loss
+            return loss.sum()
 
-            for step in range(STEPS):
-                start = len(recorder.events)
-                if step and case.zero != 2:
-                    for p in parameters:  # clear_grad(set_to_zero=True): the gradients stay
-                        p.grad.zero_()
-                one_forward_one_backward(case, 0, forward, recorder)
-                if case.zero != 2:
-                    clipped = [new(p.numel() // share + 1) for p in parameters]  # ClipGradByGlobalNorm
-                    del clipped
-            del states
-            events, peak = list(recorder.events), recorder.peak
-    finally:
-        RECORDER.pop()
+        for step in range(STEPS):
+            start = len(recorder.events)
+            if step and case.zero != 2:
+                for p in parameters:  # clear_grad(set_to_zero=True): the gradients stay
+                    p.grad.zero_()
+            one_forward_one_backward(case, 0, forward, recorder)
+            if case.zero != 2:
+                clipped = [new(p.numel() // share + 1) for p in parameters]  # ClipGradByGlobalNorm
+                del clipped
+        del states
+        events, peak = list(recorder.events), recorder.peak
     return events, start, peak
 
 

@@ -151,6 +151,17 @@ def test_a_tensor_of_a_collective_is_not_reused_before_the_host_waits(trace: Mod
     assert held(marked=True, waits=True) == 64 * MIB
 
 
+def test_the_host_is_at_most_a_full_queue_ahead(trace: ModuleType) -> None:
+    def held(between: int) -> int:
+        launches = [(number, size) for number in range(2, 2 + between) for size in (MIB, 0)]
+        allocator = trace.CachingAllocator("torch")
+        allocator.play([(1, 64 * MIB), (1, trace.MARK), (1, 0), *launches, (5000, 64 * MIB)])
+        return allocator.reserved
+
+    assert held(trace.QUEUE) == 66 * MIB
+    assert held(trace.QUEUE - 1) == 130 * MIB
+
+
 def test_a_full_card_gives_free_segments_back_or_fails(trace: ModuleType) -> None:
     allocator = trace.CachingAllocator("torch", 100 * MIB)
     allocator.play([(1, 60 * MIB), (1, 0), (2, 80 * MIB)])
