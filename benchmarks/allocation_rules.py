@@ -13,8 +13,8 @@ context     what a process holds before its first tensor. 1007 MiB on Volta: PyT
 NCCL        nccl/src/init.cc and transport/p2p.cc: a connection to receive has a buffer of 512 KiB (LL) + 4.69 MiB
             (LL128) + 4 MiB (Simple) = 9.19, which cudaMalloc rounds to 10 MiB; a connection to send takes its least
             unit, 2 MiB. Rings and trees have two neighbours in every channel (with two ranks one): 24 MiB (12).
-            Channels: 12 among 8 V100 (6 NVLinks, doubled), 24 among 8 A100 (NVSwitch), 8 among 4, 4 among 2, and 2
-            between machines with one 100 Gb/s card.
+            Channels: twice the NVLinks that a card has to others of the group, so 12 among the 8 V100 of a machine
+            (6 links), 8 among 4, 4 among 2; 24 among 8 A100 (NVSwitch); 2 between machines with one 100 Gb/s card.
 """
 
 from __future__ import annotations
