@@ -1,4 +1,4 @@
-"""Counts the bytes of the tensors that are alive, operator by operator, and remembers what was alive when they were most.
+"""Counts the bytes of the tensors that are alive, operator by operator, and remembers what there was at the peak.
 
 It works on real tensors and on fake ones alike, and sees what operators return: what a kernel allocates inside itself
 and gives back before it returns is not seen, nor what an allocator keeps beside it.
@@ -53,16 +53,16 @@ class Group:
 class Tracker(TorchDispatchMode):
     """`with Tracker() as tracker: tracker.tell("parameter", part.parameters()); ...`, then `tracker.peak`.
 
-    A storage is counted from the first operator that returns a tensor of it, or from `tell`, until it is freed. Its kind
-    can be told at any time while it is alive and holds from its beginning.
+    A storage is counted from the first operator that returns a tensor of it, or from `tell`, until it is freed. Its
+    kind can be told at any time while it is alive and holds from its beginning.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.live = 0
         self.peak = 0
-        self.moment = ""  # of the peak: forward, backward or update
-        self.is_updating = False  # set by who knows; the passes are told apart without help
+        self.moment = ""  # of the peak: forward, backward, or what `within` was
+        self.within = ""  # "loss", "update": said by who knows; the passes are told apart without help
         self._pieces: list[Piece] = []
         self._numbers: dict[int, int] = {}  # storage -> piece
         self._changes: list[tuple[int, int]] = []  # (piece, bytes)
@@ -103,8 +103,7 @@ class Tracker(TorchDispatchMode):
         """What these are. Of a tensor that is cut among ranks, what is here."""
         for tensor in tensors:
             if tensor is not None:
-                local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-                self._pieces[self._number(local.detach(), "told")].kind = kind
+                self._pieces[self._number(getattr(tensor, "_local_tensor", tensor), "told")].kind = kind
 
     def tell_part(self, part: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
         """The parameters, gradients and moments that exist now."""
@@ -169,4 +168,4 @@ class Tracker(TorchDispatchMode):
             if self.live > self.peak:
                 self.peak, self._changes_to_peak = self.live, len(self._changes)
                 in_backward = torch._C._current_graph_task_id() != -1  # type: ignore[attr-defined]
-                self.moment = "update" if self.is_updating else "backward" if in_backward else "forward"
+                self.moment = self.within or ("backward" if in_backward else "forward")
