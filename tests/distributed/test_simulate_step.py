@@ -125,7 +125,7 @@ LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("pp2", 4, {"parallel__schedule": "interleaved", "parallel__virtual_stages": 2, "model__num_layers": 5}),
     ("pp2", 4, {"parallel__schedule": "zero_bubble"}),
 ]
-ALONE_ONLY: list[tuple[str, int, dict[str, Any]]] = [
+IMAGINED: list[tuple[str, int, dict[str, Any]]] = [
     ("dp2.fsdp4", 3, {"parallel__zero": 2}),
     ("fsdp2.tp2", 2, {"parallel__zero": 3, "precision__compute": "bf16"}),
     ("pp4.tp2", 8, {"model__num_layers": 5, "model__tied": False}),
@@ -146,11 +146,11 @@ def formula(cfg: RunConfig, layout: Layout, rank: int, micro: int) -> dict[tuple
     return communication.totals(terms)
 
 
-@pytest.mark.parametrize(("name", "micro", "changes"), LAYOUTS + ALONE_ONLY, ids=str)
+@pytest.mark.parametrize(("name", "micro", "changes"), IMAGINED, ids=str)
 def test_messages_are_those_of_the_formulas(name: str, micro: int, changes: dict[str, Any]) -> None:
     layout, cfg = Layout.parse(name), config(name, micro, **changes)
     size = layout.world_size
-    for rank in sorted({0, size // 2, size - 1}):
+    for rank in (size // 2, size - 1):
         found = simulate(cfg, size, rank, micro_batches=micro)
         assert found.communication == formula(cfg, layout, rank, micro), f"rank {rank}"
         assert found.messages.keys() == found.communication.keys()
@@ -158,7 +158,7 @@ def test_messages_are_those_of_the_formulas(name: str, micro: int, changes: dict
 
 @pytest.mark.parametrize("name", dict.fromkeys(layout for layout, _, _ in LAYOUTS))
 def test_an_imagined_rank_is_like_a_real_one(run_layout, name: str) -> None:
-    """The peak of each rank of a real world, and what it was made of, to the byte."""
+    """The peak of each rank of a real world, what it was made of and what was sent, to the byte."""
     layout = Layout.parse(name)
     cases = [config(name, micro, **changes) for given, micro, changes in LAYOUTS if given == name]
 
@@ -170,6 +170,7 @@ def test_an_imagined_rank_is_like_a_real_one(run_layout, name: str) -> None:
         for cfg, (seen, sent, flops) in zip(cases, results, strict=True):
             found = simulate(cfg, layout.world_size, rank, micro_batches=cfg.batch.accumulation)
             assert (as_simulated(found), found.communication, found.flops) == (seen, sent, flops), f"{cfg.parallel}"
+            assert sent == formula(cfg, layout, rank, found.micro_batches)
 
 
 @pytest.mark.parametrize(
@@ -188,13 +189,12 @@ def test_an_imagined_rank_is_like_a_real_one(run_layout, name: str) -> None:
 )
 def test_few_micro_batches_have_the_peak_of_many(name: str, changes: dict[str, Any]) -> None:
     """But for what comes with each of them: tokens, labels and numbers of the samples, its loss."""
-    cfg, layout = config(name, 8, **changes), Layout.parse(name)
-    for rank in (0, layout.world_size - 1):
-        few, many = simulate(cfg, layout.world_size, rank), simulate(cfg, layout.world_size, rank, 8)
-        assert few.micro_batches < many.micro_batches == few.accumulation == 8
-        integers = 2 * cfg.batch.micro_size * (LENGTH + 1) * 8  # of a batch, and joined for the stages
-        assert 0 <= many.peak - few.peak <= (many.micro_batches - few.micro_batches) * (2 * integers + 16)
-        assert few.flops_per_step == many.flops
+    cfg, layout = config(name, 6, **changes), Layout.parse(name)
+    few, many = simulate(cfg, layout.world_size, 0), simulate(cfg, layout.world_size, 0, 6)
+    assert few.micro_batches < many.micro_batches == few.accumulation == 6
+    integers = 2 * cfg.batch.micro_size * (LENGTH + 1) * 8  # of a batch, and joined for the stages
+    assert 0 <= many.peak - few.peak <= (many.micro_batches - few.micro_batches) * (2 * integers + 16)
+    assert few.flops_per_step == many.flops
 
 
 def test_flops_are_those_of_theory() -> None:
@@ -210,7 +210,7 @@ def test_flops_are_those_of_theory() -> None:
     assert simulate(config(model__attention="math"), 1, 0, 2).flops == whole + 3 * layers * 2 * h * LENGTH * tokens
 
 
-@pytest.mark.parametrize("name", ["dp2", "fsdp2", "tp2", "pp2", "pp2.tp2"])
+@pytest.mark.parametrize("name", ["dp2", "pp2.tp2"])
 def test_ranks_share_the_flops(name: str) -> None:
     """All of them together do what one process would do of their batch: nothing is computed twice."""
     layout = Layout.parse(name)
