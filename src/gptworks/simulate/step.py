@@ -97,8 +97,12 @@ def simulate(cfg: RunConfig, world_size: int, rank: int, micro_batches: int | No
     began = time.perf_counter()
     with launch.imagined(layout, rank, FakeTensorMode(allow_non_fake_inputs=True)) as world:
         part = build_part(cfg, world, parallel, _AnyWeights())
-        with world.memory, _Answers():
-            if not isinstance(part, GPT):  # the other stages cannot be asked what they send
+        with world.memory, _Answers(), ExitStack() as imagining:
+            if not isinstance(part, GPT):
+                from gptworks.parallel import pipeline
+
+                imagining.enter_context(pipeline.messages_hold_tensors())
+                # The other stages cannot be asked what they send.
                 part.hidden_len = cfg.data.seq_len // (layout.tp if parallel.sequence else 1)
             seen = watch_step(part, cfg, world, [_any_batch(cfg, batch) for _ in range(number)])
         place = world.place
@@ -189,6 +193,7 @@ def _telling(tracker: Tracker, part: Part, optimizer: torch.optim.AdamW) -> Iter
     pieces = parts_of(part)
 
     def tell(*_: Any) -> None:
+        tracker.tell("parameter", parameters)  # FSDP may give a shard new memory when it is first used
         tracker.tell("gradient", [parameter.grad for parameter in parameters])
         for piece in pieces:
             gathered, whole = shard.beside_shards(piece)
@@ -201,7 +206,7 @@ def _telling(tracker: Tracker, part: Part, optimizer: torch.optim.AdamW) -> Iter
 
         return enter
 
-    tracker.tell("parameter", parameters)
+    tell()
     for state in optimizer.state.values():
         tracker.tell("optimizer", state.values())
     handles: list[Any] = [optimizer.register_step_pre_hook(lambda *_: (tell(), within("update")())[0])]
