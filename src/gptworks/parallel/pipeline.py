@@ -293,7 +293,7 @@ class Pipeline:
 
 @contextmanager
 def messages_hold_tensors() -> Iterator[None]:
-    """For an imagined world: as long as a schedule remembers a message, its tensor stays, as that of a real one does."""
+    """For an imagined world: while a schedule remembers a message, its tensor stays, as that of a real one does."""
     send = schedules._batch_p2p
 
     def remembered(operations: list[distributed.P2POp], desc: str | None = None) -> list[Any]:
