@@ -228,7 +228,8 @@ def _telling(tracker: Tracker, part: Part, optimizer: torch.optim.AdamW) -> Iter
     tell()
     for state in optimizer.state.values():
         tracker.tell("optimizer", state.values())
-    handles: list[Any] = [optimizer.register_step_pre_hook(lambda *_: (tell(), within("update")())[0])]
+    handles: list[Any] = [optimizer.register_step_pre_hook(tell)]
+    handles.append(optimizer.register_step_pre_hook(within("update")))
     handles.append(optimizer.register_step_post_hook(within("")))
     for piece in pieces:
         handles.append(piece.register_forward_pre_hook(tell))
