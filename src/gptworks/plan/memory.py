@@ -164,6 +164,7 @@ def _rank(
     moments = _Moments()
     in_flight = _walk(parallel, layout, batch.accumulation, stages, pp_rank, moments)
     moments.see("update", _update(model, layout, stages, reduce))
+    tokens = 2 * 8 * shape.tokens * batch.accumulation  # and labels, int64, of all micro-batches of the step
     parameters = sum(stage.sizes.here for stage in stages)
     most = moments.most
     offloaded = parallel.offload and zero > 0 and not shape.cpu
@@ -174,7 +175,7 @@ def _rank(
         most.gradients,
         0 if offloaded else 2 * parameters,
         most.activations,
-        most.temporaries,
+        most.temporaries + tokens,
         most.communication,
         moments.name,
         in_flight,
@@ -210,6 +211,7 @@ class _StageMemory:
         self.waiting_for_weights = 0  # zero bubble: gradients of inputs are done
         self.backwards = 0  # so many are done
         self.gathered = False  # parameters, with zero 1 and 2
+        self.sent = 0  # bytes of hidden states and gradients that a schedule holds until its end
 
     # What is there between passes
 
@@ -218,7 +220,18 @@ class _StageMemory:
         held = self.flying * self.kept
         if self.waiting_for_weights:
             held += self.waiting_for_weights * self.between
-        return held + self._gradients() + self._gathered()
+        # FSDP lets go of what it has sent when it sends the next.
+        buffer = self.sizes.reduced_around if self.zero > 1 and self.backwards else 0
+        return held + self._gradients() + self._gathered() + Bytes(communication=self.sent + buffer)
+
+    def sends(self, schedule: str) -> None:
+        """After a backward pass. 1f1b remembers the last gradient it sent; the schedules of several stages remember
+        all they have sent, the hidden states too."""
+        stream = self.shape.stream
+        if schedule == "1f1b":
+            self.sent = 0 if self.stage.is_first else stream
+        elif schedule in {"interleaved", "zero_bubble"}:
+            self.sent += (0 if self.stage.is_first else stream) + (0 if self.stage.is_last else stream)
 
     @property
     def between(self) -> Bytes:
@@ -271,6 +284,9 @@ class _StageMemory:
         size, passes, zero, shape = self.sizes, self.passes, self.zero, self.shape
         fresh = not self.backwards
         held = others + self.resting - self.kept - self._gathered()
+        sums = 2 if shape.cpu else 1  # gloo reduces in a copy of its own
+        last_buffer = size.reduced_around if zero > 1 and self.backwards else 0
+        held -= Bytes(communication=last_buffer)
         resharding = zero and (zero == 3 or (is_last and not self.in_pipeline))
         if zero == 1 and sync and not fresh:
             held -= self._gradients()
@@ -281,7 +297,7 @@ class _StageMemory:
             head = Bytes(gradients=size.table)
         incoming = Bytes(communication=shape.stream if self.went else 0)
         through = passes.backward if fresh or zero else passes.backward_again
-        for block in {0, size.blocks - 1}:
+        for block in {0, min(1, size.blocks - 1), size.blocks - 1}:
             done = size.blocks - 1 - block
             grown = Bytes(gradients=done * size.block_here if fresh and (zero != 1 or sync) else 0)
             if zero == 1 and sync and not fresh:
@@ -294,14 +310,16 @@ class _StageMemory:
                 gathered = size.around + (2 if block else 1) * size.gathered_block
             elif zero:
                 gathered = size.around + (block + 1 if resharding else size.blocks) * size.gathered_block
-            buffer = size.reduced_block if zero and sync and done else 0
+            buffer = 0
+            if zero and sync:
+                buffer = size.reduced_block if done else last_buffer
             below = held + block * passes.kept + self.edges + head + incoming + grown
             moments.see("backward", below + through + Bytes(communication=gathered + buffer))
             if zero and sync:  # the block is done: its gradients are copied together, summed and cut
                 ready = Bytes(
                     temporaries=shape.stream,
                     gradients=size.block_here + (size.gathered_block if fresh or zero != 1 else 0),
-                    communication=gathered - (size.gathered_block if resharding else 0) + size.reduced_block,
+                    communication=gathered - (size.gathered_block if resharding else 0) + sums * size.reduced_block,
                 )
                 moments.see("backward", below + ready)
         if zero:
@@ -316,7 +334,7 @@ class _StageMemory:
             self._embeddings(held + everything + head, moments, fresh, bool(zero and sync))
         if zero and sync:
             freed = size.around if resharding else 0
-            once = Bytes(gradients=size.around + size.around_here, communication=size.reduced_around - freed)
+            once = Bytes(gradients=size.around + size.around_here, communication=sums * size.reduced_around - freed)
             if zero == 1 and not fresh:
                 once -= Bytes(gradients=size.around)
             moments.see("backward", held + everything + once)
@@ -337,6 +355,13 @@ class _StageMemory:
         if self.waits:
             moments.see("backward", held + Bytes(temporaries=2 * size.table, communication=buffer))
 
+    def inputs(self, others: Bytes, moments: _Moments) -> None:
+        """Zero bubble: the first half. Nothing is freed; the gradient at each matrix and norm is remembered."""
+        shape, each = self.shape, self.between.activations // self.sizes.blocks
+        widest = max(each + 2 * shape.stream, shape.stream + (2 if shape.narrow else 3) * shape.inner)
+        held = others + self.resting + Bytes(activations=(self.sizes.blocks - 1) * each)
+        moments.see("backward", held + Bytes(temporaries=widest, communication=shape.stream))
+
     def weights(self, others: Bytes, moments: _Moments) -> None:
         """Zero bubble: the second half of a backward pass."""
         through = self.passes.backward if not self.backwards else self.passes.backward_again
@@ -353,7 +378,8 @@ class _StageMemory:
         """zero 1 in a pipeline: after the last backward pass, one group after the other."""
         size = self.sizes
         if self.zero == 1:
-            once = Bytes(gradients=size.around_here, communication=size.reduced_around - size.around)
+            sums = 2 if self.shape.cpu else 1
+            once = Bytes(gradients=size.around_here, communication=sums * size.reduced_around - size.around)
             moments.see("backward", others + self.resting + once)
         self.zero_done()
 
@@ -371,10 +397,14 @@ def _walk(
 ) -> int:
     """All passes of a step in their order. Returns the most micro-batches in flight."""
     schedule = parallel.schedule if layout.pp > 1 else ""
+    all_micro_batches = micro_batches
     micro_batches = _enough(schedule, layout.pp, len(stages), micro_batches)
     by_number = {stage.number: stage for stage in stages}
     most_flying = 0
     left = {stage.number: micro_batches for stage in stages}
+    for stage in stages:
+        for _ in range(all_micro_batches - micro_batches):
+            stage.sends(schedule)
     for kind, number in order(schedule, layout.pp, len(stages), pp_rank, micro_batches):
         stage = by_number[number]
         others = NOTHING
@@ -386,17 +416,18 @@ def _walk(
             most_flying = max(most_flying, sum(one.flying for one in stages))
         elif kind == "I" and not stage.stage.is_last and stage.zero != 3:
             if not stage.stage.is_first:
-                extra = stage.passes.backward_again - stage.passes.kept
-                moments.see("backward", others + stage.resting + stage.between + Bytes(temporaries=extra.temporaries))
+                stage.inputs(others, moments)
             stage.waiting_for_weights += 1
         elif kind in {"B", "I"}:
             left[number] -= 1
             is_last = left[number] == 0
             sync = stage.zero > 1 or (stage.zero == 1 and is_last and not schedule)
             stage.backward(others, moments, is_last, sync)
+            stage.sends(schedule)
         elif stage.waiting_for_weights:
             left[number] -= 1
             stage.weights(others, moments)
+            stage.sends(schedule)
         if schedule and left[number] == 0:
             stage.reduce(others, moments)
             left[number] = -1
@@ -409,7 +440,7 @@ def _enough(schedule: str, pp: int, virtual: int, micro_batches: int) -> int:
         return min(micro_batches, 3)
     if schedule == "gpipe":
         return micro_batches
-    return min(micro_batches, 4 * pp * virtual)
+    return min(micro_batches, pp + 2 if schedule == "1f1b" else 4 * pp)
 
 
 def _update(model: ModelConfig, layout: Layout, stages: list[_StageMemory], reduce: int) -> Bytes:
