@@ -154,8 +154,8 @@ def _data(
                 yield Term(axis, "all_reduce", size, "gradients")
         return
     # Shards are equal: what does not divide is padded, along the first dim.
-    of_blocks = sum(_padded(parameter, layout.fsdp) for block in stage.blocks for parameter in block)
-    around = sum(_padded(parameter, layout.fsdp) for parameter in stage.around)
+    of_blocks = sum(padded(parameter, layout.fsdp) for block in stage.blocks for parameter in block)
+    around = sum(padded(parameter, layout.fsdp) for parameter in stage.around)
     gathered = micro_batches if zero == 3 else 1
     # At stage 3 a block is gathered for each of its two passes; what is around the blocks is kept between them.
     passes = 2 if zero == 3 else 1
@@ -298,7 +298,7 @@ def _chunk(size: int, parts: int, number: int) -> int:
     return max(0, min(each, size - number * each))
 
 
-def _padded(parameter: Parameter, shards: int) -> int:
+def padded(parameter: Parameter, shards: int) -> int:
     """Numbers in all shards together."""
     rows, *rest = parameter.shape
     return ceil(rows / shards) * shards * prod(rest)

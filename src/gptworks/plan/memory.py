@@ -12,7 +12,7 @@ from gptworks.config.derive import BatchPlan, Layout
 from gptworks.config.schema import ModelConfig, ParallelConfig, PrecisionConfig
 from gptworks.plan import activations
 from gptworks.plan.activations import FP32, NOTHING, Bytes, Loss, Shape
-from gptworks.plan.communication import Parameter, Stage, _padded, stages_here
+from gptworks.plan.communication import Parameter, Stage, padded, stages_here
 
 COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -122,7 +122,7 @@ class _Sizes:
     @classmethod
     def of(cls, stage: Stage, shards: int, compute: int, reduce: int) -> "_Sizes":
         def numbers(group: list[Parameter]) -> int:
-            return sum(_padded(parameter, shards) for parameter in group)
+            return sum(padded(parameter, shards) for parameter in group)
 
         block, around = numbers(stage.blocks[0]), numbers(stage.around)
         tables = [parameter.size for parameter in stage.around if parameter.name in {"wte.weight", "head.weight"}]
