@@ -128,6 +128,7 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/parallel.py
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/read.py
+	$(BIN)/python benchmarks/plan.py
 
 clean:
 	rm -rf $(VENV) .venv-mindspore .venv-megatron .venv-paddle .venv-lmeval .venv-peers runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
