@@ -66,7 +66,7 @@ def memory(cfg: RunConfig) -> list[Finding]:
     import torch
 
     from gptworks.simulate.dry_run import survey
-    from gptworks.verify.twin import memory_available
+    from gptworks.plan.machine import memory_available
 
     world_size = _solved(cfg).world_size
     held = survey(cfg, world_size).holdings

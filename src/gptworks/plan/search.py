@@ -1,0 +1,176 @@
+"""All layouts of so many devices: which of them fit, which of those is fastest, and why the others are out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gptworks.config.derive import BatchPlan, Layout, layouts
+from gptworks.config.schema import AXES, ParallelConfig
+from gptworks.errors import UsageError
+from gptworks.plan import sizes
+from gptworks.plan.changes import refused
+from gptworks.plan.devices import Device, Link
+from gptworks.plan.job import Choice, Job, gib
+from gptworks.plan.time import StepTime, step_time
+
+RECOMPUTE = ("none", "core_attn", "full_attn", "full")  # each holds less than the one before, and computes more
+_MOST_MICRO = 64
+_MOST_VIRTUAL = 8
+_MOST_DEVICES = 1 << 16
+
+# Tokens of a batch that GPT-3 was trained with, up to so many parameters (Brown et al. 2020, table 2.1).
+_USUAL_BATCH = ((1e9, 2**19), (5e9, 2**20), (1e11, 2**21), (float("inf"), 3 * 2**20))
+
+
+@dataclass(frozen=True)
+class Fit:
+    choice: Choice
+    needed: int  # bytes of the fullest device
+    time: StepTime
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class Rejected:
+    what: str
+    reason: str
+    needed: int | None = None  # None: it is not for its memory
+
+
+@dataclass
+class Found:
+    fits: list[Fit] = field(default_factory=list)  # the fastest first
+    rejected: list[Rejected] = field(default_factory=list)
+
+    @property
+    def looked_at(self) -> int:
+        return len(self.fits) + len(self.rejected)
+
+    @property
+    def nearest(self) -> Rejected | None:
+        """Of those that are too large, the smallest."""
+        too_large = [each for each in self.rejected if each.needed is not None]
+        return min(too_large, key=lambda each: each.needed or 0, default=None)
+
+
+def usual_batch(job: Job, devices: int) -> int:
+    """Samples of a step where nobody has said how many; a multiple of the devices, so that any layout divides it."""
+    tokens = next(tokens for most, tokens in _USUAL_BATCH if sizes.num_parameters(job.model) <= most)
+    return max(1, -(-tokens // job.seq_len // devices)) * devices
+
+
+def search(
+    job: Job, device: Device, link: Link, devices: int, global_size: int, *, fixed: dict[str, Any] | None = None
+) -> Found:
+    """`fixed`: dotted keys of parallel, batch and train that are to stay as they are."""
+    found, fixed = Found(), fixed or {}
+    for parallel in _parallels(job, devices, fixed, found):
+        for choice in _choices(job, parallel, global_size, fixed, found):
+            needed = max(each.peak for each in choice.memory(job))
+            if needed > device.capacity:
+                over = f"{gib(needed)} GiB, {gib(needed - device.capacity)} more than {device.name} has"
+                found.rejected.append(Rejected(str(choice), over, needed))
+                continue
+            time = timed(job, choice, device, link)
+            speed = choice.batch.global_size * job.seq_len / time.total
+            found.fits.append(Fit(choice, needed, time, speed))
+    found.fits.sort(key=lambda fit: (-fit.tokens_per_second, fit.needed))
+    return found
+
+
+def timed(job: Job, choice: Choice, device: Device, link: Link) -> StepTime:
+    return step_time(
+        job.model,
+        choice.parallel,
+        choice.batch,
+        job.seq_len,
+        precision=job.precision,
+        recompute=choice.recompute,
+        device=device,
+        link=link,
+    )
+
+
+def _parallels(job: Job, devices: int, fixed: dict[str, Any], found: Found) -> Iterator[ParallelConfig]:
+    """Degrees, sharding stage and stages per rank."""
+    kept = {key.removeprefix("parallel."): value for key, value in fixed.items() if key.startswith("parallel.")}
+    for layout in layouts(devices):
+        if any(kept.get(axis, size) not in (size, "auto") for axis, size in vars(layout).items()):
+            continue
+        # Without a sharding stage fsdp is one more dp.
+        zeros = (1, 2, 3) if layout.fsdp > 1 else (0,)
+        for virtual in _virtual_stages(job, layout.pp):
+            schedule = "interleaved" if virtual > 1 else "1f1b"
+            for zero in zeros:
+                given = {**vars(layout), "zero": zero, "schedule": schedule, "virtual_stages": virtual}
+                if any(kept.get(key, value) != value for key, value in given.items() if key not in AXES):
+                    continue
+                yield ParallelConfig(**kept | given)
+
+
+def _virtual_stages(job: Job, pp: int) -> Iterator[int]:
+    """1, and as many as leave every stage with as many layers."""
+    yield 1
+    if pp > 1:
+        layers = job.model.num_layers
+        yield from (v for v in range(2, _MOST_VIRTUAL + 1) if layers % (pp * v) == 0)
+
+
+def _choices(
+    job: Job, parallel: ParallelConfig, global_size: int, fixed: dict[str, Any], found: Found
+) -> Iterator[Choice]:
+    """Micro-batches and recomputation; what a run would refuse goes to those rejected."""
+    ranks = Layout.known(parallel).data_parallel
+    if global_size % ranks:
+        why = f"batch.global_size {global_size} is not a multiple of {ranks} data-parallel ranks"
+        found.rejected.append(Rejected(_named(parallel), why))
+        return
+    of_a_rank = global_size // ranks
+    problems = refused(job, parallel, BatchPlan(global_size, 1, of_a_rank, ranks))
+    if problems:  # with the smallest micro-batches too
+        found.rejected.append(Rejected(_named(parallel), " ".join(problems)))
+        return
+    modes = [mode for mode in RECOMPUTE if fixed.get("train.recompute", mode) == mode]
+    for micro in (size for size in range(1, min(of_a_rank, _MOST_MICRO) + 1) if of_a_rank % size == 0):
+        if fixed.get("batch.micro_size", micro) != micro or fixed.get("batch.accumulation", of_a_rank // micro) != (
+            of_a_rank // micro
+        ):
+            continue
+        batch = BatchPlan(global_size, micro, of_a_rank // micro, ranks)
+        problems = refused(job, parallel, batch)
+        if problems:
+            found.rejected.append(Rejected(f"{_named(parallel)}, micro-batch {micro}", " ".join(problems)))
+            continue
+        yield from (Choice(parallel, batch, mode) for mode in modes)
+
+
+def _named(parallel: ParallelConfig) -> str:
+    return str(Choice(parallel, BatchPlan(1, 1, 1, 1), "none")).replace(", micro-batch 1", "")
+
+
+def fewest_devices(job: Job, device: Device, link: Link, devices: int, global_size: int) -> int | None:
+    """The smallest number above `devices`, in whole machines where it takes more than one, that some layout fits on."""
+
+    def fits(number: int) -> bool:
+        smallest = {"batch.micro_size": 1, "train.recompute": "full"}
+        return bool(search(job, device, link, number, global_size, fixed=smallest).fits)
+
+    number = devices
+    while number < _MOST_DEVICES:
+        number *= 2
+        if fits(number):
+            break
+    else:
+        return None
+    step = device.per_node if number > device.per_node else 1
+    first = devices // step * step + step
+    return next((some for some in range(max(first, number // 2 + step), number, step) if fits(some)), number)
+
+
+def refuse_unknown_fixed(fixed: dict[str, Any]) -> None:
+    """Keys that a search cannot keep, because it decides them together."""
+    for key, value in fixed.items():
+        if key.startswith("parallel.") and value == "auto":
+            continue
+        if key == "batch.accumulation" and not isinstance(value, int):
+            raise UsageError(f"{key}: {value!r} is not a number.")
