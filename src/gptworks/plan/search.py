@@ -6,7 +6,6 @@ from typing import Any
 
 from gptworks.config.derive import BatchPlan, Layout, layouts
 from gptworks.config.schema import AXES, ParallelConfig
-from gptworks.errors import UsageError
 from gptworks.plan import sizes
 from gptworks.plan.changes import refused
 from gptworks.plan.devices import Device, Link
@@ -165,12 +164,3 @@ def fewest_devices(job: Job, device: Device, link: Link, devices: int, global_si
     step = device.per_node if number > device.per_node else 1
     first = devices // step * step + step
     return next((some for some in range(max(first, number // 2 + step), number, step) if fits(some)), number)
-
-
-def refuse_unknown_fixed(fixed: dict[str, Any]) -> None:
-    """Keys that a search cannot keep, because it decides them together."""
-    for key, value in fixed.items():
-        if key.startswith("parallel.") and value == "auto":
-            continue
-        if key == "batch.accumulation" and not isinstance(value, int):
-            raise UsageError(f"{key}: {value!r} is not a number.")
