@@ -166,7 +166,7 @@ def refused(job: Job, parallel: ParallelConfig, batch: BatchPlan) -> list[str]:
 
 def _needed(job: Job, choice: Choice, room: Room) -> int | None:
     try:
-        return room.needed(choice.memory(job), choice.layout)
+        return choice.peak(job) if room.shared_by == 1 else room.needed(choice.memory(job), choice.layout)
     except ConfigError:
         return None
 

@@ -46,17 +46,16 @@ class Choice:
         return Layout.known(self.parallel)
 
     def memory(self, job: Job) -> list[RankMemory]:
-        """Of the fullest rank of each pipeline rank."""
-        return memory(
-            job.model,
-            self.parallel,
-            self.batch,
-            job.seq_len,
-            precision=job.precision,
-            recompute=self.recompute,
-            compiled=job.compiled,
-            kernels=job.kernels,
-        )
+        """Of each pipeline rank."""
+        return memory(job.model, self.parallel, self.batch, job.seq_len, **self._how(job))
+
+    def peak(self, job: Job) -> int:
+        """Of the fullest of them."""
+        return max(each.peak for each in self.memory(job))
+
+    def _how(self, job: Job) -> dict[str, Any]:
+        how = {"precision": job.precision, "recompute": self.recompute}
+        return {**how, "compiled": job.compiled, "kernels": job.kernels}
 
     def settings(self) -> dict[str, Any]:
         """All that it decides, in the words of a configuration."""

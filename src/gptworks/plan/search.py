@@ -13,9 +13,9 @@ from gptworks.plan.job import Choice, Job, gib
 from gptworks.plan.time import StepTime, step_time
 
 RECOMPUTE = ("none", "core_attn", "full_attn", "full")  # each holds less than the one before, and computes more
-_MOST_MICRO = 64
-_MOST_VIRTUAL = 8
-_MOST_DEVICES = 1 << 16
+_MOST_MICRO = 32
+_MOST_VIRTUAL = 6
+_MOST_DEVICES = 1 << 14
 
 # Tokens of a batch that GPT-3 was trained with, up to so many parameters (Brown et al. 2020, table 2.1).
 _USUAL_BATCH = ((1e9, 2**19), (5e9, 2**20), (1e11, 2**21), (float("inf"), 3 * 2**20))
@@ -24,7 +24,6 @@ _USUAL_BATCH = ((1e9, 2**19), (5e9, 2**20), (1e11, 2**21), (float("inf"), 3 * 2*
 @dataclass(frozen=True)
 class Fit:
     choice: Choice
-    needed: int  # bytes of the fullest device
     time: StepTime
     tokens_per_second: float
 
@@ -33,7 +32,7 @@ class Fit:
 class Rejected:
     what: str
     reason: str
-    needed: int | None = None  # None: it is not for its memory
+    needed: int | None = None  # bytes; None: it is not for its memory
 
 
 @dataclass
@@ -63,18 +62,61 @@ def search(
 ) -> Found:
     """`fixed`: dotted keys of parallel, batch and train that are to stay as they are."""
     found, fixed = Found(), fixed or {}
-    for parallel in _parallels(job, devices, fixed, found):
-        for choice in _choices(job, parallel, global_size, fixed, found):
-            needed = max(each.peak for each in choice.memory(job))
-            if needed > device.capacity:
+    modes = [mode for mode in _useful_modes(job) if fixed.get("train.recompute", mode) == mode]
+    modes = modes or [fixed["train.recompute"]]
+    for parallel in _parallels(job, devices, fixed):
+        batches = _batches(job, parallel, global_size, fixed, found)
+        for choice in _that_fit(job, parallel, batches, modes, device, found):
+            time = timed(job, choice, device, link)
+            found.fits.append(Fit(choice, time, choice.batch.global_size * job.seq_len / time.total))
+    found.fits.sort(key=lambda fit: -fit.tokens_per_second)
+    return found
+
+
+def _that_fit(
+    job: Job, parallel: ParallelConfig, batches: list[BatchPlan], modes: list[str], device: Device, found: Found
+) -> list[Choice]:
+    """For each micro-batch, with as little recomputation as it needs. More of it, or a smaller micro-batch, never holds
+    more: so only those at the border are computed."""
+    if not batches:
+        return []
+    least = _states(job, parallel)
+    if least > device.capacity:
+        why = f"weights and Adam's moments alone are {gib(least)} GiB, and {device.name} has {gib(device.capacity)}"
+        found.rejected.append(Rejected(_named(parallel), why, least))
+        return []
+    fitting: list[Choice] = []
+    for mode in modes:
+        border = len(fitting)
+        for number, batch in enumerate(batches):
+            choice = Choice(parallel, batch, mode)
+            if number < border:
+                found.rejected.append(Rejected(str(choice), f"fits with recompute {fitting[number].recompute} already"))
+            elif number == len(fitting) and (needed := choice.peak(job)) <= device.capacity:
+                fitting.append(choice)
+            elif number == len(fitting):
                 over = f"{gib(needed)} GiB, {gib(needed - device.capacity)} more than {device.name} has"
                 found.rejected.append(Rejected(str(choice), over, needed))
-                continue
-            time = timed(job, choice, device, link)
-            speed = choice.batch.global_size * job.seq_len / time.total
-            found.fits.append(Fit(choice, needed, time, speed))
-    found.fits.sort(key=lambda fit: (-fit.tokens_per_second, fit.needed))
-    return found
+            else:
+                smaller = batches[len(fitting)].micro_size
+                found.rejected.append(Rejected(str(choice), f"does not fit with micro-batch {smaller} either"))
+    return fitting
+
+
+def _useful_modes(job: Job) -> list[str]:
+    """A fused kernel keeps no attention matrix that could be computed again."""
+    fused = job.model.attention == "auto" and not (job.kernels == "cpu" and job.model.dropout_attention)
+    return [mode for mode in RECOMPUTE if not (fused and mode == "core_attn")]
+
+
+def _states(job: Job, parallel: ParallelConfig) -> int:
+    """Bytes that the blocks of a rank take at the very least."""
+    if parallel.offload and job.kernels != "cpu":
+        return 0
+    layout, h = Layout.known(parallel), job.model.hidden_size
+    blocks = -(-job.model.num_layers // layout.pp)
+    numbers = blocks * (4 * h * h + 2 * h * job.model.ffn_size) // layout.tp
+    return 12 * numbers // layout.fsdp if parallel.zero else 16 * numbers
 
 
 def timed(job: Job, choice: Choice, device: Device, link: Link) -> StepTime:
@@ -90,7 +132,7 @@ def timed(job: Job, choice: Choice, device: Device, link: Link) -> StepTime:
     )
 
 
-def _parallels(job: Job, devices: int, fixed: dict[str, Any], found: Found) -> Iterator[ParallelConfig]:
+def _parallels(job: Job, devices: int, fixed: dict[str, Any]) -> Iterator[ParallelConfig]:
     """Degrees, sharding stage and stages per rank."""
     kept = {key.removeprefix("parallel."): value for key, value in fixed.items() if key.startswith("parallel.")}
     for layout in layouts(devices):
@@ -115,32 +157,32 @@ def _virtual_stages(job: Job, pp: int) -> Iterator[int]:
         yield from (v for v in range(2, _MOST_VIRTUAL + 1) if layers % (pp * v) == 0)
 
 
-def _choices(
+def _batches(
     job: Job, parallel: ParallelConfig, global_size: int, fixed: dict[str, Any], found: Found
-) -> Iterator[Choice]:
-    """Micro-batches and recomputation; what a run would refuse goes to those rejected."""
+) -> list[BatchPlan]:
+    """By micro-batch, the smallest first; what a run would refuse goes to those rejected."""
     ranks = Layout.known(parallel).data_parallel
     if global_size % ranks:
         why = f"batch.global_size {global_size} is not a multiple of {ranks} data-parallel ranks"
         found.rejected.append(Rejected(_named(parallel), why))
-        return
+        return []
     of_a_rank = global_size // ranks
     problems = refused(job, parallel, BatchPlan(global_size, 1, of_a_rank, ranks))
     if problems:  # with the smallest micro-batches too
         found.rejected.append(Rejected(_named(parallel), " ".join(problems)))
-        return
-    modes = [mode for mode in RECOMPUTE if fixed.get("train.recompute", mode) == mode]
+        return []
+    batches = []
     for micro in (size for size in range(1, min(of_a_rank, _MOST_MICRO) + 1) if of_a_rank % size == 0):
-        if fixed.get("batch.micro_size", micro) != micro or fixed.get("batch.accumulation", of_a_rank // micro) != (
-            of_a_rank // micro
-        ):
-            continue
         batch = BatchPlan(global_size, micro, of_a_rank // micro, ranks)
-        problems = refused(job, parallel, batch)
+        asked = fixed.get("batch.micro_size", micro), fixed.get("batch.accumulation", batch.accumulation)
+        if asked != (micro, batch.accumulation):
+            continue
+        problems = refused(job, parallel, batch) if micro > 1 else []
         if problems:
             found.rejected.append(Rejected(f"{_named(parallel)}, micro-batch {micro}", " ".join(problems)))
-            continue
-        yield from (Choice(parallel, batch, mode) for mode in modes)
+        else:
+            batches.append(batch)
+    return batches
 
 
 def _named(parallel: ParallelConfig) -> str:
