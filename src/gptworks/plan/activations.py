@@ -5,12 +5,10 @@ Three of these are peaks that nothing shows from the shapes alone: what autograd
 what the backward pass needs on top. So each pass is followed, not summed up. Never imports torch.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from math import ceil, prod
-
-from gptworks.config.schema import ModelConfig
+from math import ceil
 
 CHUNK_ELEMENTS = 16 * 1024 * 1024  # model/loss.py: logits held at a time
 FP32 = 4
@@ -157,6 +155,16 @@ class Shape:
         return self.rows * self.heads * self.length * self.length
 
     @property
+    def copies_heads(self) -> bool:
+        """Whether batched products need queries, keys and values in an order of their own."""
+        return self.rows > 1 and self.heads > 1
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Instead of qkv itself."""
+        return self.attention != "fused" and (self.copies_heads or (self.attention == "sdpa_math" and self.narrow))
+
+    @property
     def mask(self) -> int:
         """What dropout keeps of one stream: on a CPU the factors themselves."""
         if not self.dropout:
@@ -252,57 +260,76 @@ def _dropped(ledger: Ledger, s: Shape, name: str, number: int) -> None:
 
 
 def _core(ledger: Ledger, s: Shape) -> None:
-    """softmax(QK)V."""
-    scores, copy = s.scores, s.in_heads
+    """softmax(QK)V of `qkv`. What it gives is `mixed`, which the projection keeps; written out, another copy of it."""
     if s.attention == "fused":
-        ledger.keep(mixed=copy, lse=s.tokens * s.heads * FP32)
+        ledger.keep(mixed=s.in_heads, lse=s.tokens * s.heads * FP32)
         return
-    if s.attention == "math":
-        ledger.keep(q_copy=copy, k_copy=copy, causal=s.length * s.length)
-        ledger.use(product=scores * s.compute, scaled=scores * s.compute)
+    # torch's own writing-out, which dropout on a CPU needs, computes in fp32; ours only the softmax.
+    wide = FP32 if s.attention == "sdpa_math" else s.compute
+    heads, scores = s.in_heads // s.compute * wide, s.scores
+    if s.attention == "sdpa_math":
+        casts = heads if s.narrow else 0
+        ledger.use(q_wide=casts, k_wide=casts, v_wide=casts, q_scaled=heads, bias=s.length * s.length * FP32)
+        ledger.use(k_scaled=heads)
+        ledger.keep(q_copy=heads, k_copy=heads)
+        if not s.copies_heads:
+            ledger.drop("q_scaled", "k_scaled")
+        ledger.use(product=scores * FP32)
+        ledger.drop("k_scaled")
+        ledger.use(biased=scores * FP32)
+        ledger.drop("product")
+        ledger.keep(softmax=scores * FP32)
+        ledger.drop("biased")
+    else:
+        ledger.keep(causal=s.length * s.length)
+        ledger.keep(q_copy=heads if s.copies_heads else 0, k_copy=heads if s.copies_heads else 0)
+        ledger.use(product=scores * s.compute)
+        ledger.use(scaled=scores * s.compute)
         ledger.drop("product")
         if s.narrow:
             ledger.use(wide_scores=scores * FP32)
             ledger.drop("scaled")
+        ledger.keep(inverted=s.length * s.length)
         ledger.use(filled=scores * FP32)
         ledger.drop("scaled", "wide_scores")
         ledger.keep(softmax=scores * FP32)
         ledger.drop("filled")
         if s.narrow:
             ledger.keep(weights=scores * s.compute)
-    else:
-        ledger.keep(q_copy=copy, k_copy=copy)
-        ledger.use(causal=s.length * s.length * (1 + s.compute), product=scores * s.compute)
-        ledger.keep(softmax=scores * s.compute)
-        ledger.drop("product", "causal")
     if s.dropout_attention:
-        ledger.keep(attention_mask=scores * (s.compute if s.cpu else 1), dropped_weights=scores * s.compute)
-        if s.attention == "math" and s.narrow:
-            ledger.drop("weights")
-    ledger.keep(v_copy=copy)
-    ledger.use(mixed_heads=copy)
-    ledger.keep(mixed=copy)
-    ledger.drop("mixed_heads")
+        ledger.keep(attention_mask=scores * (wide if s.cpu else 1))
+        ledger.keep(dropped_weights=scores * wide)
+        ledger.drop("weights")
+    if s.attention == "sdpa_math" and s.narrow:
+        ledger.use(also_returned=scores * s.compute)
+    ledger.keep(v_copy=heads if s.copies_heads or wide > s.compute else 0)
+    ledger.use(mixed_heads=heads)
+    ledger.drop("q_wide", "k_wide", "v_wide", "q_scaled", "k_scaled", "bias", "also_returned", "causal")
 
 
-def _attention(ledger: Ledger, s: Shape) -> None:
+def _attention(ledger: Ledger, s: Shape, again: bool = False) -> None:
+    """`again`: in the backward pass it ends as soon as all that is needed is there."""
     _cast(ledger, s, "qkv")
     _gathered(ledger, s, "tokens1")
     ledger.keep(qkv=3 * s.in_heads)
     ledger.drop("tokens1", "parts")
     _core(ledger, s)
     if s.recompute == "core_attn":
-        _forget(ledger, CORE)
-    _row_linear(ledger, s, "out", "projected")
-    _dropped(ledger, s, "projected", 1)
+        ledger.drop(*CORE)
+    if s.attention != "fused":
+        ledger.keep(mixed=s.in_heads)
+    if again and not s.dropout:
+        _cast(ledger, s, "out")
+    else:
+        _row_linear(ledger, s, "out", "projected")
+        _dropped(ledger, s, "projected", 1)
+    ledger.drop("mixed_heads")
+    if s.keeps_copies and s.recompute != "core_attn":
+        ledger.drop("qkv")
 
 
-CORE = ("lse", "q_copy", "k_copy", "v_copy", "causal", "softmax", "weights", "attention_mask", "dropped_weights")
+CORE = ("lse", "q_copy", "k_copy", "v_copy", "inverted", "softmax", "weights", "attention_mask", "dropped_weights")
 ATTENTION = (*CORE, "cast_qkv", "qkv", "mixed", "cast_out", "mask1")
-
-
-def _forget(ledger: Ledger, names: Iterable[str]) -> None:
-    ledger.drop(*names)
 
 
 def _block_forward(ledger: Ledger, s: Shape) -> None:
@@ -310,11 +337,9 @@ def _block_forward(ledger: Ledger, s: Shape) -> None:
     _norm(ledger, s, 1)
     _attention(ledger, s)
     if s.recompute == "full_attn":
-        _forget(ledger, ATTENTION)
+        ledger.drop(*ATTENTION)
     ledger.keep(x1=s.stream)
     ledger.drop("projected", "after_dropout")
-    if s.narrow:
-        ledger.drop("x")
     _norm(ledger, s, 2)
     _cast(ledger, s, "up")
     _gathered(ledger, s, "tokens2")
@@ -329,18 +354,20 @@ def _block_forward(ledger: Ledger, s: Shape) -> None:
     _dropped(ledger, s, "projected", 2)
     ledger.use(x2=s.stream)
     ledger.drop("projected", "after_dropout")
-    if s.narrow:
-        ledger.drop("x1")
+    if s.narrow:  # what is kept of them are their wide copies
+        ledger.drop("x", "x1")
     ledger.drop("x2")  # the next block's
 
 
 # Backward
 
 
-def _weight_gradient(ledger: Ledger, s: Shape, name: str, fresh: bool) -> None:
+def _weight_gradient(ledger: Ledger, s: Shape, name: str, fresh: bool, *done: str) -> None:
+    """`done`: what goes as soon as the product is there."""
     size = s.matrices()[name]
     ledger.use(product=size * s.compute)
-    if not s.casts:  # FSDP's: gathered until the block is done
+    ledger.drop(*done, f"cast_{name}")
+    if not s.casts:  # FSDP's, until the block is done
         ledger.drop("product")
         ledger.grow(**{f"grad_{name}": size * s.compute})
         return
@@ -351,16 +378,15 @@ def _weight_gradient(ledger: Ledger, s: Shape, name: str, fresh: bool) -> None:
         ledger.grow(**{f"grad_{name}": size * FP32})
 
 
-def _row_backward(ledger: Ledger, s: Shape, name: str, incoming: str, inner: int, saved: str, fresh: bool) -> None:
-    """Gradient of the input as `inner_gradient`; `incoming` stays: the residual stream goes on with it."""
+def _row_backward(ledger: Ledger, s: Shape, name: str, inner: int, saved: str, fresh: bool) -> None:
+    """Gradient of the input as `inner_gradient`; the residual stream goes on with the one that came."""
     if s.split:
         ledger.gather(parts=s.whole)
         if s.transposed:
             ledger.gather(all_gradient=s.whole)
             ledger.drop("parts")
     ledger.use(inner_gradient=inner)
-    _weight_gradient(ledger, s, name, fresh)
-    ledger.drop("parts", "all_gradient", saved, f"cast_{name}")
+    _weight_gradient(ledger, s, name, fresh, "parts", "all_gradient", saved, "incoming")
 
 
 def _column_backward(ledger: Ledger, s: Shape, name: str, saved: str, fresh: bool) -> None:
@@ -372,18 +398,17 @@ def _column_backward(ledger: Ledger, s: Shape, name: str, saved: str, fresh: boo
         if s.transposed:
             ledger.gather(tokens=s.whole)
             ledger.drop("parts")
-        _weight_gradient(ledger, s, name, fresh)
-        ledger.drop("parts", "tokens", "mine", "inner_gradient", saved, f"cast_{name}")
+        _weight_gradient(ledger, s, name, fresh, "parts", "tokens", "mine", "inner_gradient", saved)
         ledger.use(y_gradient=s.stream)
         return
     ledger.use(y_gradient=s.stream)
-    _weight_gradient(ledger, s, name, fresh)
-    ledger.drop("inner_gradient", saved, f"cast_{name}")
+    _weight_gradient(ledger, s, name, fresh, "inner_gradient", saved)
     if s.tp > 1:
         ledger.gather(total=s.tokens * s.hidden * FP32)
-        ledger.drop("y_gradient")
+        if s.narrow:
+            ledger.use(mine=s.stream)
+        ledger.drop("y_gradient", "mine", "total")
         ledger.use(y_gradient=s.stream)
-        ledger.drop("total")
 
 
 def _norm_backward(ledger: Ledger, s: Shape, number: int) -> None:
@@ -404,89 +429,106 @@ def _norm_backward(ledger: Ledger, s: Shape, number: int) -> None:
 
 
 def _gelu_backward(ledger: Ledger, s: Shape) -> None:
-    if s.gelu == "sigmoid":
-        ledger.use(a=s.inner, b=s.inner)
-        ledger.use(c=s.inner)
-        ledger.drop("a", "c", "sigmoid")
-    elif s.gelu == "tanh" and s.cpu and not s.narrow:
+    if s.gelu == "sigmoid" or (s.gelu == "tanh" and s.cpu and not s.narrow):
         ledger.use(a=s.inner, b=s.inner)
         ledger.drop("a")
     else:
         ledger.use(b=s.inner)
-    ledger.drop("inner_gradient", "u", "b")
+    ledger.drop("inner_gradient", "u", "b", "sigmoid")
     ledger.use(inner_gradient=s.inner)
 
 
 def _core_backward(ledger: Ledger, s: Shape) -> None:
     """From `inner_gradient`, of what the heads gave, to that of qkv."""
-    copy, scores = s.in_heads, s.scores
-    if s.attention != "fused":
-        ledger.use(mixed_copy=copy)
-        ledger.use(weights_gradient=scores * s.compute, v_gradient=copy)
-        ledger.drop("mixed_copy", "v_copy", "dropped_weights")
-        if s.dropout_attention:
-            ledger.use(before_dropout=scores * s.compute)
-            ledger.drop("weights_gradient", "attention_mask")
-        ledger.use(score_gradient=scores * FP32)
-        ledger.drop("before_dropout", "weights_gradient", "softmax", "weights")
-        if s.attention == "math":
-            ledger.use(more=scores * FP32)
-            ledger.drop("more")
-        ledger.use(q_gradient=copy, k_gradient=copy)
-        ledger.drop("score_gradient", "q_copy", "k_copy", "causal")
-    else:
-        ledger.use(q_gradient=copy, k_gradient=copy, v_gradient=copy)
+    heads, scores = s.in_heads, s.scores
+    if s.attention == "fused":
+        ledger.use(q_gradient=heads, k_gradient=heads, v_gradient=heads)
         ledger.drop("inner_gradient", "lse", "mixed", "qkv")
-    ledger.use(qkv_gradient=3 * copy)
-    ledger.drop("q_gradient", "k_gradient", "v_gradient", "inner_gradient", "qkv", "mixed", "qkv_gradient")
-    ledger.use(inner_gradient=3 * copy)
+    else:
+        wide = FP32 if s.attention == "sdpa_math" else s.compute
+        in_wide = heads // s.compute * wide
+        ledger.drop("mixed")
+        ledger.use(mixed_gradient=in_wide)
+        ledger.drop("inner_gradient")
+        if s.recompute == "core_attn":
+            _core(ledger, s)
+            ledger.drop("mixed_heads", "mixed")
+        ledger.use(v_gradient=in_wide)
+        ledger.use(weights_gradient=scores * wide)
+        ledger.drop("mixed_gradient", "v_copy", "dropped_weights", "weights")
+        if s.dropout_attention:
+            ledger.use(before_dropout=scores * wide)
+            ledger.drop("weights_gradient", "attention_mask")
+        if wide < FP32:
+            ledger.use(wide_weights=scores * FP32)
+            ledger.drop("before_dropout", "weights_gradient")
+        ledger.use(score_gradient=scores * FP32)
+        ledger.drop("wide_weights", "before_dropout", "weights_gradient", "softmax")
+        if s.attention == "math":
+            ledger.use(filled=scores * FP32)
+            ledger.drop("score_gradient", "inverted", "filled")
+            ledger.use(scaled=scores * s.compute, score_gradient=scores * s.compute)
+            ledger.drop("scaled")
+        ledger.use(q_gradient=in_wide, k_gradient=in_wide)
+        ledger.drop("score_gradient", "q_copy", "k_copy", "qkv", "q_gradient", "k_gradient", "v_gradient")
+        ledger.use(q_gradient=heads, k_gradient=heads, v_gradient=heads)
+    ledger.use(qkv_gradient=3 * heads)
+    ledger.drop("q_gradient", "k_gradient", "v_gradient", "qkv_gradient")
+    ledger.use(inner_gradient=3 * heads)
 
 
 def _block_backward(ledger: Ledger, s: Shape, fresh: bool) -> None:
     """The gradient of the stream that goes out is in the ledger as `stream_gradient`."""
     if s.recompute == "full":
-        again = replace(s, recompute="none")
-        _norm(ledger, again, 1)
-        _attention(ledger, again)
-        ledger.keep(x1=s.stream)
-        ledger.drop("projected", "after_dropout")
-        _norm(ledger, again, 2)
-        _cast(ledger, again, "up")
-        _gathered(ledger, again, "tokens2")
-        ledger.keep(u=s.inner)
-        ledger.drop("tokens2", "parts")
-        ledger.keep(g=s.inner, sigmoid=s.inner if s.gelu == "sigmoid" else 0)
-        _cast(ledger, again, "down")
-        if s.dropout:
-            _row_linear(ledger, replace(again, casts=False), "down", "projected")
-            ledger.keep(mask2=s.mask)
-            ledger.drop("projected")
-        if s.narrow:
-            ledger.drop("x1")
+        _again(ledger, replace(s, recompute="none"))
     if s.dropout:
         ledger.use(incoming=s.stream)
         ledger.drop("mask2")
-    _row_backward(ledger, s, "down", "stream_gradient", s.inner, "g", fresh)
-    ledger.drop("incoming")
+    _row_backward(ledger, s, "down", s.inner, "g", fresh)
     _gelu_backward(ledger, s)
     _column_backward(ledger, s, "up", "y2", fresh)
     _norm_backward(ledger, s, 2)
     ledger.drop("x1")
     if s.recompute == "full_attn":
-        _attention(ledger, replace(s, recompute="none"))
+        _attention(ledger, replace(s, recompute="none"), again=True)
         ledger.drop("projected", "after_dropout")
     if s.dropout:
         ledger.use(incoming=s.stream)
         ledger.drop("mask1")
-    _row_backward(ledger, s, "out", "stream_gradient", s.in_heads, "nothing", fresh)
-    ledger.drop("incoming")
-    if s.recompute == "core_attn":
+    _row_backward(ledger, s, "out", s.in_heads, "nothing", fresh)
+    if s.recompute == "core_attn" and s.attention == "fused":
         ledger.drop("mixed")
         _core(ledger, s)
     _core_backward(ledger, s)
     _column_backward(ledger, s, "qkv", "y1", fresh)
     _norm_backward(ledger, s, 1)
     ledger.drop("x")
+
+
+def _again(ledger: Ledger, s: Shape) -> None:
+    """The forward pass in the backward pass, up to the last tensor that is needed."""
+    _norm(ledger, s, 1)
+    _attention(ledger, s)
+    ledger.keep(x1=s.stream)
+    ledger.drop("projected", "after_dropout")
+    _norm(ledger, s, 2)
+    _cast(ledger, s, "up")
+    _gathered(ledger, s, "tokens2")
+    ledger.keep(u=s.inner)
+    ledger.drop("tokens2", "parts")
+    if s.gelu == "sigmoid":
+        ledger.use(scaled=s.inner)
+        ledger.keep(sigmoid=s.inner)
+        ledger.drop("scaled")
+    ledger.keep(g=s.inner)
+    if s.dropout:
+        _row_linear(ledger, s, "down", "projected")
+        ledger.keep(mask2=s.mask)
+        ledger.drop("projected")
+    else:
+        _cast(ledger, s, "down")
+    if s.narrow:
+        ledger.drop("x1")
 
 
 @lru_cache(maxsize=4096)
@@ -558,7 +600,3 @@ def loss(s: Shape, words: int) -> Loss:
 
     most = ledger.highest(run)
     return Loss(ledger.snapshot(), most, chunk)
-
-
-def size_of(shapes: Iterable[tuple[int, ...]]) -> int:
-    return sum(prod(shape) for shape in shapes)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gptworks.config.derive import BatchPlan, Layout
 from gptworks.config.schema import ModelConfig, ParallelConfig, PrecisionConfig
 from gptworks.plan import activations
-from gptworks.plan.activations import FP32, NOTHING, Bytes, Loss, Passes, Shape
+from gptworks.plan.activations import FP32, NOTHING, Bytes, Loss, Shape
 from gptworks.plan.communication import Parameter, Stage, _padded, stages_here
 
 COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -93,26 +93,56 @@ def _shape(
     )
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """Of one stage of the rank, in bytes."""
-
-    blocks: int  # how many
-    block_gradient: int  # fp32, whole; of one
-    around_gradient: int
-    table: int  # the largest parameter around the blocks: word embedding or head
-    gathered_block: int  # in the type of computation
-    gathered_around: int
-    shard: int  # fp32, of the whole stage
-
-
 class _Moments:
+    """The fullest that was seen."""
+
     def __init__(self) -> None:
         self.name, self.most = "update", NOTHING
 
     def see(self, name: str, held: Bytes) -> None:
         if held.total > self.most.total:
             self.name, self.most = name, held
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Of one stage of the rank, in bytes. Shards are padded, as FSDP pads them."""
+
+    blocks: int  # how many
+    block: int  # fp32, of one
+    around: int  # fp32, of all that is not in a block
+    table: int  # fp32, word embedding or head; the larger where both are here
+    positions: int
+    block_here: int  # fp32, what this rank updates of a block
+    around_here: int
+    gathered_block: int  # in the type of computation
+    reduced_block: int  # in the type of reduction
+    reduced_around: int
+
+    @classmethod
+    def of(cls, stage: Stage, shards: int, compute: int, reduce: int) -> "_Sizes":
+        def numbers(group: list[Parameter]) -> int:
+            return sum(_padded(parameter, shards) for parameter in group)
+
+        block, around = numbers(stage.blocks[0]), numbers(stage.around)
+        tables = [parameter.size for parameter in stage.around if parameter.name in {"wte.weight", "head.weight"}]
+        positions = [parameter.size for parameter in stage.around if parameter.name == "wpe.weight"]
+        return cls(
+            len(stage.blocks),
+            block * FP32,
+            around * FP32,
+            max(tables, default=0) * FP32,
+            sum(positions) * FP32,
+            block // shards * FP32,
+            around // shards * FP32,
+            block * compute,
+            block * reduce,
+            around * reduce,
+        )
+
+    @property
+    def here(self) -> int:
+        return self.blocks * self.block_here + self.around_here
 
 
 def _rank(
@@ -124,17 +154,22 @@ def _rank(
     precision: PrecisionConfig,
     pp_rank: int,
 ) -> RankMemory:
-    stages = stages_here(model, parallel, Layout(pp_rank, 0, 0, 0))
     zero = parallel.zero if layout.fsdp > 1 else 0
-    sizes = [_sizes(stage, shape, layout.fsdp if zero else 1) for stage in stages]
-    parameters = sum(one.shard for one in sizes)
+    shards = layout.fsdp if zero else 1
+    reduce = FP32 if precision.reduce == "fp32" else shape.compute
+    stages = [
+        _StageMemory(model, layout, shape, stage, _Sizes.of(stage, shards, shape.compute, reduce), zero)
+        for stage in stages_here(model, parallel, Layout(pp_rank, 0, 0, 0))
+    ]
     moments = _Moments()
-    in_flight = _walk(model, parallel, layout, batch, shape, precision, stages, sizes, zero, pp_rank, moments)
+    in_flight = _walk(parallel, layout, batch.accumulation, stages, pp_rank, moments)
+    moments.see("update", _update(model, layout, stages, reduce))
+    parameters = sum(stage.sizes.here for stage in stages)
     most = moments.most
     offloaded = parallel.offload and zero > 0 and not shape.cpu
     return RankMemory(
         pp_rank,
-        sum(len(stage.blocks) for stage in stages),
+        sum(stage.sizes.blocks for stage in stages),
         0 if offloaded else parameters,
         most.gradients,
         0 if offloaded else 2 * parameters,
@@ -146,134 +181,248 @@ def _rank(
     )
 
 
-def _sizes(stage: Stage, shape: Shape, shards: int) -> _Sizes:
-    def whole(group: list[Parameter]) -> int:
-        return sum(_padded(parameter, shards) for parameter in group)
+class _StageMemory:
+    """One stage of the rank while a step runs."""
 
-    block = stage.blocks[0] if stage.blocks else []
-    table = max((parameter.size for parameter in stage.around), default=0)
-    return _Sizes(
-        len(stage.blocks),
-        whole(block) * FP32,
-        whole(stage.around) * FP32,
-        table * FP32,
-        whole(block) * shape.compute,
-        whole(stage.around) * FP32,
-        (sum(whole(block) for block in stage.blocks) + whole(stage.around)) // shards * FP32,
-    )
+    def __init__(
+        self, model: ModelConfig, layout: Layout, shape: Shape, stage: Stage, sizes: _Sizes, zero: int
+    ) -> None:
+        self.stage, self.sizes, self.shape, self.zero = stage, sizes, shape, zero
+        self.number = stage.number
+        self.passes = activations.block(shape)
+        self.loss: Loss | None = None
+        if stage.is_last:
+            self.loss = activations.loss(shape, -(-model.vocab_size // layout.tp))
+        # Head and word embedding in one place are one parameter, whose two gradients wait for each other.
+        self.waits = model.tied and stage.is_first and stage.is_last
+        self.in_pipeline = layout.pp > 1
+        # A pipeline stage keeps a record of what came in and what went out; the first is often kept anyway.
+        self.came = shape.stream if self.in_pipeline and not stage.is_first and shape.narrow else 0
+        self.went = shape.stream if self.in_pipeline and not stage.is_last else 0
+        embed_mask = 0
+        if stage.is_first and model.dropout_embed > 0:
+            embed_mask = shape.stream if shape.cpu else shape.own_tokens * shape.hidden
+        self.edges = Bytes(activations=self.came + self.went + embed_mask)
+        self.kept = sizes.blocks * self.passes.kept + self.edges
+        if self.loss is not None:
+            self.kept += self.loss.kept
+        self.flying = 0
+        self.waiting_for_weights = 0  # zero bubble: gradients of inputs are done
+        self.backwards = 0  # so many are done
+        self.gathered = False  # parameters, with zero 1 and 2
+
+    # What is there between passes
+
+    @property
+    def resting(self) -> Bytes:
+        held = self.flying * self.kept
+        if self.waiting_for_weights:
+            held += self.waiting_for_weights * self.between
+        return held + self._gradients() + self._gathered()
+
+    @property
+    def between(self) -> Bytes:
+        """Zero bubble: what the gradients of inputs leave for those of weights, beside what was kept before."""
+        if self.stage.is_first:
+            return Bytes(activations=self.shape.stream)
+        s = self.shape
+        return Bytes(activations=self.sizes.blocks * (s.inner + 3 * s.in_heads + 4 * s.stream))
+
+    def _gradients(self) -> Bytes:
+        if not self.backwards:
+            return NOTHING
+        if self.zero == 1:  # whole until the last micro-batch is done
+            return Bytes(communication=self.sizes.blocks * self.sizes.reduced_block + self.sizes.reduced_around)
+        return Bytes(gradients=self.sizes.here)
+
+    def _gathered(self) -> Bytes:
+        if self.zero in {1, 2} and self.gathered:
+            return Bytes(communication=self.sizes.blocks * self.sizes.gathered_block + self.sizes.around)
+        return NOTHING
+
+    # Passes
+
+    def forward(self, others: Bytes, moments: _Moments) -> None:
+        size, passes, zero = self.sizes, self.passes, self.zero
+        held = others + self.resting
+        fresh = zero > 0 and not self.gathered
+        top = size.blocks - 1
+        if self.stage.is_first:
+            looked_up = 2 * self.shape.own_tokens * self.shape.hidden * FP32
+            moments.see("forward", held + Bytes(temporaries=looked_up, communication=2 * size.around if fresh else 0))
+        lower = held + top * passes.kept + self.edges
+        moments.see("forward", lower + passes.forward + self._for_forward(fresh))
+        if self.loss is not None:
+            gathered = Bytes(communication=size.around + size.gathered_block * (1 if zero == 3 else size.blocks + 1))
+            held += size.blocks * passes.kept + self.edges
+            moments.see("loss", held + self.loss.forward + (gathered if fresh else NOTHING))
+        self.flying += 1
+        self.gathered = zero in {1, 2}
+
+    def _for_forward(self, fresh: bool) -> Bytes:
+        """What FSDP has beside what rests, at the last block: it, and the buffer it came in."""
+        if not fresh:
+            return NOTHING
+        blocks = 1 if self.zero == 3 else self.sizes.blocks
+        return Bytes(communication=self.sizes.around + (blocks + 1) * self.sizes.gathered_block)
+
+    def backward(self, others: Bytes, moments: _Moments, is_last: bool, sync: bool) -> None:
+        """`sync`: FSDP reduces the gradients now."""
+        size, passes, zero, shape = self.sizes, self.passes, self.zero, self.shape
+        fresh = not self.backwards
+        held = others + self.resting - self.kept - self._gathered()
+        resharding = zero and (zero == 3 or (is_last and not self.in_pipeline))
+        if zero == 1 and sync and not fresh:
+            held -= self._gradients()
+        head = NOTHING
+        if self.loss is not None and self.waits:
+            head = Bytes(temporaries=size.table)
+        elif self.loss is not None and (fresh or zero):
+            head = Bytes(gradients=size.table)
+        incoming = Bytes(communication=shape.stream if self.went else 0)
+        through = passes.backward if fresh or zero else passes.backward_again
+        for block in {0, size.blocks - 1}:
+            done = size.blocks - 1 - block
+            grown = Bytes(gradients=done * size.block_here if fresh and (zero != 1 or sync) else 0)
+            if zero == 1 and sync and not fresh:
+                grown = Bytes(gradients=done * size.block_here, communication=(block + 1) * size.reduced_block)
+                grown += Bytes(communication=size.reduced_around)
+            elif zero == 1 and not sync and fresh:
+                grown = Bytes(communication=done * size.reduced_block)
+            gathered = 0
+            if zero == 3:
+                gathered = size.around + (2 if block else 1) * size.gathered_block
+            elif zero:
+                gathered = size.around + (block + 1 if resharding else size.blocks) * size.gathered_block
+            buffer = size.reduced_block if zero and sync and done else 0
+            below = held + block * passes.kept + self.edges + head + incoming + grown
+            moments.see("backward", below + through + Bytes(communication=gathered + buffer))
+            if zero and sync:  # the block is done: its gradients are copied together, summed and cut
+                ready = Bytes(
+                    temporaries=shape.stream,
+                    gradients=size.block_here + (size.gathered_block if fresh or zero != 1 else 0),
+                    communication=gathered - (size.gathered_block if resharding else 0) + size.reduced_block,
+                )
+                moments.see("backward", below + ready)
+        if zero:
+            gathered = size.around if resharding else size.around + size.blocks * size.gathered_block
+            held += Bytes(communication=gathered)
+        everything = Bytes(gradients=size.blocks * size.block_here if fresh or (zero == 1 and sync) else 0)
+        if zero == 1 and not sync and fresh:
+            everything = Bytes(communication=size.blocks * size.reduced_block)
+        if zero == 1 and sync and not fresh:
+            everything += Bytes(communication=size.reduced_around)
+        if self.stage.is_first:
+            self._embeddings(held + everything + head, moments, fresh, bool(zero and sync))
+        if zero and sync:
+            freed = size.around if resharding else 0
+            once = Bytes(gradients=size.around + size.around_here, communication=size.reduced_around - freed)
+            if zero == 1 and not fresh:
+                once -= Bytes(gradients=size.around)
+            moments.see("backward", held + everything + once)
+        self.flying -= 1
+        self.backwards += 1
+        if resharding:
+            self.gathered = False
+
+    def _embeddings(self, held: Bytes, moments: _Moments, fresh: bool, sync: bool) -> None:
+        """Their gradients come last."""
+        size, shape = self.sizes, self.shape
+        wide = shape.own_tokens * shape.hidden * FP32
+        if shape.tp > 1:  # once more with the words of other ranks set to zero; with all tokens
+            wide += shape.tokens * shape.hidden * FP32 * (3 if shape.split and shape.transposed else 2)
+        buffer = size.reduced_block if sync else 0
+        new = Bytes(temporaries=wide + size.table, gradients=size.positions, communication=buffer)
+        moments.see("backward", held + new)
+        if self.waits:
+            moments.see("backward", held + Bytes(temporaries=2 * size.table, communication=buffer))
+
+    def weights(self, others: Bytes, moments: _Moments) -> None:
+        """Zero bubble: the second half of a backward pass."""
+        through = self.passes.backward if not self.backwards else self.passes.backward_again
+        beside = through - self.passes.kept
+        held = others + self.resting
+        moments.see(
+            "backward", held + Bytes(temporaries=beside.total if self.stage.is_first else self.sizes.block // 3)
+        )
+        self.flying -= 1
+        self.waiting_for_weights -= 1
+        self.backwards += 1
+
+    def reduce(self, others: Bytes, moments: _Moments) -> None:
+        """zero 1 in a pipeline: after the last backward pass, one group after the other."""
+        size = self.sizes
+        if self.zero == 1:
+            once = Bytes(gradients=size.around_here, communication=size.reduced_around - size.around)
+            moments.see("backward", others + self.resting + once)
+        self.zero_done()
+
+    def zero_done(self) -> None:
+        self.gathered = False
 
 
 def _walk(
-    model: ModelConfig,
     parallel: ParallelConfig,
     layout: Layout,
-    batch: BatchPlan,
-    shape: Shape,
-    precision: PrecisionConfig,
-    stages: list[Stage],
-    sizes: list[_Sizes],
-    zero: int,
+    micro_batches: int,
+    stages: list[_StageMemory],
     pp_rank: int,
     moments: _Moments,
 ) -> int:
     """All passes of a step in their order. Returns the most micro-batches in flight."""
-    passes = activations.block(shape)
-    stage_of = {stage.number: at for at, stage in enumerate(stages)}
-    reduce_bytes = FP32 if precision.reduce == "fp32" else shape.compute
-    edges = shape.stream if layout.pp > 1 else 0  # the stage's own record of what came in and went out
-    losses = [_loss(model, stage, shape, layout) for stage in stages]
-    kept = [_kept(stage, passes, loss, edges, shape) for stage, loss in zip(stages, losses, strict=True)]
-    flying = [0] * len(stages)
-    has_gradients = [False] * len(stages)
-    # Later micro-batches repeat what some have shown.
-    several = min(batch.accumulation, 4 * layout.pp * max(1, len(stages)))
-    several = max(layout.pp, several // layout.pp * layout.pp) if layout.pp > 1 else min(batch.accumulation, 3)
-    if parallel.schedule == "gpipe" and layout.pp > 1:
-        several = batch.accumulation
+    schedule = parallel.schedule if layout.pp > 1 else ""
+    micro_batches = _enough(schedule, layout.pp, len(stages), micro_batches)
+    by_number = {stage.number: stage for stage in stages}
     most_flying = 0
-
-    def resting() -> Bytes:
-        held = NOTHING
-        for at, one in enumerate(sizes):
-            held += flying[at] * kept[at]
-            if has_gradients[at]:
-                held += Bytes(gradients=one.shard)
-                if zero == 1:
-                    held += Bytes(communication=(one.block_gradient * one.blocks + one.around_gradient))
-            if zero in {1, 2}:
-                held += Bytes(communication=one.blocks * one.gathered_block + one.gathered_around)
-            elif zero == 3:
-                held += Bytes(communication=one.gathered_around)
-        return held
-
-    for kind, number in order(parallel.schedule if layout.pp > 1 else "", layout.pp, len(stages), pp_rank, several):
-        at = stage_of[number]
-        stage, size, loss = stages[at], sizes[at], losses[at]
+    left = {stage.number: micro_batches for stage in stages}
+    for kind, number in order(schedule, layout.pp, len(stages), pp_rank, micro_batches):
+        stage = by_number[number]
+        others = NOTHING
+        for other in stages:
+            if other is not stage:
+                others += other.resting
         if kind == "F":
-            held = resting()
-            lower = (size.blocks - 1) * passes.kept + Bytes(activations=edges)
-            gathering = Bytes(communication=(2 if zero == 3 else 1) * size.gathered_block if zero else 0)
-            if size.blocks:
-                moments.see("forward", held + lower + passes.forward + gathering)
-            if loss is not None:
-                gathering = Bytes(communication=size.gathered_block if zero else 0)
-                moments.see("loss", held + size.blocks * passes.kept + loss.forward + gathering)
-            flying[at] += 1
-            most_flying = max(most_flying, sum(flying))
+            stage.forward(others, moments)
+            most_flying = max(most_flying, sum(one.flying for one in stages))
+        elif kind == "I" and not stage.stage.is_last and stage.zero != 3:
+            if not stage.stage.is_first:
+                extra = stage.passes.backward_again - stage.passes.kept
+                moments.see("backward", others + stage.resting + stage.between + Bytes(temporaries=extra.temporaries))
+            stage.waiting_for_weights += 1
         elif kind in {"B", "I"}:
-            fresh = not has_gradients[at]
-            held = resting() - kept[at]
-            head = Bytes(temporaries=size.table if loss is not None else 0)
-            incoming = Bytes(communication=0 if loss is not None or layout.pp == 1 else shape.stream)
-            backward = passes.backward if fresh or zero else passes.backward_again
-            if zero:
-                rs = size.block_gradient // FP32 * reduce_bytes
-                backward += Bytes(communication=rs + (2 if zero == 3 else 0) * size.gathered_block)
-            grown = Bytes(gradients=0 if not fresh else size.block_gradient // (layout.fsdp if zero else 1))
-            for block in {0, size.blocks - 1} if size.blocks else set():
-                below = block * passes.kept + Bytes(activations=2 * edges) + (size.blocks - 1 - block) * grown
-                moments.see("backward", held + below + backward + head + incoming)
-            if stage.is_first:
-                grown_all = size.blocks * grown
-                ends = Bytes(temporaries=size.table + 2 * shape.own_tokens * shape.hidden * FP32)
-                moments.see("backward", held + grown_all + head + ends)
-            if kind == "B" or stage.is_last:
-                flying[at] -= 1
-            has_gradients[at] = True
-        elif kind == "W" and not stage.is_last:
-            held = resting()
-            moments.see("backward", held + Bytes(temporaries=max(shape.matrices().values()) * FP32))
-            flying[at] -= 1
-    gradients = Bytes(gradients=sum(one.shard for one in sizes))
-    moments.see("update", gradients + Bytes(temporaries=_update(model, parallel, layout, stages, sizes, zero)))
+            left[number] -= 1
+            is_last = left[number] == 0
+            sync = stage.zero > 1 or (stage.zero == 1 and is_last and not schedule)
+            stage.backward(others, moments, is_last, sync)
+        elif stage.waiting_for_weights:
+            left[number] -= 1
+            stage.weights(others, moments)
+        if schedule and left[number] == 0:
+            stage.reduce(others, moments)
+            left[number] = -1
     return most_flying
 
 
-def _update(
-    model: ModelConfig,
-    parallel: ParallelConfig,
-    layout: Layout,
-    stages: list[Stage],
-    sizes: list[_Sizes],
-    zero: int,
-) -> int:
-    """The other end's gradient of a tied embedding."""
-    if layout.pp > 1 and model.tied and any(stage.is_first or stage.is_last for stage in stages):
-        return max(one.table for one in sizes) // (layout.fsdp if zero else 1)
-    return 0
+def _enough(schedule: str, pp: int, virtual: int, micro_batches: int) -> int:
+    """Later micro-batches repeat what some have shown."""
+    if not schedule:
+        return min(micro_batches, 3)
+    if schedule == "gpipe":
+        return micro_batches
+    return min(micro_batches, 4 * pp * virtual)
 
 
-def _loss(model: ModelConfig, stage: Stage, shape: Shape, layout: Layout) -> Loss | None:
-    if not stage.is_last:
-        return None
-    return activations.loss(shape, -(-model.vocab_size // layout.tp))
-
-
-def _kept(stage: Stage, passes: Passes, loss: Loss | None, edges: int, shape: Shape) -> Bytes:
-    kept = len(stage.blocks) * passes.kept
-    if loss is not None:
-        return kept + loss.kept
-    return kept + Bytes(activations=edges * (2 if shape.narrow and not stage.is_first else 1))
+def _update(model: ModelConfig, layout: Layout, stages: list[_StageMemory], reduce: int) -> Bytes:
+    """Gradients that meet, and Adam, which needs nothing more: its kernel is a fused one."""
+    gradients = sum(stage.sizes.here for stage in stages)
+    travelling = 0
+    if layout.data_parallel > 1 and not stages[0].zero and reduce < FP32:
+        travelling = gradients // FP32 * reduce
+    ends = [stage for stage in stages if stage.stage.is_first != stage.stage.is_last]
+    if layout.pp > 1 and model.tied and ends:  # the other end's gradient of the tied embedding
+        shards = layout.fsdp if stages[0].zero else 1
+        travelling = max(travelling, max(stage.sizes.table for stage in ends) // shards)
+    return Bytes(gradients=gradients, communication=travelling)
 
 
 def order(schedule: str, pp: int, virtual: int, rank: int, micro_batches: int) -> Iterator[tuple[str, int]]:
