@@ -3,7 +3,7 @@
 import difflib
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ class Device:
     peak: dict[str, float]  # FLOP/s of matrix products by type: fp32, fp16, bf16
     bandwidth: float  # bytes/s of its own memory
     host: float  # bytes/s to the memory of the machine, one direction
+    host_memory: float  # bytes/s of the memory of the machine, its share
     per_node: int  # devices in a machine
     generation: str  # whose efficiency applies
     inside: str  # the usual link between devices of a machine
@@ -41,6 +42,11 @@ class Link:
     between: float
     inside_latency: float  # seconds of one message
     between_latency: float
+    few: dict[int, float] = field(default_factory=dict)  # bytes/s of so many devices, where they do not reach `inside`
+
+    def near(self, ranks: int) -> float:
+        """Bytes/s of a ring of so many devices of a machine: of a mesh of links, few of them have few."""
+        return min([self.inside, *(speed for size, speed in self.few.items() if ranks <= size)])
 
 
 def devices() -> dict[str, Device]:
@@ -123,7 +129,14 @@ def link(name: str = "", of: Device | None = None) -> Link:
 def _link(inside: str, between: str, per_node: int) -> Link:
     table = _tables()
     near, far = table["inside"][inside], table["between"][between]
-    return Link(f"{inside}+{between}", near["speed"], far["speed"] / per_node, near["latency"], far["latency"])
+    return Link(
+        f"{inside}+{between}",
+        near["speed"],
+        far["speed"] / per_node,
+        near["latency"],
+        far["latency"],
+        {int(ranks): speed for ranks, speed in near.get("few", {}).items()},
+    )
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

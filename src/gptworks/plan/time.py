@@ -7,6 +7,7 @@ over a speed:
     products     FLOPs / (peak of the device x share), where a product of [M, K] by [K, N] takes
                  1 + half x (1/M + 1/N + 1/K) times as long as a very large one
     bytes        bytes / (bandwidth x 0.85)
+    kernels      their number x the gap between two of them
     messages     bytes on the wire / (speed of the slowest link of their ring x share) + latency
 
 Amounts are facts of shapes and of programs (kernels.toml); devices are in devices.toml; the shares, and `half`, are
@@ -30,6 +31,7 @@ from gptworks.plan.sizes import flops_per_token
 
 COMPUTE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 BANDWIDTH_REACHED = 0.85  # of a datasheet's bandwidth, by kernels that only move bytes
+BACKWARD = 2 / 3  # of the computing of a micro-batch
 # Of the waiting of 1f1b that remains when the gradients of weights fill it (forward + input gradient - weight gradient,
 # of three equal thirds).
 ZERO_BUBBLE = 1 / 3
@@ -64,6 +66,7 @@ class Kernels:
     scores: tuple[float, float]
     dropout: tuple[float, float]
     dropped_scores: tuple[float, float]
+    kernels: tuple[float, float]
     logits: float
     parameter: float
     update: float
@@ -71,6 +74,10 @@ class Kernels:
     tensor_sum: int
     gradient: int
     repeated_sums: int
+    overlaps: tuple[str, ...]
+    one_stream_with: tuple[str, ...]
+    scattered_sends: bool
+    written_scores: tuple[float, float] = (0.0, 0.0)  # in place of `scores` with model.attention: math
 
 
 @dataclass(frozen=True)
@@ -79,26 +86,32 @@ class Efficiency:
 
     peak: float  # share of the peak that a very large product reaches
     half: float  # size at which a cube of a product would take (1 + 3) times its share
+    gap: float  # seconds between two kernels
     inside: float  # share of the speed of links within a machine
     between: float
     elementwise: float  # bytes really moved / bytes counted
-    overlap: float  # share of the time of the backward pass that gradients can travel in
-    pipeline: float  # share of the sends between stages that nobody computes during
+    overlap: float  # share of the computing during which messages of the axes that overlap can travel
 
 
 @dataclass(frozen=True)
 class Work:
-    """Amounts: FLOPs of products, the same times (1/M + 1/N + 1/K), and bytes."""
+    """Amounts: FLOPs of products, the same times (1/M + 1/N + 1/K), bytes, and kernels."""
 
     flops: float = 0.0
     slowed: float = 0.0
     bytes: float = 0.0
+    kernels: float = 0.0
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(self.flops + other.flops, self.slowed + other.slowed, self.bytes + other.bytes)
+        return Work(
+            self.flops + other.flops,
+            self.slowed + other.slowed,
+            self.bytes + other.bytes,
+            self.kernels + other.kernels,
+        )
 
     def __mul__(self, times: float) -> "Work":
-        return Work(self.flops * times, self.slowed * times, self.bytes * times)
+        return Work(self.flops * times, self.slowed * times, self.bytes * times, self.kernels * times)
 
 
 @dataclass(frozen=True)
@@ -118,13 +131,13 @@ class Step:
 
     micro_batches: int
     stages: list[tuple[Work, Work]]  # of each pipeline rank and one micro-batch: both passes; what is recomputed
-    backward_share: float  # of a micro-batch's computation
     interleaved: int
     waiting: float  # of the bubble of 1f1b
     update: float  # bytes
-    host_update: float  # bytes over the link to the machine's memory
+    copied: float  # bytes between the device and the memory of the machine, where the update is made there; else 0
     messages: dict[str, Messages]
-    whole_step_overlaps: bool  # data-parallel messages of every micro-batch, not of the last alone
+    overlaps: tuple[str, ...]
+    window: float  # of the computing of a step, in which gradients (and gathered parameters) can travel
 
 
 def step_time(
@@ -189,36 +202,36 @@ def count(
     device: Device,
     link: Link,
     facts: Kernels,
+    layers: list[int] | None = None,
 ) -> Step:
+    """`layers`: of each pipeline rank, where a program does not divide them evenly."""
     layout = Layout.known(parallel)
     virtual = parallel.virtual_stages
     forward, backward, again = _block(model, layout, batch, seq_len, facts, recompute, parallel.sequence)
     head = _head(model, layout, batch, seq_len, facts)
     in_block = _block_parameters(model, layout.tp)
-    # FSDP casts what it gathers once; a replica casts for each micro-batch.
-    per_parameter = facts.parameter
-    layers = [len(each) for each in assign_layers(model.num_layers, layout.pp * virtual)]
+    even = [len(each) for each in assign_layers(model.num_layers, layout.pp * virtual)]
     stages, numbers = [], []
     for rank in range(layout.pp):
         here = stages_of(rank, layout.pp, virtual, parallel.schedule) if layout.pp > 1 else [0]
-        blocks = sum(layers[stage] for stage in here)
+        blocks = layers[rank] if layers else sum(even[stage] for stage in here)
         has_first, has_last = rank == 0, rank == layout.pp - 1
         held = blocks * in_block
         held += model.vocab_size * model.hidden_size / layout.tp * (has_first or has_last)
-        work = (forward + backward) * blocks + (head if has_last else Work()) + Work(bytes=held * per_parameter)
+        work = (forward + backward) * blocks + (head if has_last else Work()) + Work(bytes=held * facts.parameter)
         stages.append((work, again * blocks))
         numbers.append(held)
     sharded = max(numbers) / (layout.fsdp if parallel.zero else 1)
     return Step(
         batch.accumulation,
         stages,
-        backward.flops / (forward.flops + backward.flops),
         virtual,
         ZERO_BUBBLE if parallel.schedule == "zero_bubble" else 1.0,
-        0.0 if parallel.offload else sharded * facts.update,
-        sharded * 8 if parallel.offload else 0.0,
+        sharded * facts.update,
+        sharded * 4 * _copies(parallel, batch.accumulation) if parallel.offload else 0.0,
         _messages(model, parallel, layout, batch, seq_len, precision, recompute, device, link, facts),
-        parallel.zero >= 2 and layout.fsdp > 1,
+        _overlapping(facts, layout),
+        _window(parallel, layout, batch.accumulation),
     )
 
 
@@ -227,7 +240,7 @@ def seconds(step: Step, rates: Efficiency, device: Device, compute: str) -> Step
 
     def of(work: Work) -> float:
         products = (work.flops + rates.half * work.slowed) / peak
-        return products + work.bytes * rates.elementwise / bandwidth
+        return products + work.bytes * rates.elementwise / bandwidth + work.kernels * rates.gap
 
     def taking(axis: str) -> float:
         found = step.messages.get(axis)
@@ -241,19 +254,21 @@ def seconds(step: Step, rates: Efficiency, device: Device, compute: str) -> Step
     times = [(of(work), of(again)) for work, again in step.stages]
     busiest = max(range(len(times)), key=lambda rank: sum(times[rank]))
     compute_time, recompute_time = (m * part for part in times[busiest])
-    tensor, pipeline = taking("tp"), taking("pp") * rates.pipeline
-    all_ranks = sum(map(sum, times)) + len(times) * (tensor + pipeline) / m
-    waiting = all_ranks - sum(times[busiest]) - (tensor + pipeline) / m
+    # What a micro-batch waits for itself: over tp behind each pair of matrices, over pp between two stages.
+    exposed, hidden = {}, {}
+    for axis in ("tp", "pp"):
+        hidden[axis] = taking(axis) * (rates.overlap if axis in step.overlaps else 0.0)
+        exposed[axis] = taking(axis) - hidden[axis]
+    waiting = sum(map(sum, times)) - sum(times[busiest]) + (len(times) - 1) * (exposed["tp"] + exposed["pp"]) / m
     bubble = waiting / step.interleaved * step.waiting
-    # Gradients travel while the backward pass computes: that of the last micro-batch, or of all of them.
-    window = compute_time * step.backward_share * rates.overlap / (1 if step.whole_step_overlaps else m)
-    exposed, hidden = {"tp": tensor, "pp": pipeline}, {"pp": taking("pp") - pipeline}
+    window = compute_time * step.window * rates.overlap
     for axis in ("fsdp", "dp"):
-        whole = taking(axis)
-        hidden[axis] = min(whole, window)
-        exposed[axis] = whole - hidden[axis]
+        hidden[axis] = min(taking(axis), window) if axis in step.overlaps else 0.0
+        exposed[axis] = taking(axis) - hidden[axis]
         window -= hidden[axis]
-    optimizer = step.update / bandwidth + step.host_update / device.host
+    optimizer = step.update / bandwidth
+    if step.copied:
+        optimizer = step.update / (device.host_memory * BANDWIDTH_REACHED) + step.copied / device.host
     return StepTime(
         compute_time,
         recompute_time,
@@ -262,6 +277,26 @@ def seconds(step: Step, rates: Efficiency, device: Device, compute: str) -> Step
         {axis: exposed[axis] for axis in ("pp", "dp", "fsdp", "tp") if axis in step.messages},
         {axis: time for axis, time in hidden.items() if axis in step.messages},
     )
+
+
+def _overlapping(facts: Kernels, layout: Layout) -> tuple[str, ...]:
+    one_stream = any(getattr(layout, axis) > 1 for axis in facts.one_stream_with)
+    return tuple(axis for axis in facts.overlaps if not (one_stream and axis in {"dp", "fsdp"}))
+
+
+def _window(parallel: ParallelConfig, layout: Layout, micro_batches: int) -> float:
+    """Share of the computing in which data-parallel messages travel, where they do: gradients in the backward pass
+    (two thirds) of the last micro-batch, with several stages per rank of the last one of each; gathered parameters in
+    the forward pass of the first. With zero 2 and 3 in all micro-batches."""
+    zero = parallel.zero if layout.fsdp > 1 else 0
+    last = 1.0 if zero >= 2 else min(1.0, (layout.pp if parallel.virtual_stages > 1 else 1) / micro_batches)
+    return last * (1.0 if zero else BACKWARD)
+
+
+def _copies(parallel: ParallelConfig, micro_batches: int) -> int:
+    """How often a shard of the parameters goes up, and one of the gradients down, where the CPU keeps them."""
+    up = 2 * micro_batches if parallel.zero == 3 else 1
+    return up + (micro_batches if parallel.zero >= 2 else 1)
 
 
 # Amounts of one block and one micro-batch
@@ -290,15 +325,19 @@ def _block(
     for way in (0, 1):
         moved = stream * (facts.stream[way] + facts.dropout[way] * (model.dropout_hidden > 0))
         moved += inner * facts.inner[way]
-        around = scores * (facts.scores[way] + facts.dropped_scores[way] * (model.dropout_attention > 0))
+        bytes_of_score = facts.scores[way] if model.attention == "auto" else facts.written_scores[way]
+        around = scores * (bytes_of_score + facts.dropped_scores[way] * (model.dropout_attention > 0))
         passes.append((moved, around))
-    forward = linear_attention + feed_forward + attention + Work(bytes=sum(passes[0]))
-    backward = (linear_attention + feed_forward) * 2 + attention * (2.5 if fused else 2) + Work(bytes=sum(passes[1]))
+    forward = linear_attention + feed_forward + attention + Work(bytes=sum(passes[0]), kernels=facts.kernels[0])
+    backward = (linear_attention + feed_forward) * 2 + attention * (2.5 if fused else 2)
+    backward += Work(bytes=sum(passes[1]), kernels=facts.kernels[1])
     again = {
         "none": Work(),
         "full": forward,
-        "full_attn": linear_attention + attention + Work(bytes=passes[0][1] + passes[0][0] / 2),
-        "core_attn": attention + Work(bytes=passes[0][1]),
+        "full_attn": linear_attention
+        + attention
+        + Work(bytes=passes[0][1] + passes[0][0] / 2, kernels=facts.kernels[0] / 2),
+        "core_attn": attention + Work(bytes=passes[0][1], kernels=facts.kernels[0] / 4),
     }[recompute]
     return forward, backward, again
 
@@ -330,18 +369,35 @@ def _messages(
 ) -> dict[str, Messages]:
     compute = COMPUTE_BYTES[precision.compute]
     gradient = facts.gradient if precision.reduce == "fp32" else min(facts.gradient, compute)
-    last = Layout(layout.pp - 1, 0, 0, 0)
-    terms = per_step(model, parallel, batch, seq_len, place=last, compute_bytes=compute, reduce_bytes=gradient)
-    wire = dict.fromkeys(vars(layout), 0.0)
-    for term in terms:
-        size = float(on_the_wire(term.kind, term.bytes, getattr(layout, term.axis)))
-        if term.axis == "tp" and term.kind == "all_reduce":
-            size *= facts.tensor_sum / max(compute, 4)
-        wire[term.axis] += size
     blocks = math.ceil(model.num_layers / layout.pp)
+
+    def sent(blocks_per_stage: int) -> dict[str, float]:
+        """By axis, on the last rank of the pipeline."""
+        small = model.model_copy(update={"num_layers": layout.pp * parallel.virtual_stages * blocks_per_stage})
+        last = Layout(layout.pp - 1, 0, 0, 0)
+        terms = per_step(small, parallel, batch, seq_len, place=last, compute_bytes=compute, reduce_bytes=gradient)
+        found = dict.fromkeys(vars(layout), 0.0)
+        for term in terms:
+            size = float(on_the_wire(term.kind, term.bytes, getattr(layout, term.axis)))
+            if term.what.endswith("hidden states") and facts.scattered_sends and not parallel.sequence:
+                size /= layout.tp
+            if term.axis == "tp" and term.kind == "all_reduce":
+                size *= facts.tensor_sum / max(compute, 4)
+            found[term.axis] += size
+        return found
+
+    # Bytes grow with the blocks on a straight line: two points of it take less time than writing all blocks down.
+    one, two = sent(1), sent(2)
+    steps = blocks / parallel.virtual_stages - 1
+    wire = {axis: one[axis] + steps * (two[axis] - one[axis]) for axis in one}
     m = batch.accumulation
     # Per block 4 sums; along the sequence 10 halves of one. Recomputation says those of the forward pass again.
-    messages = {"pp": 2 * m * parallel.virtual_stages, "dp": blocks, "fsdp": 2 * blocks, "tp": 4 * blocks * m}
+    messages: dict[str, float] = {
+        "pp": 2 * m * parallel.virtual_stages,
+        "dp": blocks,
+        "fsdp": 2 * blocks,
+        "tp": 4 * blocks * m,
+    }
     if recompute == "full":
         more = facts.repeated_sums / 4 if not parallel.sequence else (2 + facts.repeated_sums) / 10
         wire["tp"] *= 1 + more
@@ -356,9 +412,11 @@ def _messages(
             continue
         here = together(ranks, inner, device.per_node)
         inside = here == ranks
-        speed = link.inside if inside else min(link.inside, link.between * here)
+        near = link.near(here)
+        speed = near if inside else min(near, link.between * here)
         latency = link.inside_latency if inside else link.between_latency
-        rounds = 1 if axis == "pp" else 2 * math.log2(ranks)
+        # A ring of few ranks, a tree of many, there and back.
+        rounds = 1.0 if axis == "pp" else 2 * min(ranks - 1, 2 * math.log2(ranks))
         found[axis] = Messages(wire[axis], messages[axis], inside, speed, latency * rounds)
     return found
 
@@ -380,14 +438,18 @@ def facts(program: str) -> Kernels:
     table = _table("kernels.toml")
     if program not in table:
         raise UsageError(f"kernels {program!r} are not known. Known: {', '.join(table)}.")
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in table[program].items()}
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in table[program].items()
+    }
     return Kernels(**values)
 
 
 @cache
 def efficiency(generation: str, program: str) -> Efficiency:
     table = _table("efficiency.toml")
-    return Efficiency(**table["generations"][generation], **table["links"], **table["systems"][program])
+    return Efficiency(
+        **table["generations"][generation], **table["kernels"], **table["links"], **table["systems"][program]
+    )
 
 
 @cache
