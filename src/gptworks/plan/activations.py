@@ -6,7 +6,7 @@ what the backward pass needs on top. So each pass is followed, not summed up. Ne
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 
@@ -14,9 +14,9 @@ CHUNK_ELEMENTS = 16 * 1024 * 1024  # model/loss.py: logits held at a time
 FP32 = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which would take three times as long: a search makes a million of them
 class Bytes:
-    """By what they are for."""
+    """By what they are for. Never changed."""
 
     activations: int = 0  # kept for the backward pass
     temporaries: int = 0
@@ -39,7 +39,9 @@ class Bytes:
         return self + -1 * other
 
     def __rmul__(self, times: int) -> "Bytes":
-        return Bytes(*(times * getattr(self, field.name) for field in fields(self)))
+        return Bytes(
+            times * self.activations, times * self.temporaries, times * self.gradients, times * self.communication
+        )
 
 
 NOTHING = Bytes()

@@ -6,7 +6,7 @@ from typing import Any
 from gptworks.config.contradictions import fit_layout
 from gptworks.config.derive import BatchPlan, Layout, solve_batch, solve_layout
 from gptworks.config.schema import ModelConfig, ParallelConfig, PrecisionConfig, RunConfig
-from gptworks.plan.memory import RankMemory, memory
+from gptworks.plan.memory import RankMemory, largest, memory
 
 GIB = 2**30
 
@@ -51,7 +51,7 @@ class Choice:
 
     def peak(self, job: Job) -> int:
         """Of the fullest of them."""
-        return max(each.peak for each in self.memory(job))
+        return largest(job.model, self.parallel, self.batch, job.seq_len, **self._how(job))
 
     def _how(self, job: Job) -> dict[str, Any]:
         how = {"precision": job.precision, "recompute": self.recompute}

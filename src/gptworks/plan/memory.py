@@ -7,9 +7,12 @@ allocator wastes, a CUDA context or the Python process itself needs is not in it
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import ge, mul
 
 from gptworks.config.derive import BatchPlan, Layout
 from gptworks.config.schema import ModelConfig, ParallelConfig, PrecisionConfig
+from gptworks.config.stages import assign_layers, stages_of
 from gptworks.plan import activations
 from gptworks.plan.activations import FP32, NOTHING, Bytes, Loss, Shape
 from gptworks.plan.communication import Parameter, Stage, _padded, stages_here
@@ -54,6 +57,38 @@ def memory(
     layout = Layout.known(parallel)
     shape = _shape(model, parallel, layout, batch, seq_len, precision, recompute, compiled, kernels)
     return [_rank(model, parallel, layout, batch, shape, precision, pp_rank) for pp_rank in range(layout.pp)]
+
+
+def largest(
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    batch: BatchPlan,
+    seq_len: int,
+    *,
+    precision: PrecisionConfig,
+    recompute: str = "none",
+    compiled: bool = False,
+    kernels: str = "cpu",
+) -> int:
+    """The largest peak of all ranks, for a search over many layouts: of pipeline ranks that hold alike the first has
+    the most micro-batches in flight, so that the others need not be looked at."""
+    layout = Layout.known(parallel)
+    shape = _shape(model, parallel, layout, batch, seq_len, precision, recompute, compiled, kernels)
+    ranks = _unlike(model.num_layers, layout.pp, parallel.virtual_stages, parallel.schedule)
+    return max(_rank(model, parallel, layout, batch, shape, precision, rank).peak for rank in ranks)
+
+
+@lru_cache(maxsize=1 << 12)
+def _unlike(num_layers: int, pp: int, virtual: int, schedule: str) -> list[int]:
+    """The first pipeline rank of each kind; all of them where late ranks wait with the gradients of weights."""
+    if pp == 1 or schedule == "zero_bubble":
+        return list(range(pp))
+    layers = assign_layers(num_layers, pp * virtual)
+    kinds = [
+        (rank == 0, rank == pp - 1, *(len(layers[stage]) for stage in stages_of(rank, pp, virtual, schedule)))
+        for rank in range(pp)
+    ]
+    return [kinds.index(kind) for kind in dict.fromkeys(kinds)]
 
 
 def _shape(
@@ -158,8 +193,8 @@ def _rank(
     shards = layout.fsdp if zero else 1
     reduce = FP32 if precision.reduce == "fp32" else shape.compute
     stages = [
-        _StageMemory(model, layout, shape, stage, _Sizes.of(stage, shards, shape.compute, reduce), zero)
-        for stage in stages_here(model, parallel, Layout(pp_rank, 0, 0, 0))
+        _StageMemory(model, layout, shape, stage, sizes, zero)
+        for stage, sizes in _held(model, parallel, pp_rank, shards, shape.compute, reduce)
     ]
     moments = _Moments()
     in_flight = _walk(parallel, layout, batch.accumulation, stages, pp_rank, moments)
@@ -179,6 +214,14 @@ def _rank(
         moments.name,
         in_flight,
     )
+
+
+@lru_cache(maxsize=1 << 14)
+def _held(
+    model: ModelConfig, parallel: ParallelConfig, pp_rank: int, shards: int, compute: int, reduce: int
+) -> list[tuple[Stage, _Sizes]]:
+    stages = stages_here(model, parallel, Layout(pp_rank, 0, 0, 0))
+    return [(stage, _Sizes.of(stage, shards, compute, reduce)) for stage in stages]
 
 
 class _StageMemory:
@@ -208,10 +251,19 @@ class _StageMemory:
             self.kept += self.loss.kept
         self.flying = 0
         self.waiting_for_weights = 0  # zero bubble: gradients of inputs are done
-        self.backwards = 0  # so many are done
-        self.gathered = False  # parameters, with zero 1 and 2
+        self.backwards: int = 0  # whether some are done
+        self.gathered: int = False  # parameters, with zero 1 and 2
 
     # What is there between passes
+
+    def amounts(self) -> tuple[int, int, int, int]:
+        """Bytes of a micro-batch in flight, of one that waits for the gradients of weights, of gradients, and of what
+        is gathered."""
+        before = self.backwards, self.gathered
+        self.backwards, self.gathered = 1, True
+        found = self.kept.total, self.between.total, self._gradients().total, self._gathered().total
+        self.backwards, self.gathered = before
+        return found
 
     @property
     def resting(self) -> Bytes:
@@ -369,38 +421,93 @@ def _walk(
     pp_rank: int,
     moments: _Moments,
 ) -> int:
-    """All passes of a step in their order. Returns the most micro-batches in flight."""
+    """All passes of a step that can be the fullest. Returns the most micro-batches in flight."""
     schedule = parallel.schedule if layout.pp > 1 else ""
     micro_batches = _enough(schedule, layout.pp, len(stages), micro_batches)
-    by_number = {stage.number: stage for stage in stages}
-    most_flying = 0
-    left = {stage.number: micro_batches for stage in stages}
-    for kind, number in order(schedule, layout.pp, len(stages), pp_rank, micro_batches):
-        stage = by_number[number]
-        others = NOTHING
+    found, most_flying = _passes(schedule, layout.pp, len(stages), pp_rank, micro_batches, stages[0].zero)
+    amounts = tuple(size for stage in stages for size in stage.amounts())
+    for (kind, at, is_last), states in found:
+        # Passes of one kind differ in what rests meanwhile, and in nothing else: the one that finds most is enough.
+        state = states[0] if len(states) == 1 else max(states, key=lambda some: sum(map(mul, some, amounts)))
+        for number, each in enumerate(stages):
+            each.flying, each.waiting_for_weights, each.backwards, each.gathered = state[4 * number : 4 * number + 4]
+        stage, others = stages[at], NOTHING
         for other in stages:
             if other is not stage:
                 others += other.resting
         if kind == "F":
             stage.forward(others, moments)
-            most_flying = max(most_flying, sum(one.flying for one in stages))
-        elif kind == "I" and not stage.stage.is_last and stage.zero != 3:
+        elif kind == "I":
             if not stage.stage.is_first:
                 extra = stage.passes.backward_again - stage.passes.kept
                 moments.see("backward", others + stage.resting + stage.between + Bytes(temporaries=extra.temporaries))
-            stage.waiting_for_weights += 1
-        elif kind in {"B", "I"}:
-            left[number] -= 1
-            is_last = left[number] == 0
+        elif kind == "B":
             sync = stage.zero > 1 or (stage.zero == 1 and is_last and not schedule)
             stage.backward(others, moments, is_last, sync)
-        elif stage.waiting_for_weights:
-            left[number] -= 1
+        elif kind == "W":
             stage.weights(others, moments)
-        if schedule and left[number] == 0:
+        else:
             stage.reduce(others, moments)
-            left[number] = -1
     return most_flying
+
+
+_Found = list[tuple[tuple[str, int, bool], list[tuple[int, ...]]]]
+
+
+@lru_cache(maxsize=1 << 14)
+def _passes(schedule: str, pp: int, virtual: int, rank: int, micro_batches: int, zero: int) -> tuple[_Found, int]:
+    """The passes of a rank in their order, by kind, stage and whether it is the stage's last; and what each of them
+    finds: for every stage micro-batches in flight, those waiting for the gradients of weights, whether there are
+    gradients, whether parameters are gathered. What another pass exceeds in all of these is left out. Then the most
+    micro-batches in flight at any time. R: the gradients of a stage are reduced after its last pass."""
+    flying, waiting, backwards, gathered = range(4)
+    states = [[0, 0, 0, 0] for _ in range(virtual)]
+    left = [micro_batches] * virtual
+    last = pp * virtual - 1 if schedule else 0
+    most_flying = 0
+    seen: dict[tuple[str, int, bool, int, int], set[tuple[int, ...]]] = {}
+    for kind, number in order(schedule, pp, virtual, rank, micro_batches):
+        at = number // pp if schedule else 0
+        mine = states[at]
+
+        def see(kind: str, is_last: bool = False, at: int = at, mine: list[int] = mine) -> None:
+            found = seen.setdefault((kind, at, is_last, mine[backwards], mine[gathered]), set())
+            found.add(tuple(value for state in states for value in state))
+
+        if kind == "F":
+            see("F")
+            mine[flying] += 1
+            mine[gathered] = int(zero in {1, 2})
+            most_flying = max(most_flying, sum(state[flying] for state in states))
+        elif kind == "I" and number != last and zero != 3:
+            see("I")
+            mine[waiting] += 1
+        elif kind in {"B", "I"}:
+            left[at] -= 1
+            see("B", left[at] == 0)
+            mine[flying] -= 1
+            mine[backwards] = 1
+            if zero == 3 or (zero and left[at] == 0 and not schedule):
+                mine[gathered] = 0
+        elif mine[waiting]:
+            left[at] -= 1
+            see("W")
+            mine[flying] -= 1
+            mine[waiting] -= 1
+            mine[backwards] = 1
+        if schedule and left[at] == 0:
+            see("R")
+            mine[gathered] = 0
+            left[at] = -1
+
+    def exceeded(some: tuple[int, ...], found: set[tuple[int, ...]]) -> bool:
+        return any(other != some and all(map(ge, other, some)) for other in found)
+
+    kinds = [
+        ((kind, at, is_last), [some for some in found if not exceeded(some, found)])
+        for (kind, at, is_last, *_), found in seen.items()
+    ]
+    return kinds, most_flying
 
 
 def _enough(schedule: str, pp: int, virtual: int, micro_batches: int) -> int:
@@ -409,7 +516,7 @@ def _enough(schedule: str, pp: int, virtual: int, micro_batches: int) -> int:
         return min(micro_batches, 3)
     if schedule == "gpipe":
         return micro_batches
-    return min(micro_batches, 4 * pp * virtual)
+    return min(micro_batches, 4 * pp)  # all are under way after 3 x pp at most, and repeat themselves after pp more
 
 
 def _update(model: ModelConfig, layout: Layout, stages: list[_StageMemory], reduce: int) -> Bytes:

@@ -13,7 +13,7 @@ from gptworks.plan.job import Choice, Job, gib
 from gptworks.plan.time import StepTime, step_time
 
 RECOMPUTE = ("none", "core_attn", "full_attn", "full")  # each holds less than the one before, and computes more
-_MOST_MICRO = 32
+_MOST_MICRO = 16
 _MOST_VIRTUAL = 6
 _MOST_DEVICES = 1 << 14
 
@@ -65,6 +65,11 @@ def search(
     modes = [mode for mode in _useful_modes(job) if fixed.get("train.recompute", mode) == mode]
     modes = modes or [fixed["train.recompute"]]
     for parallel in _parallels(job, devices, fixed):
+        tp = Layout.known(parallel).tp
+        if tp > device.per_node and "parallel.tp" not in fixed:
+            why = f"tp {tp} would reach beyond a machine of {device.per_node}; parallel.tp={tp} tries it all the same"
+            found.rejected.append(Rejected(_named(parallel), why))
+            continue
         batches = _batches(job, parallel, global_size, fixed, found)
         for choice in _that_fit(job, parallel, batches, modes, device, found):
             time = timed(job, choice, device, link)
@@ -172,10 +177,9 @@ def _batches(
         found.rejected.append(Rejected(_named(parallel), " ".join(problems)))
         return []
     batches = []
-    for micro in (size for size in range(1, min(of_a_rank, _MOST_MICRO) + 1) if of_a_rank % size == 0):
+    for micro in _micro_sizes(of_a_rank, fixed.get("batch.micro_size")):
         batch = BatchPlan(global_size, micro, of_a_rank // micro, ranks)
-        asked = fixed.get("batch.micro_size", micro), fixed.get("batch.accumulation", batch.accumulation)
-        if asked != (micro, batch.accumulation):
+        if fixed.get("batch.accumulation", batch.accumulation) != batch.accumulation:
             continue
         problems = refused(job, parallel, batch) if micro > 1 else []
         if problems:
@@ -183,6 +187,12 @@ def _batches(
         else:
             batches.append(batch)
     return batches
+
+
+def _micro_sizes(of_a_rank: int, asked: int | None) -> list[int]:
+    """Powers of two, for the sake of speed, or the one that is asked for."""
+    sizes = [asked] if asked else [2**n for n in range(_MOST_MICRO.bit_length())]
+    return [size for size in sizes if size <= of_a_rank and of_a_rank % size == 0]
 
 
 def _named(parallel: ParallelConfig) -> str:
