@@ -87,7 +87,8 @@ def _that_fit(
         return []
     least = _states(job, parallel)
     if least > device.capacity:
-        why = f"weights and Adam's moments alone are {gib(least)} GiB, and {device.name} has {gib(device.capacity)}"
+        over = f"{gib(least)} GiB, {gib(least - device.capacity)} more than {device.name} has"
+        why = f"weights and Adam's moments alone are {over}"
         found.rejected.append(Rejected(_named(parallel), why, least))
         return []
     fitting: list[Choice] = []
