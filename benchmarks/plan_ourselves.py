@@ -38,7 +38,7 @@ class Case:
     layout: str = "1"
     model: dict[str, Any] = field(default_factory=dict)
     parallel: dict[str, Any] = field(default_factory=dict)
-    rows: int = 4
+    rows: int = 6
     accumulation: int = 1
     compute: str = "fp32"
     recompute: str = "none"
@@ -58,18 +58,18 @@ class Case:
 
 
 # Several hundred MB each, so that what the process itself needs is small beside it; a few seconds each.
-MODEL = {"num_layers": 6, "hidden_size": 512, "num_heads": 8, "vocab_size": 8192, "max_positions": 512}
+MODEL = {"num_layers": 6, "hidden_size": 384, "num_heads": 6, "vocab_size": 8192, "max_positions": 256}
 TINY = {"num_layers": 4, "hidden_size": 32, "num_heads": 4, "vocab_size": 256, "max_positions": 16}
 DROPOUT = {"dropout_embed": 0.1, "dropout_hidden": 0.1}
 CASES = [
     Case("fp32"),
-    Case("accumulation", accumulation=3),
+    Case("accumulation", accumulation=3, rows=4),
     Case("bf16, dropout", model=DROPOUT, compute="bf16"),
-    Case("recompute", recompute="full", rows=8, model={"num_layers": 10}),
-    Case("attention dropout", model=DROPOUT | {"dropout_attention": 0.1}, rows=2),
-    Case("fsdp2 zero 3", "fsdp2", compute="bf16", accumulation=2),
-    Case("fsdp2 zero 1", "fsdp2", parallel={"zero": 1}, accumulation=2),
-    Case("tp2", "tp2", rows=6),
+    Case("recompute", recompute="full", rows=8, model={"num_layers": 8}),
+    Case("attention dropout", model=DROPOUT | {"dropout_attention": 0.1}, rows=4),
+    Case("fsdp2 zero 3", "fsdp2", compute="bf16", accumulation=2, rows=4),
+    Case("fsdp2 zero 1", "fsdp2", parallel={"zero": 1}, accumulation=2, rows=4),
+    Case("tp2", "tp2", rows=8),
     Case("pp2", "pp2", accumulation=4, rows=2),
 ]
 

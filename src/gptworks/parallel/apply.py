@@ -66,10 +66,11 @@ def build(
                 block.forward = torch.compile(block.forward)  # type: ignore[method-assign]
         recompute.apply_around(part, recompute_mode)
         shard.apply(part, world, parallel, compute_dtype, reduce_dtype)
-        # Memory exists only from here on. What is offloaded begins and stays in that of the CPU.
-        part.to_empty(device="cpu" if parallel.offload else world.device)
-        _tie_what_is_here(part)  # to_empty gives head and embedding a tensor each
-        fill(part, weights, tied=cfg.tied)
+        with world.memory:
+            # Memory exists only from here on. What is offloaded begins and stays in that of the CPU.
+            part.to_empty(device="cpu" if parallel.offload else world.device)
+            _tie_what_is_here(part)  # to_empty gives head and embedding a tensor each
+            fill(part, weights, tied=cfg.tied)
         parts.append(part)
     if num_stages > 1:
         pipelined: GPT = pipeline.Pipeline(parts, world, schedule=parallel.schedule)

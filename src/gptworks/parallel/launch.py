@@ -5,7 +5,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from gptworks.parallel.failures import Connection
 from gptworks.parallel.heartbeat import note as note
 
 if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.device_mesh import DeviceMesh
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h; 32 MB is the most that glibc accepts for the second
@@ -33,6 +34,7 @@ class World:
     layout: Layout = field(default_factory=Layout)
     rank: int = 0
     mesh: "DeviceMesh | None" = None  # axes pp, dp, fsdp, tp; None where there is one process
+    memory: AbstractContextManager[Any] = field(default_factory=nullcontext)  # in which tensors are made on the device
 
     @property
     def place(self) -> Layout:
@@ -138,12 +140,16 @@ def join(layout: Layout, rank: int, device: torch.device, **group: Any) -> World
 
 
 @contextmanager
-def imagined(layout: Layout, rank: int) -> Iterator[World]:
-    """A world of which nobody but this process exists. What its groups are sent goes nowhere, and its device has shapes
-    but no memory: what a rank of a large layout would hold can be seen on a small machine."""
-    device = torch.device("meta")
+def imagined(layout: Layout, rank: int, memory: "FakeTensorMode | None" = None) -> Iterator[World]:
+    """A world of which nobody but this process exists. What its groups are sent goes nowhere, and its tensors have
+    shapes but no memory: what a rank of a large layout would hold can be seen on a small machine.
+
+    memory: of fake tensors, with which also what it would do can be seen; None = the meta device.
+    """
+    # Fake tensors of a GPU need a torch that was built for one.
+    device, within = (torch.device("meta"), nullcontext()) if memory is None else (torch.device("cpu"), memory)
     if layout.world_size == 1:
-        yield World(device, layout)
+        yield World(device, layout, memory=within)
         return
     from torch import distributed
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
@@ -152,7 +158,7 @@ def imagined(layout: Layout, rank: int) -> Iterator[World]:
     assert not distributed.is_initialized(), "this process is of another world already"
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world_size)
     try:
-        yield World(device, layout, rank, _mesh(layout, "cpu"))
+        yield World(device, layout, rank, _mesh(layout, "cpu"), within)
     finally:
         distributed.destroy_process_group()
         # DTensor remembers its operations with the mesh they were first done on, and takes that of another rank of the

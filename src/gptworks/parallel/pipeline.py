@@ -100,6 +100,9 @@ class Pipeline:
                     "parallel.schedule: interleaved or 1f1b."
                 ],
             )
+        # Tokens in a row of what stages send. None: they tell each other in the first step, by a pass for nothing. Said
+        # where nobody would answer.
+        self.hidden_len: int | None = None
         self._prepared: tuple[tuple[int, ...], Any, list[LeanStage]] | None = None
         self._scale = 1.0
 
@@ -203,7 +206,7 @@ class Pipeline:
         kind = (len(micro_batches), *shapes.pop())
         if self._prepared is None or self._prepared[0] != kind:
             stages = [
-                LeanStage(part, stage, self.num_stages, self.device, group=self.group)
+                self._new_stage(stage, part, micro_batches[0].tokens)
                 for stage, part in zip(self.stages, self.parts, strict=True)
             ]
             # One object for a schedule of one stage per rank, a list for the others.
@@ -211,6 +214,25 @@ class Pipeline:
             schedule = _SCHEDULES[self.schedule](given, len(micro_batches), loss_fn=self._scaled, scale_grads=False)
             self._prepared = (kind, schedule, stages)
         return self._prepared[1], self._prepared[2]
+
+    def _new_stage(self, stage: int, part: GPT, tokens: Tensor) -> LeanStage:
+        place = (part, stage, self.num_stages, self.device)
+        if self.hidden_len is None:
+            return LeanStage(*place, group=self.group)
+
+        def like(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+
+        hidden = like(tokens.shape[0], self.hidden_len, self.cfg.hidden_size, dtype=part.compute_dtype)
+        loss = like(dtype=torch.promote_types(part.compute_dtype, torch.float32))
+        made = LeanStage(
+            *place,
+            input_args=hidden if stage else tokens,
+            output_args=loss if stage + 1 == self.num_stages else hidden,
+            group=self.group,
+        )
+        made.knows_shapes = True
+        return made
 
     def _check_length(self, tokens: Tensor) -> None:
         """On every rank: if the first stage alone refused, the others would wait for it."""

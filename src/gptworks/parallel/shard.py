@@ -114,6 +114,19 @@ def settle(part: Part) -> None:
             module.reshard()
 
 
+def beside_shards(part: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """What FSDP holds now: parameters that are put together, and whole gradients that wait for later micro-batches."""
+    parameters, gradients = [], []
+    for module in _sharded(part):
+        group = module._get_fsdp_state()._fsdp_param_group
+        for parameter in [] if group is None else group.fsdp_params:
+            parameters += parameter.all_gather_outputs
+            whole = getattr(parameter, "_unsharded_param", None)  # there is none before the first forward pass
+            waiting = (parameter.unsharded_accumulated_grad, None if whole is None else whole.grad)
+            gradients += [gradient for gradient in waiting if gradient is not None]
+    return parameters, gradients
+
+
 def note(parallel: ParallelConfig) -> str | None:
     """What the user should know about the stage and the rest of the layout."""
     if parallel.zero == 3 and parallel.pp != 1:

@@ -23,6 +23,7 @@ __all__ = ["LeanStage"]
 class LeanStage(PipelineStage):
     """Also: seeds dropout before each micro-batch, and keeps what the last stage found."""
 
+    knows_shapes = False  # of what it receives and gives; else the ranks tell each other in the first step
     loss_sums: list[Tensor]
     seed_dropout: Callable[[int, int], None] | None = None
 
@@ -82,6 +83,16 @@ class LeanStage(PipelineStage):
         if self.has_backward and not self.is_last:
             _make_room(self.grad_recv_info[bwd_chunk_id], self.device)
         return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:
+        if self.knows_shapes:
+            return torch.ones(1, dtype=torch.int32, device=self.device)
+        return super()._warmup_forward_vote(has_backward, received_acc)
+
+    def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:
+        if self.knows_shapes:
+            return torch.ones(1, dtype=torch.int32, device=self.device)
+        return super()._warmup_backward_result(received_result)
 
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
         super()._setup_forward_recv_info(1, has_backward)

@@ -14,14 +14,16 @@ CHUNK_ELEMENTS = 16 * 1024 * 1024  # model/loss.py: logits held at a time
 FP32 = 4
 
 
-@dataclass(slots=True)  # not frozen, which would take three times as long: a search makes a million of them
 class Bytes:
-    """By what they are for. Never changed."""
+    """By what they are for. (Not a dataclass: a search makes many thousands of them.)"""
 
-    activations: int = 0  # kept for the backward pass
-    temporaries: int = 0
-    gradients: int = 0
-    communication: int = 0
+    __slots__ = ("activations", "communication", "gradients", "temporaries")
+
+    def __init__(self, activations: int = 0, temporaries: int = 0, gradients: int = 0, communication: int = 0) -> None:
+        self.activations = activations  # kept for the backward pass
+        self.temporaries = temporaries
+        self.gradients = gradients
+        self.communication = communication
 
     @property
     def total(self) -> int:
@@ -232,7 +234,9 @@ def _scattered(ledger: Ledger, s: Shape, source: str) -> None:
         ledger.gather(received=s.whole)
         ledger.gather(sum=s.own_tokens * s.hidden * FP32)
     ledger.use(mine=s.stream)
-    ledger.drop("sorted", "received", "sum", source)
+    if s.cpu and not s.narrow:
+        ledger.gather(gloo=s.whole)  # which sums in a copy of its own
+    ledger.drop("sorted", "received", "sum", "gloo", source)
 
 
 def _row_linear(ledger: Ledger, s: Shape, name: str, out: str) -> None:
@@ -589,15 +593,15 @@ def loss(s: Shape, words: int) -> Loss:
                 book.use(wide=logits * FP32, wide_x=chunk * s.hidden * FP32)
             else:
                 book.use(product=table * FP32)
-        book.drop("buffer", "logits", "gradient", "wide", "wide_x", "product", "cast")
-        if s.tp > 1:
-            if s.split:
-                _scattered(book, s, "grad_x")
-                book.drop("mine")
-                book.keep(grad_x=s.stream)
-            else:
-                book.gather(total=s.whole // s.compute * FP32)
-                book.drop("total")
+        book.drop("wide", "wide_x", "product")
+        if s.split:  # the chunk is still there while ranks add up
+            _scattered(book, s, "grad_x")
+            book.drop("mine")
+            book.keep(grad_x=s.stream)
+        elif s.tp > 1:
+            book.gather(total=s.whole // s.compute * FP32)
+            book.drop("total")
+        book.drop("buffer", "logits", "gradient", "cast")
         book.drop("gathered", "parts", "y1")
 
     most = ledger.highest(run)

@@ -5,7 +5,7 @@ from the schedule, and each moment at which much is there is looked at; the larg
 allocator wastes, a CUDA context or the Python process itself needs is not in it. Never imports torch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import ge, mul
@@ -199,6 +199,7 @@ def _rank(
     moments = _Moments()
     in_flight = _walk(parallel, layout, batch.accumulation, stages, pp_rank, moments)
     moments.see("update", _update(model, layout, stages, reduce))
+    tokens = 2 * 8 * shape.tokens * batch.accumulation  # and labels, int64, of all micro-batches of the step
     parameters = sum(stage.sizes.here for stage in stages)
     most = moments.most
     offloaded = parallel.offload and zero > 0 and not shape.cpu
@@ -209,7 +210,7 @@ def _rank(
         most.gradients,
         0 if offloaded else 2 * parameters,
         most.activations,
-        most.temporaries,
+        most.temporaries + tokens,
         most.communication,
         moments.name,
         in_flight,
@@ -251,26 +252,49 @@ class _StageMemory:
             self.kept += self.loss.kept
         self.flying = 0
         self.waiting_for_weights = 0  # zero bubble: gradients of inputs are done
-        self.backwards: int = 0  # whether some are done
-        self.gathered: int = False  # parameters, with zero 1 and 2
+        self.backwards = 0  # so many are done
+        self.gathered = False  # parameters, with zero 1 and 2
+        self.sent = 0  # bytes of hidden states and gradients that a schedule holds until its end
 
     # What is there between passes
-
-    def amounts(self) -> tuple[int, int, int, int]:
-        """Bytes of a micro-batch in flight, of one that waits for the gradients of weights, of gradients, and of what
-        is gathered."""
-        before = self.backwards, self.gathered
-        self.backwards, self.gathered = 1, True
-        found = self.kept.total, self.between.total, self._gradients().total, self._gathered().total
-        self.backwards, self.gathered = before
-        return found
 
     @property
     def resting(self) -> Bytes:
         held = self.flying * self.kept
         if self.waiting_for_weights:
             held += self.waiting_for_weights * self.between
-        return held + self._gradients() + self._gathered()
+        # FSDP lets go of what it has sent when it sends the next.
+        buffer = self.sizes.reduced_around if self.zero > 1 and self.backwards else 0
+        return held + self._gradients() + self._gathered() + Bytes(communication=self.sent + buffer)
+
+    def set(
+        self, schedule: str, flying: int, waiting: int, backwards: int, gathered: int, sends: int, before: int
+    ) -> None:
+        """As it is after so many passes. `before`: micro-batches that were left out, since they repeat others."""
+        self.flying, self.waiting_for_weights, self.backwards, self.gathered = flying, waiting, backwards, gathered > 0
+        self.sent = 0
+        if sends + before:
+            self.sends(schedule)
+            self.sent *= 1 if schedule == "1f1b" else sends + before
+
+    def amounts(self, schedule: str) -> tuple[int, int, int, int, int]:
+        """Bytes of a micro-batch in flight, of one that waits for the gradients of weights, of gradients, of what is
+        gathered, and of what has been sent."""
+        self.set(schedule, 0, 0, 0, 1, 0, 0)
+        gathered = self.resting.total
+        self.set(schedule, 0, 0, 1, 0, 0, 0)
+        gradients = self.resting.total
+        self.set(schedule, 0, 0, 0, 0, 1, 0)
+        return self.kept.total, self.between.total, gradients, gathered, self.resting.total
+
+    def sends(self, schedule: str) -> None:
+        """After a backward pass. 1f1b remembers the last gradient it sent; the schedules of several stages remember
+        all they have sent, the hidden states too."""
+        stream = self.shape.stream
+        if schedule == "1f1b":
+            self.sent = 0 if self.stage.is_first else stream
+        elif schedule in {"interleaved", "zero_bubble"}:
+            self.sent += (0 if self.stage.is_first else stream) + (0 if self.stage.is_last else stream)
 
     @property
     def between(self) -> Bytes:
@@ -323,6 +347,9 @@ class _StageMemory:
         size, passes, zero, shape = self.sizes, self.passes, self.zero, self.shape
         fresh = not self.backwards
         held = others + self.resting - self.kept - self._gathered()
+        sums = 2 if shape.cpu else 1  # gloo reduces in a copy of its own
+        last_buffer = size.reduced_around if zero > 1 and self.backwards else 0
+        held -= Bytes(communication=last_buffer)
         resharding = zero and (zero == 3 or (is_last and not self.in_pipeline))
         if zero == 1 and sync and not fresh:
             held -= self._gradients()
@@ -333,7 +360,7 @@ class _StageMemory:
             head = Bytes(gradients=size.table)
         incoming = Bytes(communication=shape.stream if self.went else 0)
         through = passes.backward if fresh or zero else passes.backward_again
-        for block in {0, size.blocks - 1}:
+        for block in {0, min(1, size.blocks - 1), size.blocks - 1}:
             done = size.blocks - 1 - block
             grown = Bytes(gradients=done * size.block_here if fresh and (zero != 1 or sync) else 0)
             if zero == 1 and sync and not fresh:
@@ -346,14 +373,16 @@ class _StageMemory:
                 gathered = size.around + (2 if block else 1) * size.gathered_block
             elif zero:
                 gathered = size.around + (block + 1 if resharding else size.blocks) * size.gathered_block
-            buffer = size.reduced_block if zero and sync and done else 0
+            buffer = 0
+            if zero and sync:
+                buffer = size.reduced_block if done else last_buffer
             below = held + block * passes.kept + self.edges + head + incoming + grown
             moments.see("backward", below + through + Bytes(communication=gathered + buffer))
             if zero and sync:  # the block is done: its gradients are copied together, summed and cut
                 ready = Bytes(
                     temporaries=shape.stream,
                     gradients=size.block_here + (size.gathered_block if fresh or zero != 1 else 0),
-                    communication=gathered - (size.gathered_block if resharding else 0) + size.reduced_block,
+                    communication=gathered - (size.gathered_block if resharding else 0) + sums * size.reduced_block,
                 )
                 moments.see("backward", below + ready)
         if zero:
@@ -368,7 +397,7 @@ class _StageMemory:
             self._embeddings(held + everything + head, moments, fresh, bool(zero and sync))
         if zero and sync:
             freed = size.around if resharding else 0
-            once = Bytes(gradients=size.around + size.around_here, communication=size.reduced_around - freed)
+            once = Bytes(gradients=size.around + size.around_here, communication=sums * size.reduced_around - freed)
             if zero == 1 and not fresh:
                 once -= Bytes(gradients=size.around)
             moments.see("backward", held + everything + once)
@@ -389,6 +418,13 @@ class _StageMemory:
         if self.waits:
             moments.see("backward", held + Bytes(temporaries=2 * size.table, communication=buffer))
 
+    def inputs(self, others: Bytes, moments: _Moments) -> None:
+        """Zero bubble: the first half. Nothing is freed; the gradient at each matrix and norm is remembered."""
+        shape, each = self.shape, self.between.activations // self.sizes.blocks
+        widest = max(each + 2 * shape.stream, shape.stream + (2 if shape.narrow else 3) * shape.inner)
+        held = others + self.resting + Bytes(activations=(self.sizes.blocks - 1) * each)
+        moments.see("backward", held + Bytes(temporaries=widest, communication=shape.stream))
+
     def weights(self, others: Bytes, moments: _Moments) -> None:
         """Zero bubble: the second half of a backward pass."""
         through = self.passes.backward if not self.backwards else self.passes.backward_again
@@ -405,7 +441,8 @@ class _StageMemory:
         """zero 1 in a pipeline: after the last backward pass, one group after the other."""
         size = self.sizes
         if self.zero == 1:
-            once = Bytes(gradients=size.around_here, communication=size.reduced_around - size.around)
+            sums = 2 if self.shape.cpu else 1
+            once = Bytes(gradients=size.around_here, communication=sums * size.reduced_around - size.around)
             moments.see("backward", others + self.resting + once)
         self.zero_done()
 
@@ -423,14 +460,22 @@ def _walk(
 ) -> int:
     """All passes of a step that can be the fullest. Returns the most micro-batches in flight."""
     schedule = parallel.schedule if layout.pp > 1 else ""
-    micro_batches = _enough(schedule, layout.pp, len(stages), micro_batches)
-    found, most_flying = _passes(schedule, layout.pp, len(stages), pp_rank, micro_batches, stages[0].zero)
-    amounts = tuple(size for stage in stages for size in stage.amounts())
-    for (kind, at, is_last), states in found:
-        # Passes of one kind differ in what rests meanwhile, and in nothing else: the one that finds most is enough.
-        state = states[0] if len(states) == 1 else max(states, key=lambda some: sum(map(mul, some, amounts)))
+    enough = _enough(schedule, layout.pp, len(stages), micro_batches)
+    found, most_flying = _passes(schedule, layout.pp, len(stages), pp_rank, enough, stages[0].zero)
+    amounts = tuple(size for stage in stages for size in stage.amounts(schedule))
+    # Passes of one kind through stages that are alike differ in what rests meanwhile, and in nothing else: the one that
+    # finds most is looked at.
+    fullest: dict[tuple[object, ...], tuple[int, int, tuple[int, ...]]] = {}
+    for (kind, at, is_last, *own), states in found:
+        stage = stages[at]
+        alike = (kind, is_last, *own, stage.stage.is_first, stage.stage.is_last, stage.sizes.blocks)
+        for state in states:
+            held = sum(map(mul, state, amounts))
+            if alike not in fullest or held > fullest[alike][0]:
+                fullest[alike] = held, at, state
+    for (kind, is_last, *_), (_, at, state) in fullest.items():
         for number, each in enumerate(stages):
-            each.flying, each.waiting_for_weights, each.backwards, each.gathered = state[4 * number : 4 * number + 4]
+            each.set(schedule, *state[5 * number : 5 * number + 5], micro_batches - enough)
         stage, others = stages[at], NOTHING
         for other in stages:
             if other is not stage:
@@ -439,11 +484,10 @@ def _walk(
             stage.forward(others, moments)
         elif kind == "I":
             if not stage.stage.is_first:
-                extra = stage.passes.backward_again - stage.passes.kept
-                moments.see("backward", others + stage.resting + stage.between + Bytes(temporaries=extra.temporaries))
+                stage.inputs(others, moments)
         elif kind == "B":
-            sync = stage.zero > 1 or (stage.zero == 1 and is_last and not schedule)
-            stage.backward(others, moments, is_last, sync)
+            sync = stage.zero > 1 or (stage.zero == 1 and bool(is_last) and not schedule)
+            stage.backward(others, moments, bool(is_last), sync)
         elif kind == "W":
             stage.weights(others, moments)
         else:
@@ -451,62 +495,63 @@ def _walk(
     return most_flying
 
 
-_Found = list[tuple[tuple[str, int, bool], list[tuple[int, ...]]]]
+_Passes = list[tuple[tuple[str, int, bool, int, int], list[tuple[int, ...]]]]
 
 
 @lru_cache(maxsize=1 << 14)
-def _passes(schedule: str, pp: int, virtual: int, rank: int, micro_batches: int, zero: int) -> tuple[_Found, int]:
-    """The passes of a rank in their order, by kind, stage and whether it is the stage's last; and what each of them
-    finds: for every stage micro-batches in flight, those waiting for the gradients of weights, whether there are
-    gradients, whether parameters are gathered. What another pass exceeds in all of these is left out. Then the most
-    micro-batches in flight at any time. R: the gradients of a stage are reduced after its last pass."""
-    flying, waiting, backwards, gathered = range(4)
-    states = [[0, 0, 0, 0] for _ in range(virtual)]
+def _passes(schedule: str, pp: int, virtual: int, rank: int, micro_batches: int, zero: int) -> tuple[_Passes, int]:
+    """The passes of a rank: kind, stage, whether it is the stage's last, whether the stage has gradients, whether its
+    parameters are gathered. And what such a pass finds, for every stage: micro-batches in flight, those waiting for
+    the gradients of weights, whether there are gradients, whether parameters are gathered, how often it has sent. What
+    another pass exceeds in all of these is left out. Then the most micro-batches in flight at any time.
+
+    R: the gradients of a stage are reduced after its last pass."""
+    flying, waiting, backwards, gathered, sends = range(5)
+    states = [[0, 0, 0, 0, 0] for _ in range(virtual)]
     left = [micro_batches] * virtual
     last = pp * virtual - 1 if schedule else 0
     most_flying = 0
-    seen: dict[tuple[str, int, bool, int, int], set[tuple[int, ...]]] = {}
+    seen: dict[tuple[str, int, bool, int, int], dict[tuple[int, ...], None]] = {}
+
+    def see(kind: str, at: int, is_last: bool = False) -> None:
+        found = seen.setdefault((kind, at, is_last, states[at][backwards], states[at][gathered]), {})
+        found[tuple(value for state in states for value in state)] = None
+
     for kind, number in order(schedule, pp, virtual, rank, micro_batches):
         at = number // pp if schedule else 0
         mine = states[at]
-
-        def see(kind: str, is_last: bool = False, at: int = at, mine: list[int] = mine) -> None:
-            found = seen.setdefault((kind, at, is_last, mine[backwards], mine[gathered]), set())
-            found.add(tuple(value for state in states for value in state))
-
         if kind == "F":
-            see("F")
+            see("F", at)
             mine[flying] += 1
             mine[gathered] = int(zero in {1, 2})
             most_flying = max(most_flying, sum(state[flying] for state in states))
         elif kind == "I" and number != last and zero != 3:
-            see("I")
+            see("I", at)
             mine[waiting] += 1
         elif kind in {"B", "I"}:
             left[at] -= 1
-            see("B", left[at] == 0)
+            see("B", at, left[at] == 0)
             mine[flying] -= 1
             mine[backwards] = 1
+            mine[sends] += 1
             if zero == 3 or (zero and left[at] == 0 and not schedule):
                 mine[gathered] = 0
         elif mine[waiting]:
             left[at] -= 1
-            see("W")
+            see("W", at)
             mine[flying] -= 1
             mine[waiting] -= 1
             mine[backwards] = 1
+            mine[sends] += 1
         if schedule and left[at] == 0:
-            see("R")
+            see("R", at)
             mine[gathered] = 0
             left[at] = -1
 
-    def exceeded(some: tuple[int, ...], found: set[tuple[int, ...]]) -> bool:
+    def exceeded(some: tuple[int, ...], found: Iterable[tuple[int, ...]]) -> bool:
         return any(other != some and all(map(ge, other, some)) for other in found)
 
-    kinds = [
-        ((kind, at, is_last), [some for some in found if not exceeded(some, found)])
-        for (kind, at, is_last, *_), found in seen.items()
-    ]
+    kinds = [(kind, [some for some in found if not exceeded(some, found)]) for kind, found in seen.items()]
     return kinds, most_flying
 
 
@@ -516,7 +561,7 @@ def _enough(schedule: str, pp: int, virtual: int, micro_batches: int) -> int:
         return min(micro_batches, 3)
     if schedule == "gpipe":
         return micro_batches
-    return min(micro_batches, 4 * pp)  # all are under way after 3 x pp at most, and repeat themselves after pp more
+    return min(micro_batches, pp + 2 if schedule == "1f1b" else 4 * pp)
 
 
 def _update(model: ModelConfig, layout: Layout, stages: list[_StageMemory], reduce: int) -> Bytes:

@@ -67,15 +67,15 @@ def survey(cfg: RunConfig, world_size: int) -> Survey:
     parallel = fit_layout(cfg, layout)
     batch = solve_batch(cfg.batch, layout.data_parallel)
     holdings = []
-    for pp_ranks in _alike(cfg.model, parallel, layout.pp):
-        for tp_ranks in _tp_alike(cfg.model, layout.tp, _layers(cfg.model, parallel, layout.pp, pp_ranks.start)):
+    for pp_ranks in alike(cfg.model, parallel, layout.pp):
+        for tp_ranks in _tp_alike(cfg.model, layout.tp, layers_of(cfg.model, parallel, layout.pp, pp_ranks.start)):
             rank = pp_ranks.start * (world_size // layout.pp) + tp_ranks.start
             with launch.imagined(layout, rank) as world:
                 holdings.append(_holding(cfg, world, parallel, batch, pp_ranks, tp_ranks))
     return Survey(layout, parallel, batch, holdings)
 
 
-def _layers(model: ModelConfig, parallel: ParallelConfig, pp: int, pp_rank: int) -> list[range]:
+def layers_of(model: ModelConfig, parallel: ParallelConfig, pp: int, pp_rank: int) -> list[range]:
     """Of each stage of a pipeline rank."""
     if pp == 1:
         return [range(model.num_layers)]
@@ -83,11 +83,11 @@ def _layers(model: ModelConfig, parallel: ParallelConfig, pp: int, pp_rank: int)
     return [every[stage] for stage in stages_of(pp_rank, pp, parallel.virtual_stages, parallel.schedule)]
 
 
-def _alike(model: ModelConfig, parallel: ParallelConfig, pp: int) -> Iterator[range]:
+def alike(model: ModelConfig, parallel: ParallelConfig, pp: int) -> Iterator[range]:
     """Neighbours in the pipeline that have as many layers, and neither end of the model, hold the same."""
     kinds = []
     for pp_rank in range(pp):
-        layers = _layers(model, parallel, pp, pp_rank)
+        layers = layers_of(model, parallel, pp, pp_rank)
         ends = (layers[0].start == 0, layers[-1].stop == model.num_layers)
         kinds.append(([len(of_stage) for of_stage in layers], ends))
     first = 0
@@ -138,7 +138,7 @@ def _holding(
         pp_ranks,
         tp_ranks,
         len(pp_ranks) * layout.data_parallel * len(tp_ranks),
-        _layers(cfg.model, parallel, layout.pp, pp_ranks.start),
+        layers_of(cfg.model, parallel, layout.pp, pp_ranks.start),
         cfg.model.num_heads // layout.tp,
         words,
         sum(parameter.numel() for parameter in counted_parameters(part)),
@@ -199,8 +199,8 @@ def _table(found: Survey) -> list[str]:
         amounts = (held.weights, held.gradients, held.optimizer, held.gathered, held.in_all)
         rows.append(
             (
-                _span(held.pp_ranks),
-                _span(held.tp_ranks),
+                span(held.pp_ranks),
+                span(held.tp_ranks),
                 str(held.num_ranks),
                 _shown_layers(held),
                 str(held.heads),
@@ -209,15 +209,19 @@ def _table(found: Survey) -> list[str]:
                 *(f"{amount / 2**30:.2f}" for amount in amounts),
             )
         )
+    return aligned(rows)
+
+
+def aligned(rows: list[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
 def _shown_layers(held: Holding) -> str:
     if len(held.pp_ranks) == 1:
-        return "+".join(_span(layers) for layers in held.layers)
+        return "+".join(span(layers) for layers in held.layers)
     return "+".join(str(len(layers)) for layers in held.layers) + " each"
 
 
-def _span(numbers: range) -> str:
+def span(numbers: range) -> str:
     return str(numbers.start) if len(numbers) == 1 else f"{numbers.start}-{numbers.stop - 1}"

@@ -1,0 +1,279 @@
+"""One training step of one rank of any layout: the code of training itself, on tensors that have no memory, in a world
+where nobody else exists. What it allocates, sends and computes is counted operator by operator.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gptworks.config.contradictions import fit_layout
+from gptworks.config.derive import BatchPlan, Layout, solve_batch, solve_layout
+from gptworks.config.schema import ParallelConfig, RunConfig
+from gptworks.data.loader import Batch
+from gptworks.errors import UsageError
+from gptworks.model import GPT
+from gptworks.parallel import launch, shard
+from gptworks.parallel.launch import World
+from gptworks.parallel.parts import Part, parts_of
+from gptworks.simulate.dry_run import aligned, alike, layers_of, span
+from gptworks.simulate.flops import Flops
+from gptworks.simulate.tracker import Group, Tracker
+from gptworks.train import optim
+from gptworks.train.precision import LossScaler
+from gptworks.train.run import build_part
+from gptworks.train.step import train_step
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A step of one rank, after the first: the moments of Adam exist. Bytes at the moment when they were most."""
+
+    layout: Layout
+    pp_ranks: range  # of the ranks that it stands for
+    rank: int
+    layers: list[range]  # of each stage of the first of pp_ranks
+    micro_batches: int  # that were run
+    accumulation: int  # that a step of training has
+    parameters: int
+    gradients: int
+    optimizer: int
+    gathered: int  # parameters that FSDP has put together
+    rest: int  # activations, temporaries, buffers
+    moment: str  # forward, loss, backward or update
+    communication: dict[tuple[str, str], int]  # bytes by axis and kind, as plan.communication.totals
+    messages: dict[tuple[str, str], int]
+    flops: int
+    seconds: float  # that the simulation took
+    largest: list[Group]  # what was alive at the peak
+
+    @property
+    def peak(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.gathered + self.rest
+
+    @property
+    def flops_per_step(self) -> int:
+        """With all micro-batches."""
+        return self.flops * self.accumulation // self.micro_batches
+
+    def as_json(self) -> dict[str, Any]:
+        of_kind = {f"{axis}.{kind}": size for (axis, kind), size in sorted(self.communication.items())}
+        return {
+            "layout": str(self.layout),
+            "pp_ranks": list(self.pp_ranks),
+            "rank": self.rank,
+            "layers": sum(len(layers) for layers in self.layers),
+            "micro_batches": self.micro_batches,
+            "accumulation": self.accumulation,
+            "bytes": {name: getattr(self, name) for name in _COLUMNS} | {"peak": self.peak},
+            "moment": self.moment,
+            "communication": of_kind,
+            "flops": self.flops,
+            "flops_per_step": self.flops_per_step,
+            "seconds": round(self.seconds, 2),
+        }
+
+
+_COLUMNS = ("parameters", "gradients", "optimizer", "gathered", "rest")
+
+
+def simulate(cfg: RunConfig, world_size: int, rank: int, micro_batches: int | None = None) -> Simulated:
+    """`micro_batches`: of the step; None = as few as have the peak of all that a step of training would have."""
+    layout = solve_layout(cfg.parallel, world_size)
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank {rank} of a world of {world_size}. Needed: 0 to {world_size - 1}.")
+    # What is offloaded lies in another memory. How much it is does not depend on where it lies.
+    parallel = fit_layout(cfg, layout).model_copy(update={"offload": False})
+    batch = solve_batch(cfg.batch, layout.data_parallel)
+    number = enough_micro_batches(parallel, layout.pp, batch.accumulation) if micro_batches is None else micro_batches
+    # Whole graphs, as compiled ones are, do not show what they allocate: blocks are run as they are written.
+    cfg = cfg.model_copy(update={"train": cfg.train.model_copy(update={"compile": False})})
+    began = time.perf_counter()
+    with launch.imagined(layout, rank, FakeTensorMode(allow_non_fake_inputs=True)) as world:
+        part = build_part(cfg, world, parallel, _AnyWeights())
+        with world.memory, _Answers():
+            if not isinstance(part, GPT):  # the other stages cannot be asked what they send
+                part.hidden_len = cfg.data.seq_len // (layout.tp if parallel.sequence else 1)
+            seen = watch_step(part, cfg, world, [_any_batch(cfg, batch) for _ in range(number)])
+        place = world.place
+    kinds = seen.tracker.at_peak()
+    return Simulated(
+        layout,
+        range(place.pp, place.pp + 1),
+        rank,
+        layers_of(cfg.model, parallel, layout.pp, place.pp),
+        number,
+        batch.accumulation,
+        kinds["parameter"],
+        kinds["gradient"],
+        kinds["optimizer"],
+        kinds["gathered"],
+        kinds["other"],
+        seen.tracker.moment,
+        seen.communication,
+        seen.messages,
+        seen.flops.total,
+        time.perf_counter() - began,
+        seen.tracker.groups_at_peak(),
+    )
+
+
+def simulate_all(cfg: RunConfig, world_size: int, micro_batches: int | None = None) -> list[Simulated]:
+    """One rank of each pipeline rank, the fullest; those that are alike once."""
+    return list(simulate_each(cfg, world_size, micro_batches))
+
+
+def simulate_each(cfg: RunConfig, world_size: int, micro_batches: int | None = None) -> Iterator[Simulated]:
+    """The same one by one, as each is ready."""
+    layout = solve_layout(cfg.parallel, world_size)
+    parallel = fit_layout(cfg, layout)
+    every = [range(pp_rank, pp_rank + 1) for pp_rank in range(layout.pp)]
+    # In the other schedules an early rank has more micro-batches under way than a late one.
+    for pp_ranks in alike(cfg.model, parallel, layout.pp) if parallel.schedule == "gpipe" else every:
+        first = simulate(cfg, world_size, pp_ranks.start * (world_size // layout.pp), micro_batches)
+        yield Simulated(**vars(first) | {"pp_ranks": pp_ranks})
+
+
+def enough_micro_batches(parallel: ParallelConfig, pp: int, accumulation: int) -> int:
+    """As few as have the same peak, but for their tokens: all states of a step occur.
+
+    One process: with gradients of an earlier micro-batch, and the last one. Pipeline: as many under way as ever.
+    """
+    if pp == 1:
+        return min(accumulation, 2)
+    if parallel.schedule == "gpipe":
+        return accumulation
+    return min(accumulation, pp + 2 if parallel.schedule == "1f1b" else 2 * pp)
+
+
+@dataclass(frozen=True)
+class Seen:
+    tracker: Tracker
+    flops: Flops
+    communication: dict[tuple[str, str], int]
+    messages: dict[tuple[str, str], int]
+
+
+def watch_step(part: Part, cfg: RunConfig, world: World, batches: list[Batch]) -> Seen:
+    """Train for one step, which is watched, on real tensors as on fake ones. The moments of Adam exist before it."""
+    part.train()
+    optimizer = optim.build(part, cfg.optim)
+    optim.set_moments(part, optimizer, optim.moments(part, optimizer), updates=1)
+    scaler = LossScaler(cfg.precision.scaler, enabled=cfg.precision.compute == "fp16")
+    tracker, flops = Tracker(), Flops()
+    with ExitStack() as watching:
+        watching.enter_context(tracker)
+        traffic: Any = None
+        if world.mesh is not None:
+            from gptworks.parallel.traffic import Traffic
+
+            traffic = watching.enter_context(Traffic(world))
+        watching.enter_context(flops)
+        watching.enter_context(_telling(tracker, part, optimizer))
+        train_step(part, optimizer, batches, world, scaler, clip=cfg.optim.clip, seed=cfg.train.seed, step=2)
+    sent = (dict(traffic.bytes), dict(traffic.calls)) if traffic is not None else ({}, {})
+    return Seen(tracker, flops, *sent)
+
+
+@contextmanager
+def _telling(tracker: Tracker, part: Part, optimizer: torch.optim.AdamW) -> Iterator[None]:
+    """The tracker sees storages; here it is told what they are, whenever there may be new ones."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    pieces = parts_of(part)
+
+    def tell(*_: Any) -> None:
+        tracker.tell("gradient", [parameter.grad for parameter in parameters])
+        for piece in pieces:
+            gathered, whole = shard.beside_shards(piece)
+            tracker.tell("gathered", gathered)
+            tracker.tell("gradient", whole)
+
+    def within(moment: str) -> Any:
+        def enter(*_: Any) -> None:
+            tracker.within = moment
+
+        return enter
+
+    tracker.tell("parameter", parameters)
+    for state in optimizer.state.values():
+        tracker.tell("optimizer", state.values())
+    handles: list[Any] = [optimizer.register_step_pre_hook(lambda *_: (tell(), within("update")())[0])]
+    handles.append(optimizer.register_step_post_hook(within("")))
+    for piece in pieces:
+        handles.append(piece.register_forward_pre_hook(tell))
+        handles.append(piece.loss_sum.register_forward_pre_hook(within("loss")))
+        handles.append(piece.loss_sum.register_forward_hook(within("")))
+    try:
+        yield
+        tell()  # what FSDP has put together is still known, though it is given back
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _AnyWeights:
+    def tensor(self, name: str, shape: torch.Size) -> Tensor:
+        return torch.empty(shape)
+
+
+def _any_batch(cfg: RunConfig, plan: BatchPlan) -> Batch:
+    shape = (plan.micro_size, cfg.data.seq_len)
+
+    def integers() -> Tensor:
+        return torch.zeros(shape, dtype=torch.long)
+
+    positions = integers() if cfg.data.reset_positions else None
+    segments = integers() if cfg.data.reset_attention else None
+    return Batch(integers(), integers(), positions, segments, torch.zeros(plan.micro_size, dtype=torch.long))
+
+
+class _Answers(TorchDispatchMode):
+    """A fake tensor has no numbers. Where the step asks for one (scored tokens, loss, norm), it is told any: whole ones
+    are 1; others 2, which is finite, and more than gradients are usually clipped at."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+            dtype = args[0].dtype
+            return 2.0 if dtype.is_floating_point else True if dtype is torch.bool else 1
+        return func(*args, **(kwargs or {}))
+
+
+def describe(found: list[Simulated]) -> str:
+    """As a table: a line for each kind of rank."""
+    first = found[0]
+    lines = [f"simulated        {first.layout}: {first.layout.world_size:,} processes; one rank of each line was run"]
+    if first.micro_batches < first.accumulation:
+        lines.append(
+            f"micro-batches    {first.micro_batches} of {first.accumulation}: more do not raise the peak but by their "
+            "tokens; bytes sent and FLOP are those of so many"
+        )
+    else:
+        lines.append(f"micro-batches    {first.micro_batches}")
+    rows: list[tuple[str, ...]] = [("stage", "layers", *_COLUMNS, "peak", "at", "TFLOP", "took")]
+    for one in found:
+        sizes = (*(getattr(one, name) for name in _COLUMNS), one.peak)
+        layers = str(sum(len(layers) for layers in one.layers))
+        shown = [f"{size / 2**30:.2f}" for size in sizes]
+        rows.append((span(one.pp_ranks), layers, *shown, one.moment, f"{one.flops / 1e12:.4g}", f"{one.seconds:.1f} s"))
+    lines += ["", "memory of one rank when it is most (GiB):", *aligned(rows)]
+    keys = sorted({key for one in found for key in one.communication})
+    if keys:
+        sent: list[tuple[str, ...]] = [("stage", *(f"{axis} {kind}" for axis, kind in keys))]
+        for one in found:
+            amounts = (f"{one.communication.get(key, 0) / 1e9:.4g}" for key in keys)
+            sent.append((span(one.pp_ranks), *amounts))
+        lines += ["", "what one rank brings to messages (GB):", *aligned(sent)]
+    lines += [
+        "",
+        "Counted on tensors without memory, as a CPU runs the step: kernels' own workspaces, buffers of NCCL, what an",
+        "allocator loses between blocks, and other attention kernels than the CPU's are not in it.",
+    ]
+    return "\n".join(lines)
