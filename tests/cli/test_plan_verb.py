@@ -28,7 +28,11 @@ PLAN = ["plan", "--preset", "6.7B", "--devices", "16", "--device", "v100-32g", *
 
 def test_the_report_of_a_layout(call: Call) -> None:
     said = call(*PLAN, "--tokens", "300B", "--price", "2.5").out
-    for words in ("16 x v100-32g, 2 machines of 8", "pp2.fsdp4.tp2, zero 1", "256 = 2 micro-batch x 32 accumulation x 4"):
+    for words in (
+        "16 x v100-32g, 2 machines of 8",
+        "pp2.fsdp4.tp2, zero 1",
+        "256 = 2 micro-batch x 32 accumulation x 4",
+    ):
         assert words in said
     for word in ("parameters", "gradients", "optimizer", "activations", "temporaries", "communication", "peak"):
         assert f"  {word}" in said
@@ -87,7 +91,18 @@ def test_machines_and_links_change_the_time_only(call: Call) -> None:
 
 
 def test_a_device_of_your_own(call: Call) -> None:
-    said = ["plan", "--preset", "345M", "--device", "custom", "--memory", "24GiB", "--tflops", "70", "batch.micro_size=1"]
+    said = [
+        "plan",
+        "--preset",
+        "345M",
+        "--device",
+        "custom",
+        "--memory",
+        "24GiB",
+        "--tflops",
+        "70",
+        "batch.micro_size=1",
+    ]
     told = json.loads(call(*said, "--json").out)
     assert told["capacity"] == 24 * 2**30
     faster = json.loads(call(*said[:-2], "140", "batch.micro_size=1", "--bandwidth", "2000", "--json").out)
@@ -100,7 +115,7 @@ def test_a_layout_that_does_not_fit_shows_what_would(call: Call) -> None:
     done = call(*big)
     assert "DOES NOT FIT" in done.out and "!" in done.out
     told = json.loads(call(*big, "--json").out)
-    assert told["fits"] is False and 3 <= len(told["changes"])
+    assert told["fits"] is False and len(told["changes"]) >= 3
     first = told["changes"][0]
     again = [f"{key}={value}" for key, value in first["settings"].items()]
     mended = json.loads(call(*one, "batch.global_size=64", *again, "--json").out)

@@ -221,7 +221,10 @@ def test_the_order_of_passes_is_that_of_torch(schedule: str, virtual: int) -> No
         fake: Any = type("Schedule", (), {})()
         fake.pp_group_size, fake.n_local_stages, fake._n_microbatches = 4, virtual, 8
         fake.number_of_rounds, fake.microbatches_per_round = 2, 4
-        kind = {"interleaved": schedules.ScheduleInterleaved1F1B, "zero_bubble": schedules.ScheduleInterleavedZeroBubble}
+        kind = {
+            "interleaved": schedules.ScheduleInterleaved1F1B,
+            "zero_bubble": schedules.ScheduleInterleavedZeroBubble,
+        }
         actions = kind[schedule]._calculate_single_rank_operations(fake, rank)
         return [(NAMES[a.computation_type.name], a.stage_index) for a in actions if a is not None]
 

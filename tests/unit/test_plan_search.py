@@ -101,9 +101,10 @@ def test_each_rejected_layout_has_its_reason() -> None:
     assert "needs a multiple" not in reasons
     assert any("micro-batches per step" in reason and "pp4" in what for what, reason in reasons.items())
     odd = searched(small(), card(1), 8, 12)
-    assert "batch.global_size 12 is not a multiple of 8 data-parallel ranks" in {
-        each.what: each.reason for each in odd.rejected
-    }["dp8"]
+    assert (
+        "batch.global_size 12 is not a multiple of 8 data-parallel ranks"
+        in {each.what: each.reason for each in odd.rejected}["dp8"]
+    )
 
 
 def test_what_is_fixed_stays() -> None:
@@ -125,7 +126,9 @@ def test_what_is_said_of_those_at_the_border_is_true_of_all() -> None:
     count = 0
     for fit in found.fits[::7]:
         for micro, mode in product((1, 2, 4, 8, 16), ("none", "full_attn", "full")):
-            batch = replace(fit.choice.batch, micro_size=micro, accumulation=64 // micro // fit.choice.batch.data_parallel)
+            batch = replace(
+                fit.choice.batch, micro_size=micro, accumulation=64 // micro // fit.choice.batch.data_parallel
+            )
             choice = replace(fit.choice, batch=batch, recompute=mode)
             name = str(choice)
             if batch.accumulation * micro * batch.data_parallel != 64 or (name not in fitting and name not in told):
@@ -166,7 +169,8 @@ def test_devices_that_do_not_help() -> None:
 
 
 @pytest.mark.parametrize(
-    ("preset", "devices", "tokens"), [("345M", 8, 2**19), ("1.3B", 8, 2**20), ("6.7B", 16, 2**21), ("175B", 24, 3 * 2**20)]
+    ("preset", "devices", "tokens"),
+    [("345M", 8, 2**19), ("1.3B", 8, 2**20), ("6.7B", 16, 2**21), ("175B", 24, 3 * 2**20)],
 )
 def test_the_usual_batch(preset: str, devices: int, tokens: int) -> None:
     job = job_of(load(preset=preset))
@@ -225,7 +229,9 @@ def test_three_changes_keep_model_and_batch_and_fit() -> None:
 def test_a_change_is_no_larger_than_needed() -> None:
     job, choice = plan(*BATCH)
     room = Room(0.6 * shares(job, choice))
-    alone = next(c for c in changes.smallest(job, choice, room) if set(c.settings) == {"batch.micro_size", "batch.accumulation"})
+    alone = next(
+        c for c in changes.smallest(job, choice, room) if set(c.settings) == {"batch.micro_size", "batch.accumulation"}
+    )
     micro = alone.settings["batch.micro_size"]
     larger = next(size for size in range(micro + 1, 17) if 64 % size == 0)
     again, there = plan("batch.global_size=64", f"batch.micro_size={larger}")
@@ -241,13 +247,19 @@ def test_no_change_contains_a_smaller_one() -> None:
 
 def test_replicas_become_shards() -> None:
     """States alone are too large: no micro-batch helps, sharding does."""
-    job, choice = plan("batch.global_size=8", "batch.micro_size=1", "parallel.dp=8", "train.recompute=full", preset="1.3B", devices=8)
+    job, choice = plan(
+        "batch.global_size=8", "batch.micro_size=1", "parallel.dp=8", "train.recompute=full", preset="1.3B", devices=8
+    )
     found = changes.smallest(job, choice, Room(14 * 2**30))
     assert found[0].settings["parallel.fsdp"] == 8 and found[0].settings["parallel.dp"] == 1
     assert found[0].settings["parallel.zero"] in (1, 2, 3)
     again, there = plan(
-        "batch.global_size=8", "train.recompute=full", *(f"{k}={v}" for k, v in found[0].settings.items()),
-        "batch.micro_size=1", preset="1.3B", devices=8,
+        "batch.global_size=8",
+        "train.recompute=full",
+        *(f"{k}={v}" for k, v in found[0].settings.items()),
+        "batch.micro_size=1",
+        preset="1.3B",
+        devices=8,
     )
     assert shares(again, there) == found[0].needed <= 14 * 2**30
 

@@ -172,7 +172,9 @@ def _tokens(args: argparse.Namespace, config: Any, global_size: int) -> float | 
 
 def parse_count(text: str, option: str) -> float:
     """300B, 3e11, 1.5T, 20M or 300_000_000_000."""
-    found = re.fullmatch(r"\s*([0-9][0-9_,]*(?:\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?\s*([KMBGT]?)\s*", text, re.IGNORECASE)
+    found = re.fullmatch(
+        r"\s*([0-9][0-9_,]*(?:\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?\s*([KMBGT]?)\s*", text, re.IGNORECASE
+    )
     number = float(re.sub("[_,]", "", found[1]) + (found[2] or "")) * _MANY[found[3].upper()] if found else 0.0
     if not 1 <= number < math.inf:
         raise UsageError(f"{option}: {text!r} is not a number of tokens. Needed: such as 300B, 1.5T or 3e11.")
@@ -182,9 +184,7 @@ def parse_count(text: str, option: str) -> float:
 # Search
 
 
-def _searched(
-    loaded: Any, job: "Job", device: "Device", link: "Link", devices: int
-) -> "tuple[Found, int, list[str]]":
+def _searched(loaded: Any, job: "Job", device: "Device", link: "Link", devices: int) -> "tuple[Found, int, list[str]]":
     from gptworks.plan.search import search, usual_batch
 
     config, notes = loaded.config, []
@@ -192,7 +192,8 @@ def _searched(
     fixed = {
         key: values[key]
         for key, origin in loaded.origins.items()
-        if key.startswith(_FIXED) and (origin.startswith("override") or key in ("parallel.sequence", "parallel.timeout"))
+        if key.startswith(_FIXED)
+        and (origin.startswith("override") or key in ("parallel.sequence", "parallel.timeout"))
     }
     global_size = config.batch.global_size
     if not global_size:

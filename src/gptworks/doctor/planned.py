@@ -65,8 +65,8 @@ def memory(cfg: RunConfig) -> list[Finding]:
     """Weights, gradients and Adam's moments. Activations come on top: a fit here is no promise."""
     import torch
 
-    from gptworks.simulate.dry_run import survey
     from gptworks.plan.machine import memory_available
+    from gptworks.simulate.dry_run import survey
 
     world_size = _solved(cfg).world_size
     held = survey(cfg, world_size).holdings

@@ -14,7 +14,7 @@ from gptworks.config import contradictions
 from gptworks.config.derive import BatchPlan, Layout
 from gptworks.config.schema import BatchConfig, DataConfig, ModelConfig, ParallelConfig
 from gptworks.errors import ConfigError
-from gptworks.plan.job import Choice, Job, Room, gib
+from gptworks.plan.job import Choice, Job, Room, amount
 
 RUN, DEVICES, MODEL = "run", "devices", "model"
 
@@ -42,11 +42,13 @@ class Change:
 
     @property
     def overrides(self) -> str:
-        return " ".join(f"{key}={str(value).lower() if value is True else value}" for key, value in self.settings.items())
+        return " ".join(
+            f"{key}={str(value).lower() if value is True else value}" for key, value in self.settings.items()
+        )
 
     def __str__(self) -> str:
         why = {RUN: "", DEVICES: f"{self.devices} devices: ", MODEL: "another model: "}[self.kind]
-        return f"{why}{self.overrides}  ({gib(self.needed)} GiB)"
+        return f"{why}{self.overrides}  ({amount(self.needed)})"
 
 
 @dataclass(frozen=True)
@@ -173,12 +175,13 @@ def _needed(job: Job, choice: Choice, room: Room) -> int | None:
 
 def _difference(job: Job, choice: Choice, new_job: Job, new: Choice) -> dict[str, Any]:
     before, after = choice.settings(), new.settings()
-    changed = {key: value for key, value in after.items() if before.get(key) != value}
-    if "batch.micro_size" in changed or "batch.accumulation" in changed:
+    keys = {key for key, value in after.items() if before.get(key) != value}
+    if keys & {"batch.micro_size", "batch.accumulation"}:
         # Both, so that the product is right whichever of them the configuration states.
-        changed |= {key: after[key] for key in ("batch.micro_size", "batch.accumulation")}
-    if "parallel.fsdp" in changed:
-        changed["parallel.zero"] = after["parallel.zero"]
+        keys |= {"batch.micro_size", "batch.accumulation"}
+    if "parallel.fsdp" in keys:
+        keys.add("parallel.zero")
+    changed = {key: value for key, value in after.items() if key in keys}
     theirs = job.model.model_dump()
     changed |= {f"model.{key}": value for key, value in new_job.model.model_dump().items() if theirs[key] != value}
     return changed
@@ -193,9 +196,7 @@ def _more_devices(job: Job, choice: Choice, room: Room) -> list[Change]:
             per_rank = batch.global_size // (layout.dp * shards)
             micro = next((m for m in range(min(batch.micro_size, per_rank), 0, -1) if per_rank % m == 0), 0)
             for size, mode in ((micro, choice.recompute), (micro, "full"), (1, "full")):
-                new = size and rearranged(
-                    job, choice, {"fsdp": shards, "zero": zero}, micro_size=size, recompute=mode
-                )
+                new = size and rearranged(job, choice, {"fsdp": shards, "zero": zero}, micro_size=size, recompute=mode)
                 needed = _needed(*new, room) if new else None
                 if new and needed is not None and needed <= room.capacity:
                     return [Change(_difference(job, choice, *new), DEVICES, needed, *new)]

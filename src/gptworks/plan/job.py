@@ -107,12 +107,12 @@ class Room:
 TERMS = ("parameters", "gradients", "optimizer", "activations", "temporaries", "communication")
 
 
-def gib(size: float) -> str:
-    return f"{size / GIB:,.2f}"
+def amount(size: float) -> str:
+    return f"{size / GIB:,.2f} GiB" if size >= GIB / 10 else f"{size / 2**20:,.1f} MiB"
 
 
 def breakdown(found: RankMemory) -> str:
     """One line: what a rank holds at its fullest moment, terms of nothing left out."""
-    terms = [f"{name} {gib(getattr(found, name))}" for name in TERMS if getattr(found, name)]
+    terms = [f"{name} {amount(getattr(found, name))}" for name in TERMS if getattr(found, name)]
     flight = f" ({found.in_flight} micro-batches in flight)" if found.in_flight > 1 else ""
-    return f"{', '.join(terms)} GiB{flight}; at its fullest in the {found.moment}"
+    return f"{', '.join(terms)}{flight}; at its fullest in the {found.moment}"

@@ -9,7 +9,7 @@ from gptworks.config.schema import AXES, ParallelConfig
 from gptworks.plan import sizes
 from gptworks.plan.changes import refused
 from gptworks.plan.devices import Device, Link
-from gptworks.plan.job import Choice, Job, gib
+from gptworks.plan.job import Choice, Job, amount
 from gptworks.plan.time import StepTime, step_time
 
 RECOMPUTE = ("none", "core_attn", "full_attn", "full")  # each holds less than the one before, and computes more
@@ -87,7 +87,7 @@ def _that_fit(
         return []
     least = _states(job, parallel)
     if least > device.capacity:
-        over = f"{gib(least)} GiB, {gib(least - device.capacity)} more than {device.name} has"
+        over = f"{amount(least)}, {amount(least - device.capacity)} more than {device.name} has"
         why = f"weights and Adam's moments alone are {over}"
         found.rejected.append(Rejected(_named(parallel), why, least))
         return []
@@ -101,7 +101,7 @@ def _that_fit(
             elif number == len(fitting) and (needed := choice.peak(job)) <= device.capacity:
                 fitting.append(choice)
             elif number == len(fitting):
-                over = f"{gib(needed)} GiB, {gib(needed - device.capacity)} more than {device.name} has"
+                over = f"{amount(needed)}, {amount(needed - device.capacity)} more than {device.name} has"
                 found.rejected.append(Rejected(str(choice), over, needed))
             else:
                 smaller = batches[len(fitting)].micro_size

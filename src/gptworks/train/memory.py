@@ -15,7 +15,7 @@ from gptworks.errors import TrainingError
 from gptworks.parallel import placement
 from gptworks.parallel.ranks import Ranks
 from gptworks.plan import changes, machine
-from gptworks.plan.job import Choice, Job, Room, breakdown, gib
+from gptworks.plan.job import Choice, Job, Room, amount, breakdown
 from gptworks.plan.memory import RankMemory
 from gptworks.train.setup import Setup
 
@@ -47,7 +47,7 @@ class Prediction:
 
     def amounts(self) -> str:
         who = f"the {self.room.shared_by} processes of this machine" if self.room.shared_by > 1 else "this run"
-        return f"{who} would need about {gib(self.needed)} GiB for tensors, and {gib(self.room.capacity)} GiB are free"
+        return f"{who} would need about {amount(self.needed)} for tensors, and {amount(self.room.capacity)} are free"
 
     def advice(self, capacity: float) -> list[str]:
         """The three smallest changes; where there are not so many, what makes another model too."""
@@ -136,7 +136,7 @@ def _explain(error: BaseException, cfg: RunConfig, setup: Setup, known: Predicti
     return "\n".join(
         [
             f"out of memory ({who}{world.device}): {said}",
-            f"Predicted: {gib(mine.peak)} GiB of tensors: {breakdown(mine)}.",
+            f"Predicted: {amount(mine.peak)} of tensors: {breakdown(mine)}.",
             *found.advice(capacity),
         ]
     )
