@@ -25,7 +25,7 @@ from gptworks.train.run import build_part
 from gptworks.train.step import train_step
 
 LENGTH, VOCAB = 16, 97
-MODEL = {"num_layers": 3, "hidden_size": 32, "num_heads": 4, "vocab_size": VOCAB, "max_positions": LENGTH}
+MODEL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": VOCAB, "max_positions": LENGTH}
 
 
 def config(layout: str = "1", micro: int = 2, **changes: Any) -> RunConfig:
@@ -76,16 +76,12 @@ def as_simulated(found: Simulated) -> dict[str, Any]:
 
 ONE_PROCESS = [
     {},
-    {"micro": 1},
-    {"micro": 3},
-    {"precision__compute": "bf16"},
     {"precision__compute": "bf16", "micro": 3, "model__vocab_size": 503},
     {"train__recompute": "full"},
-    {"train__recompute": "full_attn", "precision__compute": "bf16"},
+    {"train__recompute": "full_attn", "precision__compute": "bf16", "micro": 1},
     {"train__recompute": "core_attn", "model__attention": "math"},
     {"model__dropout_hidden": 0.1, "model__dropout_embed": 0.1, "model__dropout_attention": 0.1},
-    {"data__reset_attention": True, "data__reset_positions": True},
-    {"model__tied": False, "model__gelu": "erf"},
+    {"data__reset_attention": True, "data__reset_positions": True, "model__tied": False, "model__gelu": "erf"},
 ]
 
 
@@ -99,7 +95,8 @@ def test_peak_of_fake_tensors_is_that_of_real_ones_to_the_byte(changes: dict[str
     assert found.flops == flops
     assert found.parameters == 4 * sizes.num_parameters(cfg.model)
     assert found.optimizer >= 2 * found.parameters
-    assert found.gradients > 0 and found.rest > 0 and found.gathered == 0
+    assert (found.gradients > 0) == (found.accumulation > 1 or found.moment != "loss")
+    assert found.rest > 0 and found.gathered == 0
     assert sum(group.bytes for group in found.largest) == found.peak
 
 
@@ -111,29 +108,28 @@ def test_the_peak_knows_what_is_recomputed_and_kept() -> None:
 
 
 # (layout, number of micro-batches, what else is said)
-LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
+REAL: list[tuple[str, int, dict[str, Any]]] = [
     ("dp2", 2, {}),
-    ("fsdp2", 2, {"parallel__zero": 0}),
-    ("fsdp2", 3, {"parallel__zero": 1}),
-    ("fsdp2", 3, {"parallel__zero": 2}),
-    ("fsdp2", 3, {"parallel__zero": 3}),
-    ("fsdp2", 3, {"parallel__zero": 1, "precision__compute": "bf16"}),
+    ("fsdp2", 2, {"parallel__zero": 1, "precision__compute": "bf16"}),
+    ("fsdp2", 2, {"parallel__zero": 2}),
+    ("fsdp2", 2, {"parallel__zero": 3}),
     ("tp2", 2, {"parallel__sequence": True, "precision__compute": "bf16"}),
     ("tp2", 2, {"parallel__sequence": False}),
     ("pp2", 4, {}),
-    ("pp2", 4, {"parallel__schedule": "gpipe"}),
+    ("pp2", 2, {"parallel__schedule": "gpipe"}),
     ("pp2", 4, {"parallel__schedule": "interleaved", "parallel__virtual_stages": 2, "model__num_layers": 5}),
     ("pp2", 4, {"parallel__schedule": "zero_bubble"}),
 ]
-ALONE_ONLY: list[tuple[str, int, dict[str, Any]]] = [
+IMAGINED: list[tuple[str, int, dict[str, Any]]] = [
+    ("fsdp2", 2, {"parallel__zero": 0}),
     ("dp2.fsdp4", 3, {"parallel__zero": 2}),
     ("fsdp2.tp2", 2, {"parallel__zero": 3, "precision__compute": "bf16"}),
-    ("pp4.tp2", 8, {"model__num_layers": 5, "model__tied": False}),
-    ("pp2.fsdp2", 4, {"parallel__zero": 1}),
-    ("pp2.fsdp2", 4, {"parallel__zero": 2}),
-    ("pp2.fsdp2", 4, {"parallel__zero": 3}),
-    ("pp2.dp2.fsdp2.tp2", 4, {"precision__compute": "bf16"}),
-    ("pp4.fsdp2.tp2", 8, {"model__num_layers": 8, "parallel__schedule": "zero_bubble", "parallel__virtual_stages": 2}),
+    ("pp4.tp2", 5, {"model__num_layers": 5, "model__tied": False}),
+    ("pp2.fsdp2", 3, {"parallel__zero": 1}),
+    ("pp2.fsdp2", 3, {"parallel__zero": 2}),
+    ("pp2.fsdp2", 3, {"parallel__zero": 3}),
+    ("pp2.dp2.fsdp2.tp2", 2, {"precision__compute": "bf16"}),
+    ("pp2.tp2", 4, {"model__num_layers": 4, "parallel__schedule": "zero_bubble", "parallel__virtual_stages": 2}),
 ]
 
 
@@ -146,21 +142,20 @@ def formula(cfg: RunConfig, layout: Layout, rank: int, micro: int) -> dict[tuple
     return communication.totals(terms)
 
 
-@pytest.mark.parametrize(("name", "micro", "changes"), LAYOUTS + ALONE_ONLY, ids=str)
+@pytest.mark.parametrize(("name", "micro", "changes"), IMAGINED, ids=str)
 def test_messages_are_those_of_the_formulas(name: str, micro: int, changes: dict[str, Any]) -> None:
     layout, cfg = Layout.parse(name), config(name, micro, **changes)
-    size = layout.world_size
-    for rank in sorted({0, size // 2, size - 1}):
-        found = simulate(cfg, size, rank, micro_batches=micro)
-        assert found.communication == formula(cfg, layout, rank, micro), f"rank {rank}"
-        assert found.messages.keys() == found.communication.keys()
+    last = layout.world_size - 1
+    found = simulate(cfg, layout.world_size, last, micro_batches=micro)
+    assert found.communication == formula(cfg, layout, last, micro)
+    assert found.messages.keys() == found.communication.keys()
 
 
-@pytest.mark.parametrize("name", dict.fromkeys(layout for layout, _, _ in LAYOUTS))
+@pytest.mark.parametrize("name", dict.fromkeys(layout for layout, _, _ in REAL))
 def test_an_imagined_rank_is_like_a_real_one(run_layout, name: str) -> None:
-    """The peak of each rank of a real world, and what it was made of, to the byte."""
+    """The peak of each rank of a real world, what it was made of and what was sent, to the byte."""
     layout = Layout.parse(name)
-    cases = [config(name, micro, **changes) for given, micro, changes in LAYOUTS if given == name]
+    cases = [config(name, micro, **changes) for given, micro, changes in REAL if given == name]
 
     def on_rank(world: World) -> list[Any]:
         found = [really(cfg, world) for cfg in cases]
@@ -169,7 +164,9 @@ def test_an_imagined_rank_is_like_a_real_one(run_layout, name: str) -> None:
     for rank, results in enumerate(run_layout(layout, on_rank)):
         for cfg, (seen, sent, flops) in zip(cases, results, strict=True):
             found = simulate(cfg, layout.world_size, rank, micro_batches=cfg.batch.accumulation)
-            assert (as_simulated(found), found.communication, found.flops) == (seen, sent, flops), f"{cfg.parallel}"
+            simulated = as_simulated(found)
+            assert (simulated, found.communication, found.flops) == (seen, sent, flops), f"{cfg.parallel}"
+            assert sent == formula(cfg, layout, rank, found.micro_batches)
 
 
 @pytest.mark.parametrize(
@@ -177,8 +174,6 @@ def test_an_imagined_rank_is_like_a_real_one(run_layout, name: str) -> None:
     [
         ("1", {}),
         ("fsdp2", {"parallel__zero": 1}),
-        ("fsdp2", {"parallel__zero": 2}),
-        ("fsdp2", {"parallel__zero": 3}),
         ("pp2", {}),
         ("pp2", {"parallel__schedule": "interleaved", "parallel__virtual_stages": 2, "model__num_layers": 4}),
         ("pp2", {"parallel__schedule": "zero_bubble"}),
@@ -187,14 +182,14 @@ def test_an_imagined_rank_is_like_a_real_one(run_layout, name: str) -> None:
     ids=str,
 )
 def test_few_micro_batches_have_the_peak_of_many(name: str, changes: dict[str, Any]) -> None:
-    """But for what comes with each of them: tokens, labels and numbers of the samples, its loss."""
-    cfg, layout = config(name, 8, **changes), Layout.parse(name)
-    for rank in (0, layout.world_size - 1):
-        few, many = simulate(cfg, layout.world_size, rank), simulate(cfg, layout.world_size, rank, 8)
-        assert few.micro_batches < many.micro_batches == few.accumulation == 8
-        integers = 2 * cfg.batch.micro_size * (LENGTH + 1) * 8  # of a batch, and joined for the stages
-        assert 0 <= many.peak - few.peak <= (many.micro_batches - few.micro_batches) * (2 * integers + 16)
-        assert few.flops_per_step == many.flops
+    """What each further one adds is known: its tokens, and where a schedule waits for messages last, what it sent."""
+    cfg, layout = config(name, 6, **changes), Layout.parse(name)
+    few, many = simulate(cfg, layout.world_size, 0), simulate(cfg, layout.world_size, 0, 6)
+    assert few.micro_batches < many.micro_batches == few.accumulation == 6
+    assert (few.left_out > 0) == (layout.pp > 1) and many.left_out == 0
+    labels = 8 * cfg.batch.micro_size * LENGTH  # those of a batch, which lie there before the step; and its loss
+    assert abs(many.peak - few.peak) <= (many.micro_batches - few.micro_batches) * (labels + 16)
+    assert few.flops_per_step == many.flops
 
 
 def test_flops_are_those_of_theory() -> None:
@@ -210,7 +205,7 @@ def test_flops_are_those_of_theory() -> None:
     assert simulate(config(model__attention="math"), 1, 0, 2).flops == whole + 3 * layers * 2 * h * LENGTH * tokens
 
 
-@pytest.mark.parametrize("name", ["dp2", "fsdp2", "tp2", "pp2", "pp2.tp2"])
+@pytest.mark.parametrize("name", ["dp2", "pp2.tp2"])
 def test_ranks_share_the_flops(name: str) -> None:
     """All of them together do what one process would do of their batch: nothing is computed twice."""
     layout = Layout.parse(name)
@@ -234,17 +229,17 @@ GPT3 = {
 
 
 def test_gpt3_on_1024_ranks() -> None:
-    """One rank of tp8 x pp16 x fsdp8, with 32 of its 96 layers so that the test is short: two layers a stage."""
-    cfg = load(preset="175B", overrides=[f"{key}={value}" for key, value in GPT3.items()] + ["model.num_layers=32"])
+    """One rank of tp8 x pp16 x fsdp8, with 16 of its 96 layers so that the test is short: one a stage."""
+    cfg = load(preset="175B", overrides=[f"{key}={value}" for key, value in GPT3.items()] + ["model.num_layers=16"])
     found = simulate(cfg, 1024, 0)
     assert (found.micro_batches, found.accumulation) == (18, 192)
     h = 12288
     layer = 12 * h * h // 8 + (3 * h + 4 * h) // 8 + (2 + 4) * h
-    here = 2 * layer + (51200 // 8 + 2048) * h
+    here = layer + (51200 // 8 + 2048) * h
     assert found.parameters == here // 8 * 4
-    assert found.gathered == 2 * layer * 2 + (51200 // 8 + 2048) * h * 4
-    # 16 micro-batches under way; of each at least what both matrix pairs take in, in bf16, on an eighth of the tokens.
-    assert found.rest > 16 * 2 * 2 * 2 * 2048 * h // 8
+    assert found.gathered == layer * 2 + (51200 // 8 + 2048) * h * 4
+    # 16 micro-batches under way; of each at least what both pairs of matrices take in, in bf16, of some tokens.
+    assert found.rest > 16 * 2 * 2 * 2048 * h // 8
     assert found.peak < 40 * 2**30
     assert found.seconds < 60
     batch = BatchPlan(0, 1, 18, 8)
@@ -256,17 +251,17 @@ def test_gpt3_on_1024_ranks() -> None:
 
 def test_each_kind_of_pipeline_rank_once() -> None:
     changes = {"parallel__schedule": "gpipe", "model__num_layers": 4}
-    found = simulate_all(config("pp4.tp2", 4, **changes), 8)
+    found = simulate_all(config("pp4", 4, **changes), 4)
     assert [one.pp_ranks for one in found] == [range(1), range(1, 3), range(3, 4)]
-    assert [one.rank for one in found] == [0, 2, 6]
-    found = simulate_all(config("pp4.tp2", 8, model__num_layers=4), 8)
+    assert [one.rank for one in found] == [0, 1, 3]
+    found = simulate_all(config("pp4", 8, model__num_layers=4), 4)
     assert [one.pp_ranks for one in found] == [range(rank, rank + 1) for rank in range(4)]
     assert found[1].rest > found[2].rest, "an earlier stage has more micro-batches under way"
     told = describe(found)
-    assert "micro-batches    6 of 8" in told and "tp all_gather" in told and f"{found[0].peak / 2**30:.2f}" in told
+    assert "micro-batches    6 of 8" in told and "pp send" in told and f"{found[0].peak / 2**30:.2f}" in told
     parsed = found[0].as_json()
     assert parsed["bytes"]["peak"] == found[0].peak == sum(parsed["bytes"].values()) - parsed["bytes"]["peak"]
-    assert parsed["communication"]["tp.all_gather"] == found[0].communication["tp", "all_gather"]
+    assert parsed["communication"]["pp.send"] == found[0].communication["pp", "send"]
 
 
 def test_what_cannot_run_cannot_be_simulated() -> None:

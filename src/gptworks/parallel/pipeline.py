@@ -4,7 +4,9 @@ Tokens, labels, positions and segments are small integers that every pipeline ra
 their gradients on the way back, travel from stage to stage.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -287,6 +289,31 @@ class Pipeline:
         answer = _announced(header) if answer is None else answer.contiguous()
         distributed.broadcast(answer, group=self.group, group_src=source)
         return answer
+
+
+@contextmanager
+def messages_hold_tensors() -> Iterator[None]:
+    """For an imagined world: while a schedule remembers a message, its tensor stays, as that of a real one does."""
+    send = schedules._batch_p2p
+
+    def remembered(operations: list[distributed.P2POp], desc: str | None = None) -> list[Any]:
+        tensors = [operation.tensor for operation in operations]
+        return [_Message(work, tensors) for work in send(operations, desc)]
+
+    schedules._batch_p2p = remembered  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        schedules._batch_p2p = send
+
+
+@dataclass(frozen=True)
+class _Message:
+    work: distributed.Work
+    tensors: list[Tensor]
+
+    def wait(self) -> None:
+        self.work.wait()
 
 
 def _header(x: Tensor) -> Tensor:

@@ -1,13 +1,15 @@
 """Counts what this process hands to other processes: the other side of plan/communication.py, whose terms it uses."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gptworks.parallel.launch import World
@@ -59,6 +61,18 @@ class Traffic(TorchDispatchMode):
         key = self._axis_of.get(name, name), kind
         self.bytes[key] += _num_bytes(args[whole])
         self.calls[key] += 1
+
+
+@contextmanager
+def around_shape_finding(context: AbstractContextManager[Any]) -> Iterator[None]:
+    """When DTensor meets an operator for the first time, it tries it on fake tensors of whole shapes. They exist on no
+    rank: whoever counts tensors enters `context` around that."""
+    before = ShardingPropagator._fake_mode_lock
+    ShardingPropagator._fake_mode_lock = context  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        ShardingPropagator._fake_mode_lock = before
 
 
 def _is_group(given: torch.ScriptObject) -> bool:

@@ -201,6 +201,10 @@ def _tensor(
     # Before each pair: forward, again for the weight's gradient; behind it: the gradient of the sum.
     yield Term("tp", "all_gather", 6 * blocks * stream * compute_bytes, "what lies between the matrices")
     yield Term("tp", scatter, 4 * blocks * stream * compute_bytes, "what lies between the matrices")
+    if _goes_back_twice(stage, parallel, layout):
+        # The first matrix of a pair gathers its input and sums its gradient as one: for the input, and for the weight.
+        yield Term("tp", "all_gather", 2 * blocks * stream * compute_bytes, "the second turn of the backward pass")
+        yield Term("tp", scatter, 2 * blocks * stream * compute_bytes, "the second turn of the backward pass")
     if stage.is_first:
         yield Term("tp", "reduce_scatter", stream * MASTER, "word embeddings")
         yield Term("tp", "all_gather", stream * MASTER, "gradient of the word embeddings")
@@ -210,6 +214,13 @@ def _tensor(
     whole = [parameter for parameter in stage.parameters if parameter.cut is None]
     size = sum(_shard_size(parameter, parallel, layout, place) for parameter in whole)
     yield Term("tp", "all_reduce", size * 4, "gradients of norms, biases and positions")
+
+
+def _goes_back_twice(stage: Stage, parallel: ParallelConfig, layout: Layout) -> bool:
+    """Zero bubble: first for the gradients of inputs, later for those of weights. The first stage has no input that
+    learns; the last takes all in one turn, as do all at zero 3."""
+    in_one = stage.is_first or stage.is_last or (parallel.zero == 3 and layout.fsdp > 1)
+    return layout.pp > 1 and parallel.schedule == "zero_bubble" and not in_one
 
 
 # pp

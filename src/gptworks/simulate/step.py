@@ -22,18 +22,19 @@ from gptworks.model import GPT
 from gptworks.parallel import launch, shard
 from gptworks.parallel.launch import World
 from gptworks.parallel.parts import Part, parts_of
+from gptworks.plan import communication
 from gptworks.simulate.dry_run import aligned, alike, layers_of, span
 from gptworks.simulate.flops import Flops
 from gptworks.simulate.tracker import Group, Tracker
 from gptworks.train import optim
-from gptworks.train.precision import LossScaler
+from gptworks.train.precision import DTYPES, LossScaler
 from gptworks.train.run import build_part
 from gptworks.train.step import train_step
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """A step of one rank, after the first: the moments of Adam exist. Bytes at the moment when they were most."""
+    """A step of one rank, after the first: the moments of Adam exist. Bytes are those at the peak."""
 
     layout: Layout
     pp_ranks: range  # of the ranks that it stands for
@@ -46,6 +47,7 @@ class Simulated:
     optimizer: int
     gathered: int  # parameters that FSDP has put together
     rest: int  # activations, temporaries, buffers
+    left_out: int  # what the micro-batches that were not run would add
     moment: str  # forward, loss, backward or update
     communication: dict[tuple[str, str], int]  # bytes by axis and kind, as plan.communication.totals
     messages: dict[tuple[str, str], int]
@@ -55,7 +57,7 @@ class Simulated:
 
     @property
     def peak(self) -> int:
-        return self.parameters + self.gradients + self.optimizer + self.gathered + self.rest
+        return sum(getattr(self, name) for name in _COLUMNS)
 
     @property
     def flops_per_step(self) -> int:
@@ -80,11 +82,11 @@ class Simulated:
         }
 
 
-_COLUMNS = ("parameters", "gradients", "optimizer", "gathered", "rest")
+_COLUMNS = ("parameters", "gradients", "optimizer", "gathered", "rest", "left_out")
 
 
 def simulate(cfg: RunConfig, world_size: int, rank: int, micro_batches: int | None = None) -> Simulated:
-    """`micro_batches`: of the step; None = as few as have the peak of all that a step of training would have."""
+    """`micro_batches`: of the step; None = as few as show the peak of all that a step of training would have."""
     layout = solve_layout(cfg.parallel, world_size)
     if not 0 <= rank < world_size:
         raise UsageError(f"rank {rank} of a world of {world_size}. Needed: 0 to {world_size - 1}.")
@@ -97,8 +99,12 @@ def simulate(cfg: RunConfig, world_size: int, rank: int, micro_batches: int | No
     began = time.perf_counter()
     with launch.imagined(layout, rank, FakeTensorMode(allow_non_fake_inputs=True)) as world:
         part = build_part(cfg, world, parallel, _AnyWeights())
-        with world.memory, _Answers():
-            if not isinstance(part, GPT):  # the other stages cannot be asked what they send
+        with world.memory, _Answers(), ExitStack() as imagining:
+            if not isinstance(part, GPT):
+                from gptworks.parallel import pipeline
+
+                imagining.enter_context(pipeline.messages_hold_tensors())
+                # The other stages cannot be asked what they send.
                 part.hidden_len = cfg.data.seq_len // (layout.tp if parallel.sequence else 1)
             seen = watch_step(part, cfg, world, [_any_batch(cfg, batch) for _ in range(number)])
         place = world.place
@@ -115,6 +121,7 @@ def simulate(cfg: RunConfig, world_size: int, rank: int, micro_batches: int | No
         kinds["optimizer"],
         kinds["gathered"],
         kinds["other"],
+        (batch.accumulation - number) * _each_adds(cfg, parallel, place) if micro_batches is None else 0,
         seen.tracker.moment,
         seen.communication,
         seen.messages,
@@ -141,7 +148,7 @@ def simulate_each(cfg: RunConfig, world_size: int, micro_batches: int | None = N
 
 
 def enough_micro_batches(parallel: ParallelConfig, pp: int, accumulation: int) -> int:
-    """As few as have the same peak, but for their tokens: all states of a step occur.
+    """As few as show the peak: all states of a step occur, and what each further one adds is known.
 
     One process: with gradients of an earlier micro-batch, and the last one. Pipeline: as many under way as ever.
     """
@@ -150,6 +157,22 @@ def enough_micro_batches(parallel: ParallelConfig, pp: int, accumulation: int) -
     if parallel.schedule == "gpipe":
         return accumulation
     return min(accumulation, pp + 2 if parallel.schedule == "1f1b" else 2 * pp)
+
+
+def _each_adds(cfg: RunConfig, parallel: ParallelConfig, place: Layout) -> int:
+    """To the peak, by each micro-batch beyond enough_micro_batches."""
+    layout, plan = Layout.known(parallel), solve_batch(cfg.batch, Layout.known(parallel).data_parallel)
+    if layout.pp == 1:
+        return 0  # its loss: 4 bytes
+    given = 2 + cfg.data.reset_positions + cfg.data.reset_attention  # tokens, labels ..., joined for the schedule
+    integers = given * plan.micro_size * cfg.data.seq_len * torch.long.itemsize
+    if parallel.schedule in {"gpipe", "1f1b"}:
+        return integers
+    # The other schedules wait for what they have sent when all is done, and keep it until then.
+    one = BatchPlan(0, plan.micro_size, 1, plan.data_parallel)
+    compute = DTYPES[cfg.precision.compute].itemsize
+    terms = communication.per_step(cfg.model, parallel, one, cfg.data.seq_len, place=place, compute_bytes=compute)
+    return integers + sum(t.bytes for t in terms if (t.axis, t.kind) == ("pp", "send") and "hidden" in t.what)
 
 
 @dataclass(frozen=True)
@@ -171,8 +194,9 @@ def watch_step(part: Part, cfg: RunConfig, world: World, batches: list[Batch]) -
         watching.enter_context(tracker)
         traffic: Any = None
         if world.mesh is not None:
-            from gptworks.parallel.traffic import Traffic
+            from gptworks.parallel.traffic import Traffic, around_shape_finding
 
+            watching.enter_context(around_shape_finding(tracker.paused()))
             traffic = watching.enter_context(Traffic(world))
         watching.enter_context(flops)
         watching.enter_context(_telling(tracker, part, optimizer))
@@ -188,6 +212,7 @@ def _telling(tracker: Tracker, part: Part, optimizer: torch.optim.AdamW) -> Iter
     pieces = parts_of(part)
 
     def tell(*_: Any) -> None:
+        tracker.tell("parameter", parameters)  # FSDP may give a shard new memory when it is first used
         tracker.tell("gradient", [parameter.grad for parameter in parameters])
         for piece in pieces:
             gathered, whole = shard.beside_shards(piece)
@@ -200,7 +225,7 @@ def _telling(tracker: Tracker, part: Part, optimizer: torch.optim.AdamW) -> Iter
 
         return enter
 
-    tracker.tell("parameter", parameters)
+    tell()
     for state in optimizer.state.values():
         tracker.tell("optimizer", state.values())
     handles: list[Any] = [optimizer.register_step_pre_hook(lambda *_: (tell(), within("update")())[0])]
@@ -252,8 +277,8 @@ def describe(found: list[Simulated]) -> str:
     lines = [f"simulated        {first.layout}: {first.layout.world_size:,} processes; one rank of each line was run"]
     if first.micro_batches < first.accumulation:
         lines.append(
-            f"micro-batches    {first.micro_batches} of {first.accumulation}: more do not raise the peak but by their "
-            "tokens; bytes sent and FLOP are those of so many"
+            f"micro-batches    {first.micro_batches} of {first.accumulation} were run; what the others add to the peak "
+            "(tokens, messages) is left_out; bytes sent and FLOP are of those run"
         )
     else:
         lines.append(f"micro-batches    {first.micro_batches}")

@@ -63,6 +63,7 @@ class Tracker(TorchDispatchMode):
         self.peak = 0
         self.moment = ""  # of the peak: forward, backward, or what `within` was
         self.within = ""  # "loss", "update": said by who knows; the passes are told apart without help
+        self._is_paused = False
         self._pieces: list[Piece] = []
         self._numbers: dict[int, int] = {}  # storage -> piece
         self._changes: list[tuple[int, int]] = []  # (piece, bytes)
@@ -96,8 +97,13 @@ class Tracker(TorchDispatchMode):
         if any(hasattr(kind, "to_local") for kind in types):
             return NotImplemented  # a DTensor: first let it become operators on local tensors
         result = func(*args, **(kwargs or {}))
-        self._see(result, func)
+        if not self._is_paused:
+            self._see(result, func)
         return result
+
+    def paused(self) -> "_Paused":
+        """A context, to be entered any number of times, in which what is made is not counted."""
+        return _Paused(self)
 
     def tell(self, kind: str, tensors: Iterable[Tensor | None]) -> None:
         """What these are. Of a tensor that is cut among ranks, what is here."""
@@ -169,3 +175,14 @@ class Tracker(TorchDispatchMode):
                 self.peak, self._changes_to_peak = self.live, len(self._changes)
                 in_backward = torch._C._current_graph_task_id() != -1  # type: ignore[attr-defined]
                 self.moment = self.within or ("backward" if in_backward else "forward")
+
+
+class _Paused:
+    def __init__(self, tracker: Tracker) -> None:
+        self.tracker = tracker
+
+    def __enter__(self) -> None:
+        self.tracker._is_paused = True
+
+    def __exit__(self, *failure: Any) -> None:
+        self.tracker._is_paused = False
