@@ -109,6 +109,21 @@ def test_a_device_of_your_own(call: Call) -> None:
     assert faster["tokens_per_second"] > told["tokens_per_second"]
 
 
+def test_a_plan_takes_half_a_second_and_no_torch() -> None:
+    code = """
+import sys, time
+from gptworks.cli.main import main
+assert main(sys.argv[1:]) == 0
+assert not {"torch", "numpy", "rich"} & set(sys.modules)
+print("TOOK", time.process_time())
+"""
+    seconds = []
+    for _ in range(3):  # the machine may be busy: the least counts
+        done = subprocess.run([sys.executable, "-c", code, *PLAN], capture_output=True, text=True, check=True)
+        seconds.append(float(done.stdout.split("TOOK")[1]))
+    assert min(seconds) < 1.0  # a third of a second on a machine of its own
+
+
 def test_a_layout_that_does_not_fit_shows_what_would(call: Call) -> None:
     one = ["plan", "--preset", "345M", "--device", "v100-16g", "precision.compute=fp16"]
     big = [*one, "batch.global_size=64", "batch.micro_size=64"]
@@ -137,6 +152,17 @@ def test_s3_07_gpt3_on_128_devices_is_planned(call: Call) -> None:
     assert len(told["stages"]) == 16
     middle = told["stages"][7]
     assert middle["parameters"] == 4 * 1_359_461_376 and middle["optimizer"] == 2 * middle["parameters"]
+
+
+def test_simulate_runs_a_step_of_the_same_layout(call: Call) -> None:
+    small = ["model.num_layers=4", "model.hidden_size=64", "model.num_heads=4", "model.vocab_size=512"]
+    small += ["model.max_positions=64", "batch.global_size=8", "batch.micro_size=2", "parallel.pp=2"]
+    told = json.loads(call("plan", "--simulate", "--device", "cpu", *small, "--json").out)
+    assert [each["pp_ranks"] for each in told["simulated"]] == [[0], [1]]
+    for planned, simulated in zip(told["stages"], told["simulated"], strict=True):
+        assert planned["peak"] == pytest.approx(simulated["bytes"]["peak"], rel=0.05)
+    assert "simulated        pp2: 2 processes" in call("plan", "--simulate", "--device", "cpu", *small).out
+    assert "--simulate: is about one layout" in call("plan", "--simulate", "--search", expect=2).err
 
 
 # Search

@@ -46,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--top", type=int, metavar="N", help="show so many (default: 10)")
     search.add_argument("--rejected", action="store_true", help="list those that do not fit or cannot run, with why")
     search.add_argument("--save", metavar="FILE", help="write the best one as YAML for `gptworks train -c`")
+    parser.add_argument(
+        "--simulate", action="store_true", help="also run a step of each stage on tensors without memory (needs torch)"
+    )
     options.add_json_option(parser)
 
 
@@ -77,10 +80,13 @@ def run(args: argparse.Namespace) -> int:
     made = report(job, choice, device, link, tokens=tokens, price=args.price, notes=notes)
     if args.save:
         _save(args, loaded, made)
-    if args.json:
-        print(json.dumps(made.as_dict()))
-    else:
+    told = made.as_dict()
+    if not args.json:
         _show(made)
+    if args.simulate:
+        told["simulated"] = _simulate(args, made)
+    if args.json:
+        print(json.dumps(told))
     return 0
 
 
@@ -94,6 +100,8 @@ def _refuse_nonsense(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name}: {number}. Needed: 1 or more.")
     if args.price is not None and not 0 <= args.price < math.inf:
         raise UsageError(f"--price: {args.price:g}. Needed: 0 or more, of one device for an hour.")
+    if args.simulate and args.search:
+        raise UsageError("--simulate: is about one layout. Save one with --save, then simulate that.")
     for name in ("top", "rejected"):
         if getattr(args, name) and not args.search:
             raise UsageError(f"--{name}: is about a search. Add --search.")
@@ -394,6 +402,18 @@ def _show(made: "Report") -> None:
         if not made.changes:
             print("  none of micro-batch, recomputation, sharding, more devices and half the model helps")
     _notes(made.notes)
+
+
+def _simulate(args: argparse.Namespace, made: "Report") -> list[dict[str, Any]]:
+    """The second source: the code of training itself."""
+    from gptworks.simulate.step import describe, simulate_all
+
+    chosen = [f"{key}={json.dumps(value)}" for key, value in made.choice.settings().items()]
+    config = options.load_config(args, *chosen, shape_of=options.shape_of_checkpoint).config
+    found = simulate_all(config, made.devices)
+    if not args.json:
+        print(f"\n{describe(found)}")
+    return [each.as_json() for each in found]
 
 
 def _head(made: "Report", with_layout: bool = True) -> None:
