@@ -267,25 +267,23 @@ class _StageMemory:
         buffer = self.sizes.reduced_around if self.zero > 1 and self.backwards else 0
         return held + self._gradients() + self._gathered() + Bytes(communication=self.sent + buffer)
 
-    def set(
-        self, schedule: str, flying: int, waiting: int, backwards: int, gathered: int, sends: int, before: int
-    ) -> None:
-        """As it is after so many passes. `before`: micro-batches that were left out, since they repeat others."""
-        self.flying, self.waiting_for_weights, self.backwards, self.gathered = flying, waiting, backwards, gathered > 0
+    def set(self, schedule: str, state: tuple[int, ...], before: int = 0) -> None:
+        """As a pass finds it (see _passes). `before`: micro-batches that were left out, since they repeat others."""
+        self.flying, self.waiting_for_weights, self.backwards, gathered, sends = state
+        self.gathered = gathered > 0
         self.sent = 0
         if sends + before:
             self.sends(schedule)
             self.sent *= 1 if schedule == "1f1b" else sends + before
 
-    def amounts(self, schedule: str) -> tuple[int, int, int, int, int]:
+    def amounts(self, schedule: str) -> tuple[int, ...]:
         """Bytes of a micro-batch in flight, of one that waits for the gradients of weights, of gradients, of what is
         gathered, and of what has been sent."""
-        self.set(schedule, 0, 0, 0, 1, 0, 0)
-        gathered = self.resting.total
-        self.set(schedule, 0, 0, 1, 0, 0, 0)
-        gradients = self.resting.total
-        self.set(schedule, 0, 0, 0, 0, 1, 0)
-        return self.kept.total, self.between.total, gradients, gathered, self.resting.total
+        found = [self.kept.total, self.between.total]
+        for number in (2, 3, 4):
+            self.set(schedule, tuple(int(at == number) for at in range(5)))
+            found.append(self.resting.total)
+        return tuple(found)
 
     def sends(self, schedule: str) -> None:
         """After a backward pass. 1f1b remembers the last gradient it sent; the schedules of several stages remember
@@ -465,17 +463,17 @@ def _walk(
     amounts = tuple(size for stage in stages for size in stage.amounts(schedule))
     # Passes of one kind through stages that are alike differ in what rests meanwhile, and in nothing else: the one that
     # finds most is looked at.
-    fullest: dict[tuple[object, ...], tuple[int, int, tuple[int, ...]]] = {}
+    fullest: dict[tuple[object, ...], tuple[int, str, int, bool, tuple[int, ...]]] = {}
     for (kind, at, is_last, *own), states in found:
         stage = stages[at]
         alike = (kind, is_last, *own, stage.stage.is_first, stage.stage.is_last, stage.sizes.blocks)
         for state in states:
             held = sum(map(mul, state, amounts))
             if alike not in fullest or held > fullest[alike][0]:
-                fullest[alike] = held, at, state
-    for (kind, is_last, *_), (_, at, state) in fullest.items():
+                fullest[alike] = held, kind, at, is_last, state
+    for _, kind, at, is_last, state in fullest.values():
         for number, each in enumerate(stages):
-            each.set(schedule, *state[5 * number : 5 * number + 5], micro_batches - enough)
+            each.set(schedule, state[5 * number : 5 * number + 5], micro_batches - enough)
         stage, others = stages[at], NOTHING
         for other in stages:
             if other is not stage:
@@ -486,8 +484,8 @@ def _walk(
             if not stage.stage.is_first:
                 stage.inputs(others, moments)
         elif kind == "B":
-            sync = stage.zero > 1 or (stage.zero == 1 and bool(is_last) and not schedule)
-            stage.backward(others, moments, bool(is_last), sync)
+            sync = stage.zero > 1 or (stage.zero == 1 and is_last and not schedule)
+            stage.backward(others, moments, is_last, sync)
         elif kind == "W":
             stage.weights(others, moments)
         else:
