@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     job = Job.of(config, "cpu" if device.generation == "cpu" else "cuda")
     if args.search:
         return _search(args, loaded, job, device, link, devices)
-    notes = []
+    notes: list[str] = []
     if devices > 1 and not any(f"parallel.{axis}" in loaded.origins for axis in AXES):
         found, global_size, notes = _searched(loaded, job, device, link, devices)
         if not found.fits:
