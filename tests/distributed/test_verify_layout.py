@@ -17,6 +17,7 @@ from gptworks.errors import ConfigError, UsageError, VerificationError
 from gptworks.model import init
 from gptworks.parallel import apply, collectives, tensor
 from gptworks.parallel.pipeline import Pipeline
+from gptworks.plan import machine
 from gptworks.verify import measure, reference, twin
 from gptworks.verify.layout import Result, judge, plan, record
 
@@ -175,14 +176,14 @@ def test_the_twin_is_cut_as_the_model_is() -> None:
 
 def test_a_model_that_does_not_fit_is_shrunk_unless_asked_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = load(preset="1.3B", overrides=["batch.global_size=8", "batch.micro_size=1", "run.device=cpu"])
-    monkeypatch.setattr(twin, "memory_available", lambda: 4e9)
+    monkeypatch.setattr(machine, "memory_available", lambda: 4e9)
     notes = "\n".join(plan(cfg, Layout(tp=2), steps=3, shrink="auto").notes)
     assert "a small twin is compared: tp2 needs about" in notes and "4.0 GB are free" in notes
     assert "model.num_layers 24 -> 2; model.hidden_size 2048 -> 64" in notes
     assert "batch.global_size 8 -> 2" in notes
     with pytest.raises(UsageError, match=r"--full: tp2 needs about .* Leave out --full"):
         plan(cfg, Layout(tp=2), steps=3, shrink="never")
-    monkeypatch.setattr(twin, "memory_available", lambda: 1e8)
+    monkeypatch.setattr(machine, "memory_available", lambda: 1e8)
     with pytest.raises(UsageError, match=r"even with a small model\. Try a smaller layout"):
         plan(cfg, Layout(tp=2), steps=3, shrink="auto")
 
@@ -190,7 +191,7 @@ def test_a_model_that_does_not_fit_is_shrunk_unless_asked_not_to(monkeypatch: py
 def test_shards_of_the_layout_need_the_memory_of_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that says nothing of a layout has zero 0; the layout that is asked for has stage 3."""
     cfg = load(preset="345M", overrides=["batch.global_size=8", "batch.micro_size=1", "run.device=cpu"])
-    monkeypatch.setattr(twin, "memory_available", lambda: 20e9)
+    monkeypatch.setattr(machine, "memory_available", lambda: 20e9)
     plan(cfg, Layout(fsdp=4), steps=1, shrink="never")
     with pytest.raises(UsageError, match=r"--full: dp4 needs about"):
         plan(cfg, Layout(dp=4), steps=1, shrink="never")

@@ -78,7 +78,7 @@ def solve_layout(parallel: ParallelConfig, world_size: int) -> Layout:
             layout.pp * layout.tp,
         )
 
-    nearest = sorted(_layouts(world_size), key=distance)[:3]
+    nearest = sorted(layouts(world_size), key=distance)[:3]
     fits = ", or ".join(layout.degrees for layout in nearest)
     raise ConfigError(
         "parallel", [f"parallel: {known.degrees} needs {needed}, but the world has {world_size}. Fits: {fits}."]
@@ -94,7 +94,7 @@ def _degrees(parallel: ParallelConfig) -> dict[str, int | str]:
     return {axis: getattr(parallel, axis) for axis in AXES}
 
 
-def _layouts(world_size: int) -> Iterator[Layout]:
+def layouts(world_size: int) -> Iterator[Layout]:
     """All layouts of so many processes."""
     divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
     for pp in divisors:

@@ -215,6 +215,9 @@ class TrainConfig(Section):
     recompute: Literal["none", "full", "full_attn", "core_attn"] = Field(
         "none", description="What is computed again in the backward pass instead of being kept."
     )
+    check_memory: Literal["warn", "refuse", "off"] = Field(
+        "warn", description="What to do before the first step when the plan says that memory will not be enough."
+    )
     nonfinite: Literal["stop", "skip"] = Field(
         "stop", description="What to do when a loss or a gradient is not finite."
     )

@@ -35,7 +35,7 @@ def devices() -> list[Finding]:
     """Each of them trains a small model for some steps in each type of number."""
     import torch
 
-    from gptworks.verify.twin import memory_available
+    from gptworks.plan.machine import memory_available
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     kinds = [("cpu", f"{cores} cores, {memory_available() / 2**30:,.1f} GiB of memory free")]

@@ -65,8 +65,8 @@ def memory(cfg: RunConfig) -> list[Finding]:
     """Weights, gradients and Adam's moments. Activations come on top: a fit here is no promise."""
     import torch
 
+    from gptworks.plan.machine import memory_available
     from gptworks.simulate.dry_run import survey
-    from gptworks.verify.twin import memory_available
 
     world_size = _solved(cfg).world_size
     held = survey(cfg, world_size).holdings

@@ -114,10 +114,11 @@ def stages_here(model: ModelConfig, parallel: ParallelConfig, place: Layout) -> 
     num_stages = layout.pp * parallel.virtual_stages
     numbers = stages_of(place.pp, layout.pp, parallel.virtual_stages, parallel.schedule) if layout.pp > 1 else [0]
     layers = assign_layers(model.num_layers, num_stages)
+    block = [_here(p, layout.tp, place.tp) for p in _block(model)]  # all of them are alike
     return [
         Stage(
             number,
-            [[_here(p, layout.tp, place.tp) for p in _block(model)] for _ in layers[number]],
+            [block for _ in layers[number]],
             [_here(p, layout.tp, place.tp) for p in _around(model, number == 0, number == num_stages - 1)],
             number == 0,
             number == num_stages - 1,

@@ -5,11 +5,14 @@ from the schedule, and each moment at which much is there is looked at; the larg
 allocator wastes, a CUDA context or the Python process itself needs is not in it. Never imports torch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import ge, mul
 
 from gptworks.config.derive import BatchPlan, Layout
 from gptworks.config.schema import ModelConfig, ParallelConfig, PrecisionConfig
+from gptworks.config.stages import assign_layers, stages_of
 from gptworks.plan import activations
 from gptworks.plan.activations import FP32, NOTHING, Bytes, Loss, Shape
 from gptworks.plan.communication import Parameter, Stage, padded, stages_here
@@ -54,6 +57,38 @@ def memory(
     layout = Layout.known(parallel)
     shape = _shape(model, parallel, layout, batch, seq_len, precision, recompute, compiled, kernels)
     return [_rank(model, parallel, layout, batch, shape, precision, pp_rank) for pp_rank in range(layout.pp)]
+
+
+def largest(
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    batch: BatchPlan,
+    seq_len: int,
+    *,
+    precision: PrecisionConfig,
+    recompute: str = "none",
+    compiled: bool = False,
+    kernels: str = "cpu",
+) -> int:
+    """The largest peak of all ranks, for a search over many layouts: of pipeline ranks that hold alike the first has
+    the most micro-batches in flight, so that the others need not be looked at."""
+    layout = Layout.known(parallel)
+    shape = _shape(model, parallel, layout, batch, seq_len, precision, recompute, compiled, kernels)
+    ranks = _unlike(model.num_layers, layout.pp, parallel.virtual_stages, parallel.schedule)
+    return max(_rank(model, parallel, layout, batch, shape, precision, rank).peak for rank in ranks)
+
+
+@lru_cache(maxsize=1 << 12)
+def _unlike(num_layers: int, pp: int, virtual: int, schedule: str) -> list[int]:
+    """The first pipeline rank of each kind; all of them where late ranks wait with the gradients of weights."""
+    if pp == 1 or schedule == "zero_bubble":
+        return list(range(pp))
+    layers = assign_layers(num_layers, pp * virtual)
+    kinds = [
+        (rank == 0, rank == pp - 1, *(len(layers[stage]) for stage in stages_of(rank, pp, virtual, schedule)))
+        for rank in range(pp)
+    ]
+    return [kinds.index(kind) for kind in dict.fromkeys(kinds)]
 
 
 def _shape(
@@ -158,8 +193,8 @@ def _rank(
     shards = layout.fsdp if zero else 1
     reduce = FP32 if precision.reduce == "fp32" else shape.compute
     stages = [
-        _StageMemory(model, layout, shape, stage, _Sizes.of(stage, shards, shape.compute, reduce), zero)
-        for stage in stages_here(model, parallel, Layout(pp_rank, 0, 0, 0))
+        _StageMemory(model, layout, shape, stage, sizes, zero)
+        for stage, sizes in _held(model, parallel, pp_rank, shards, shape.compute, reduce)
     ]
     moments = _Moments()
     in_flight = _walk(parallel, layout, batch.accumulation, stages, pp_rank, moments)
@@ -180,6 +215,14 @@ def _rank(
         moments.name,
         in_flight,
     )
+
+
+@lru_cache(maxsize=1 << 14)
+def _held(
+    model: ModelConfig, parallel: ParallelConfig, pp_rank: int, shards: int, compute: int, reduce: int
+) -> list[tuple[Stage, _Sizes]]:
+    stages = stages_here(model, parallel, Layout(pp_rank, 0, 0, 0))
+    return [(stage, _Sizes.of(stage, shards, compute, reduce)) for stage in stages]
 
 
 class _StageMemory:
@@ -223,6 +266,24 @@ class _StageMemory:
         # FSDP lets go of what it has sent when it sends the next.
         buffer = self.sizes.reduced_around if self.zero > 1 and self.backwards else 0
         return held + self._gradients() + self._gathered() + Bytes(communication=self.sent + buffer)
+
+    def set(self, schedule: str, state: tuple[int, ...], before: int = 0) -> None:
+        """As a pass finds it (see _passes). `before`: micro-batches that were left out, since they repeat others."""
+        self.flying, self.waiting_for_weights, self.backwards, gathered, sends = state
+        self.gathered = gathered > 0
+        self.sent = 0
+        if sends + before:
+            self.sends(schedule)
+            self.sent *= 1 if schedule == "1f1b" else sends + before
+
+    def amounts(self, schedule: str) -> tuple[int, ...]:
+        """Bytes of a micro-batch in flight, of one that waits for the gradients of weights, of gradients, of what is
+        gathered, and of what has been sent."""
+        found = [self.kept.total, self.between.total]
+        for number in (2, 3, 4):
+            self.set(schedule, tuple(int(at == number) for at in range(5)))
+            found.append(self.resting.total)
+        return tuple(found)
 
     def sends(self, schedule: str) -> None:
         """After a backward pass. 1f1b remembers the last gradient it sent; the schedules of several stages remember
@@ -395,43 +456,101 @@ def _walk(
     pp_rank: int,
     moments: _Moments,
 ) -> int:
-    """All passes of a step in their order. Returns the most micro-batches in flight."""
+    """All passes of a step that can be the fullest. Returns the most micro-batches in flight."""
     schedule = parallel.schedule if layout.pp > 1 else ""
-    all_micro_batches = micro_batches
-    micro_batches = _enough(schedule, layout.pp, len(stages), micro_batches)
-    by_number = {stage.number: stage for stage in stages}
-    most_flying = 0
-    left = {stage.number: micro_batches for stage in stages}
-    for stage in stages:
-        for _ in range(all_micro_batches - micro_batches):
-            stage.sends(schedule)
-    for kind, number in order(schedule, layout.pp, len(stages), pp_rank, micro_batches):
-        stage = by_number[number]
-        others = NOTHING
+    enough = _enough(schedule, layout.pp, len(stages), micro_batches)
+    found, most_flying = _passes(schedule, layout.pp, len(stages), pp_rank, enough, stages[0].zero)
+    amounts = tuple(size for stage in stages for size in stage.amounts(schedule))
+    # Passes of one kind through stages that are alike differ in what rests meanwhile, and in nothing else: the one that
+    # finds most is looked at.
+    fullest: dict[tuple[object, ...], tuple[int, str, int, bool, tuple[int, ...]]] = {}
+    for (kind, at, is_last, *own), states in found:
+        stage = stages[at]
+        alike = (kind, is_last, *own, stage.stage.is_first, stage.stage.is_last, stage.sizes.blocks)
+        for state in states:
+            held = sum(map(mul, state, amounts))
+            if alike not in fullest or held > fullest[alike][0]:
+                fullest[alike] = held, kind, at, is_last, state
+    for _, kind, at, is_last, state in fullest.values():
+        for number, each in enumerate(stages):
+            each.set(schedule, state[5 * number : 5 * number + 5], micro_batches - enough)
+        stage, others = stages[at], NOTHING
         for other in stages:
             if other is not stage:
                 others += other.resting
         if kind == "F":
             stage.forward(others, moments)
-            most_flying = max(most_flying, sum(one.flying for one in stages))
-        elif kind == "I" and not stage.stage.is_last and stage.zero != 3:
+        elif kind == "I":
             if not stage.stage.is_first:
                 stage.inputs(others, moments)
-            stage.waiting_for_weights += 1
-        elif kind in {"B", "I"}:
-            left[number] -= 1
-            is_last = left[number] == 0
+        elif kind == "B":
             sync = stage.zero > 1 or (stage.zero == 1 and is_last and not schedule)
             stage.backward(others, moments, is_last, sync)
-            stage.sends(schedule)
-        elif stage.waiting_for_weights:
-            left[number] -= 1
+        elif kind == "W":
             stage.weights(others, moments)
-            stage.sends(schedule)
-        if schedule and left[number] == 0:
+        else:
             stage.reduce(others, moments)
-            left[number] = -1
     return most_flying
+
+
+_Passes = list[tuple[tuple[str, int, bool, int, int], list[tuple[int, ...]]]]
+
+
+@lru_cache(maxsize=1 << 14)
+def _passes(schedule: str, pp: int, virtual: int, rank: int, micro_batches: int, zero: int) -> tuple[_Passes, int]:
+    """The passes of a rank: kind, stage, whether it is the stage's last, whether the stage has gradients, whether its
+    parameters are gathered. And what such a pass finds, for every stage: micro-batches in flight, those waiting for
+    the gradients of weights, whether there are gradients, whether parameters are gathered, how often it has sent. What
+    another pass exceeds in all of these is left out. Then the most micro-batches in flight at any time.
+
+    R: the gradients of a stage are reduced after its last pass."""
+    flying, waiting, backwards, gathered, sends = range(5)
+    states = [[0, 0, 0, 0, 0] for _ in range(virtual)]
+    left = [micro_batches] * virtual
+    last = pp * virtual - 1 if schedule else 0
+    most_flying = 0
+    seen: dict[tuple[str, int, bool, int, int], dict[tuple[int, ...], None]] = {}
+
+    def see(kind: str, at: int, is_last: bool = False) -> None:
+        found = seen.setdefault((kind, at, is_last, states[at][backwards], states[at][gathered]), {})
+        found[tuple(value for state in states for value in state)] = None
+
+    for kind, number in order(schedule, pp, virtual, rank, micro_batches):
+        at = number // pp if schedule else 0
+        mine = states[at]
+        if kind == "F":
+            see("F", at)
+            mine[flying] += 1
+            mine[gathered] = int(zero in {1, 2})
+            most_flying = max(most_flying, sum(state[flying] for state in states))
+        elif kind == "I" and number != last and zero != 3:
+            see("I", at)
+            mine[waiting] += 1
+        elif kind in {"B", "I"}:
+            left[at] -= 1
+            see("B", at, left[at] == 0)
+            mine[flying] -= 1
+            mine[backwards] = 1
+            mine[sends] += 1
+            if zero == 3 or (zero and left[at] == 0 and not schedule):
+                mine[gathered] = 0
+        elif mine[waiting]:
+            left[at] -= 1
+            see("W", at)
+            mine[flying] -= 1
+            mine[waiting] -= 1
+            mine[backwards] = 1
+            mine[sends] += 1
+        if schedule and left[at] == 0:
+            see("R", at)
+            mine[gathered] = 0
+            left[at] = -1
+
+    def exceeded(some: tuple[int, ...], found: Iterable[tuple[int, ...]]) -> bool:
+        return any(other != some and all(map(ge, other, some)) for other in found)
+
+    kinds = [(kind, [some for some in found if not exceeded(some, found)]) for kind, found in seen.items()]
+    return kinds, most_flying
 
 
 def _enough(schedule: str, pp: int, virtual: int, micro_batches: int) -> int:

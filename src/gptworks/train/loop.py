@@ -8,7 +8,7 @@ from gptworks.config.schema import RunConfig
 from gptworks.errors import ConfigError
 from gptworks.parallel import launch
 from gptworks.parallel.ranks import Ranks
-from gptworks.train import optim, plot, run_folder, schedule
+from gptworks.train import memory, optim, plot, run_folder, schedule
 from gptworks.train.run import Run
 from gptworks.train.run_folder import Interrupts
 from gptworks.train.setup import prepare
@@ -35,10 +35,12 @@ def train(cfg: RunConfig, *, resume_from: str = "never", command: list[str] | No
         raise ConfigError("run", ["run.out: not set. Needed: the folder of the run, such as runs/first."])
     setup = prepare(cfg)
     ranks = Ranks(setup.world)
+    predicted = memory.check(cfg, setup, ranks)
     folder = Path(cfg.run.out)
     with ExitStack() as opened:
         ranks.main_does(lambda: _take(folder, resume_from, opened))
         run_folder.refuse_private(folder, ranks)
+        opened.enter_context(memory.explained(cfg, setup, predicted))
         interrupts = opened.enter_context(Interrupts())
         run = opened.enter_context(Run(cfg, setup, folder, resume_from, command, ranks))
         stopped_by = _loop(cfg, run, interrupts)

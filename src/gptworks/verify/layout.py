@@ -15,7 +15,7 @@ from gptworks.data.store import locate_stores
 from gptworks.errors import ConfigError, DataError, UsageError, VerificationError
 from gptworks.parallel import launch, supervise
 from gptworks.parallel.launch import World
-from gptworks.plan import sizes
+from gptworks.plan import machine, sizes
 from gptworks.train.setup import prepare
 from gptworks.verify import measure, rank, reference, twin
 from gptworks.verify.measure import Found, Numbers
@@ -205,7 +205,7 @@ def plan(cfg: RunConfig, layout: Layout, *, steps: int, shrink: str) -> Comparis
 
 def _fits(cfg: RunConfig, parallel: ParallelConfig, layout: Layout, batch: BatchPlan, steps: int) -> tuple[bool, str]:
     """Whether memory is enough, and why the whole would not be wise; "" = nothing against it."""
-    needed, available = twin.memory_needed(cfg, parallel, layout, batch), twin.memory_available()
+    needed, available = twin.memory_needed(cfg, parallel, layout, batch), machine.memory_available()
     if needed > available:
         return False, f"{layout} needs about {needed / 1e9:,.1f} GB on this machine, {available / 1e9:,.1f} GB are free"
     flop = twin.work(cfg, batch, steps)

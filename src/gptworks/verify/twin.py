@@ -1,9 +1,6 @@
 """The model that is compared: the user's own, or a small one that is cut in the same way."""
 
 import math
-import os
-from contextlib import suppress
-from pathlib import Path
 
 from gptworks.config.derive import BatchPlan, Layout
 from gptworks.config.schema import ModelConfig, ParallelConfig, RunConfig
@@ -26,16 +23,6 @@ def memory_needed(cfg: RunConfig, parallel: ParallelConfig, layout: Layout, batc
 
 def work(cfg: RunConfig, batch: BatchPlan, steps: int) -> float:
     return steps * batch.global_size * cfg.data.seq_len * sizes.flops_per_token(cfg.model, cfg.data.seq_len)
-
-
-def memory_available() -> float:
-    with suppress(OSError, ValueError, IndexError):
-        with Path("/proc/meminfo").open(encoding="ascii") as file:
-            kilobytes = next(line for line in file if line.startswith("MemAvailable:")).split()[1]
-        return int(kilobytes) * 1024.0
-    with suppress(OSError, ValueError, AttributeError):
-        return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
-    return math.inf
 
 
 def shrunken(cfg: RunConfig, parallel: ParallelConfig, layout: Layout, batch: BatchPlan) -> tuple[RunConfig, BatchPlan]:

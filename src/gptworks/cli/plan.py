@@ -1,0 +1,457 @@
+"""gptworks plan: memory, time and cost of a layout before anything runs; --search finds the best one."""
+
+import argparse
+import json
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gptworks.cli import options, tables
+from gptworks.errors import UsageError
+
+if TYPE_CHECKING:
+    from gptworks.plan.devices import Device, Link
+    from gptworks.plan.job import Job
+    from gptworks.plan.report import Report
+    from gptworks.plan.search import Found
+
+HELP = "memory, time and cost of a layout; --search finds the best one"
+
+# Parts of a choice that a search leaves alone when they are said on the command line.
+_FIXED = ("parallel.", "batch.micro_size", "batch.accumulation", "train.recompute")
+_MANY = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_config_options(parser)
+    where = parser.add_argument_group("devices")
+    where.add_argument("--devices", type=int, metavar="N", help="how many (default: what the layout needs)")
+    where.add_argument(
+        "--device", default="", metavar="NAME", help="v100-16g, v100-32g, a100-40g, a100-80g, h100-80g, cpu or custom"
+    )
+    where.add_argument("--nodes", type=int, metavar="N", help="machines (default: as many as such devices need)")
+    where.add_argument("--link", default="", metavar="NAME", help="such as nvlink3+ib-8x200, pcie or ib-100")
+    where.add_argument("--memory", metavar="GB", help="custom: memory of a device, such as 24 or 24GiB")
+    where.add_argument("--tflops", type=float, metavar="X", help="custom: TFLOP/s of matrix products")
+    where.add_argument("--bandwidth", type=float, metavar="GB/s", help="custom: of a device's own memory")
+    where.add_argument("--like", metavar="NAME", help="custom: the device whose efficiency it has (default: a100-80g)")
+    budget = parser.add_argument_group("budget")
+    budget.add_argument("--tokens", metavar="N", help="to train on, such as 300B or 3e11 (default: of the config)")
+    budget.add_argument("--price", type=float, metavar="X", help="of one device for an hour")
+    search = parser.add_argument_group("search")
+    search.add_argument(
+        "--search", action="store_true", help="all layouts that fit, the fastest first; parallel.tp=2 and such stay"
+    )
+    search.add_argument("--top", type=int, metavar="N", help="show so many (default: 10)")
+    search.add_argument("--rejected", action="store_true", help="list those that do not fit or cannot run, with why")
+    search.add_argument("--save", metavar="FILE", help="write the best one as YAML for `gptworks train -c`")
+    parser.add_argument(
+        "--simulate", action="store_true", help="also run a step of each stage on tensors without memory (needs torch)"
+    )
+    options.add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from gptworks.config.schema import AXES
+
+    _refuse_nonsense(args)
+    loaded = options.load_config(args, shape_of=options.shape_of_checkpoint)
+    config = loaded.config
+    devices = _num_devices(args, config)
+    device, link = _hardware(args, devices)
+
+    from gptworks.plan.job import Choice, Job
+    from gptworks.plan.report import report
+
+    job = Job.of(config, "cpu" if device.generation == "cpu" else "cuda")
+    if args.search:
+        return _search(args, loaded, job, device, link, devices)
+    notes: list[str] = []
+    if devices > 1 and not any(f"parallel.{axis}" in loaded.origins for axis in AXES):
+        found, global_size, notes = _searched(loaded, job, device, link, devices)
+        if not found.fits:
+            return _nothing(args, found, job, device, link, devices, global_size)
+        choice = found.fits[0].choice
+        notes.append(f"no layout is given: this is the fastest of {len(found.fits):,} that fit (--search lists them).")
+    else:
+        choice = Choice.of(config, devices)
+    tokens = _tokens(args, config, choice.batch.global_size)
+    made = report(job, choice, device, link, tokens=tokens, price=args.price, notes=notes)
+    if args.save:
+        _save(args, loaded, made)
+    told = made.as_dict()
+    if not args.json:
+        _show(made)
+    if args.simulate:
+        told["simulated"] = _simulate(args, made)
+    if args.json:
+        print(json.dumps(told))
+    return 0
+
+
+# What is asked
+
+
+def _refuse_nonsense(args: argparse.Namespace) -> None:
+    for name in ("devices", "nodes", "top"):
+        number = getattr(args, name)
+        if number is not None and number < 1:
+            raise UsageError(f"--{name}: {number}. Needed: 1 or more.")
+    if args.price is not None and not 0 <= args.price < math.inf:
+        raise UsageError(f"--price: {args.price:g}. Needed: 0 or more, of one device for an hour.")
+    if args.simulate and args.search:
+        raise UsageError("--simulate: is about one layout. Save one with --save, then simulate that.")
+    for name in ("top", "rejected"):
+        if getattr(args, name) and not args.search:
+            raise UsageError(f"--{name}: is about a search. Add --search.")
+    custom = {name: getattr(args, name) for name in ("memory", "tflops", "bandwidth", "like")}
+    given = [name for name, value in custom.items() if value is not None]
+    if given and args.device != "custom":
+        raise UsageError(f"--{given[0]}: describes a device of your own. Add --device custom, or leave it out.")
+    if args.save and Path(args.save).exists():
+        raise UsageError(f"--save: {args.save} is there already. Choose another name, or remove it.")
+
+
+def _num_devices(args: argparse.Namespace, config: Any) -> int:
+    from gptworks.config.derive import Layout
+    from gptworks.config.schema import AXES
+
+    if args.devices is not None:
+        return int(args.devices)
+    auto = next((axis for axis in AXES if getattr(config.parallel, axis) == "auto"), None)
+    if auto or args.search:
+        why = f"parallel.{auto} is auto" if auto else "a search needs it"
+        raise UsageError(f"--devices: not given, and {why}. Needed: how many there are.")
+    return Layout.known(config.parallel).world_size
+
+
+def _hardware(args: argparse.Namespace, devices: int) -> "tuple[Device, Link]":
+    from dataclasses import replace
+
+    from gptworks.plan.devices import custom_device, device, link
+    from gptworks.plan.devices import devices as known
+
+    if not args.device:
+        raise UsageError(f"--device: not given. Needed: one of {', '.join([*known(), 'custom'])}.")
+    if args.device == "custom":
+        if args.memory is None or args.tflops is None:
+            missing = " and ".join(f"--{name}" for name in ("memory", "tflops") if getattr(args, name) is None)
+            raise UsageError(f"--device custom: {missing} not given. Needed: such as --memory 24GB --tflops 165.")
+        found = custom_device(
+            memory=_bytes(args.memory),
+            tflops=args.tflops,
+            bandwidth=args.bandwidth * 1e9 if args.bandwidth is not None else None,
+            like=args.like or "a100-80g",
+        )
+    else:
+        found = device(args.device)
+    if args.nodes and devices % args.nodes:
+        fitting = [n for n in range(1, devices + 1) if devices % n == 0]
+        near = sorted(sorted(fitting, key=lambda n: abs(n - args.nodes))[:2])
+        raise UsageError(
+            f"--nodes: {args.nodes} machines do not divide --devices {devices}; all machines have as many. "
+            f"Nearest that do: {' or '.join(map(str, near))}."
+        )
+    most = devices // args.nodes if args.nodes else min(devices, found.per_node)
+    per_node = most if args.nodes else next(n for n in range(most, 0, -1) if devices % n == 0)
+    found = replace(found, per_node=per_node)
+    return found, link(args.link, of=found)
+
+
+def _bytes(text: str) -> float:
+    found = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(GB|GiB|)\s*", text, re.IGNORECASE)
+    try:
+        number = float(found[1]) if found else math.nan
+    except ValueError:
+        number = math.nan
+    if not found or not 0 < number < 1e9:
+        raise UsageError(f"--memory: {text!r} is not an amount. Needed: such as 24, 24GB or 24GiB.")
+    return number * (2**30 if found[2].lower() == "gib" else 1e9)
+
+
+def _tokens(args: argparse.Namespace, config: Any, global_size: int) -> float | None:
+    if args.tokens is not None:
+        return parse_count(args.tokens, "--tokens")
+    if config.train.tokens:
+        return float(config.train.tokens)
+    return float(config.train.steps * global_size * config.data.seq_len) or None
+
+
+def parse_count(text: str, option: str) -> float:
+    """300B, 3e11, 1.5T, 20M or 300_000_000_000."""
+    found = re.fullmatch(
+        r"\s*([0-9][0-9_,]*(?:\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?\s*([KMBGT]?)\s*", text, re.IGNORECASE
+    )
+    number = float(re.sub("[_,]", "", found[1]) + (found[2] or "")) * _MANY[found[3].upper()] if found else 0.0
+    if not 1 <= number < math.inf:
+        raise UsageError(f"{option}: {text!r} is not a number of tokens. Needed: such as 300B, 1.5T or 3e11.")
+    return number
+
+
+# Search
+
+
+def _searched(loaded: Any, job: "Job", device: "Device", link: "Link", devices: int) -> "tuple[Found, int, list[str]]":
+    from gptworks.plan.search import search, usual_batch
+
+    config, notes = loaded.config, []
+    values = _flat(config)
+    fixed = {
+        key: values[key]
+        for key, origin in loaded.origins.items()
+        if key.startswith(_FIXED)
+        and (origin.startswith("override") or key in ("parallel.sequence", "parallel.timeout"))
+    }
+    global_size = config.batch.global_size
+    if not global_size:
+        global_size = usual_batch(job, devices)
+        notes.append(
+            f"batch.global_size is not set: {global_size:,} samples of {job.seq_len:,} tokens are taken, about what "
+            "GPT-3 of this size was trained with."
+        )
+    return search(job, device, link, devices, global_size, fixed=fixed), global_size, notes
+
+
+def _search(args: argparse.Namespace, loaded: Any, job: "Job", device: "Device", link: "Link", devices: int) -> int:
+    from gptworks.plan.report import report
+
+    found, global_size, notes = _searched(loaded, job, device, link, devices)
+    if not found.fits:
+        return _nothing(args, found, job, device, link, devices, global_size)
+    tokens = _tokens(args, loaded.config, global_size)
+    reports = [
+        report(job, fit.choice, device, link, tokens=tokens, price=args.price) for fit in found.fits[: args.top or 10]
+    ]
+    best = reports[0]
+    if args.save:
+        _save(args, loaded, best)
+    if args.json:
+        told: dict[str, Any] = {
+            "looked_at": found.looked_at,
+            "fits": len(found.fits),
+            "found": [each.as_dict() for each in reports],
+            "notes": notes,
+            "saved": args.save,
+        }
+        if args.rejected:
+            told["rejected"] = [vars(each) for each in found.rejected]
+        print(json.dumps(told))
+        return 0
+    _head(best, with_layout=False)
+    print(f"\n{len(found.fits):,} of {found.looked_at:,} layouts fit; the fastest:")
+    titles = ["", "layout", "zero", "stages", "micro", "accumulate", "recompute", "GiB", "s/step", "tokens/s", "MFU"]
+    titles += ["days"] if tokens else []
+    rows = [[str(number), *_row(each)] for number, each in enumerate(reports, 1)]
+    tables.show(titles, rows)
+    _notes([*notes, *best.notes])
+    if args.rejected:
+        print(f"\n{len(found.rejected):,} rejected:")
+        for each in found.rejected:
+            print(f"  {each.what}: {each.reason}")
+    elif found.rejected:
+        print(f"\n{len(found.rejected):,} were rejected: --rejected says why.")
+    if args.save:
+        print(f"\nThe first is in {args.save}: gptworks train -c {args.save}")
+    else:
+        print("\n--save FILE.yaml writes the first for `gptworks train -c`.")
+    return 0
+
+
+def _row(made: "Report") -> list[str]:
+    choice = made.choice
+    virtual = choice.parallel.virtual_stages
+    row = [
+        str(choice.layout),
+        str(choice.parallel.zero or "-"),
+        f"{choice.layout.pp} x {virtual}" if virtual > 1 else str(choice.layout.pp),
+        str(choice.batch.micro_size),
+        str(choice.batch.accumulation),
+        choice.recompute,
+        _gib(made.needed),
+        f"{made.time.total:,.2f}",
+        f"{made.tokens_per_second:,.0f}",
+        f"{made.mfu:.0%}",
+    ]
+    return [*row, f"{made.days:,.1f}"] if made.days is not None else row
+
+
+def _nothing(
+    args: argparse.Namespace,
+    found: "Found",
+    job: "Job",
+    device: "Device",
+    link: "Link",
+    devices: int,
+    global_size: int,
+) -> int:
+    """Says what would be needed."""
+    from gptworks.plan.search import fewest_devices
+
+    nearest, more = found.nearest, fewest_devices(job, device, link, devices, global_size)
+    if args.json:
+        told: dict[str, Any] = {"looked_at": found.looked_at, "fits": 0, "found": [], "fewest_devices": more}
+        told["nearest"] = vars(nearest) if nearest else None
+        if args.rejected:
+            told["rejected"] = [vars(each) for each in found.rejected]
+        print(json.dumps(told))
+        return 2
+    if args.rejected:
+        for each in found.rejected:
+            print(f"{each.what}: {each.reason}")
+    lines = [f"--search: none of {found.looked_at:,} layouts of {devices} x {device.name} fits."]
+    if nearest is not None:
+        lines.append(f"  nearest: {nearest.what}: {nearest.reason}")
+    elif found.rejected:
+        lines.append(f"  such as {found.rejected[0].what}: {found.rejected[0].reason}")
+    if more is not None:
+        lines.append(f"  {more} x {device.name} would be enough.")
+    else:
+        lines.append("  More of them do not help. Needed: a larger device, a smaller model, or another batch.")
+    raise UsageError("\n".join(lines))
+
+
+def _save(args: argparse.Namespace, loaded: Any, made: "Report") -> None:
+    from gptworks.config import yaml_text
+
+    choice, config = made.choice, loaded.config
+    values = _flat(config)
+    presets = {origin.removeprefix("preset ") for origin in loaded.origins.values() if origin.startswith("preset ")}
+    not_said = ("preset ", "checkpoint ", "4 x ", "model.max_positions")
+    kept = {key: values[key] for key, origin in loaded.origins.items() if not origin.startswith(not_said)}
+    for key in ("batch.accumulation", "parallel.zero", "parallel.schedule", "parallel.virtual_stages"):
+        kept.pop(key, None)
+    chosen = {key: value for key, value in choice.settings().items() if key != "batch.accumulation"}
+    if args.tokens is not None and not any(config.train.ends().values()):
+        chosen["train.tokens"] = int(parse_count(args.tokens, "--tokens"))
+    tree: dict[str, Any] = {"preset": presets.pop()} if presets else {}
+    for section in type(config).model_fields:
+        for key, value in (kept | chosen).items():
+            if key.startswith(f"{section}."):
+                _place(tree, key, value)
+    missing = [] if config.data.path else ["# Still to be said: data.path."]
+    if not any(config.train.ends().values()) and "train.tokens" not in chosen:
+        missing.append("# Still to be said: train.steps, epochs or tokens.")
+    lines = [
+        f"# {choice}, on {made.devices} x {made.device.name} ({made.machines} machines).",
+        f"# Predicted: {_gib(made.needed)} of {_gib(made.device.capacity)} GiB, {made.time.total:,.2f} s a step, "
+        f"{made.tokens_per_second:,.0f} tokens/s, MFU {made.mfu:.0%}.",
+        *missing,
+    ]
+    text = "\n".join([*lines, yaml_text.dump(tree)])
+    try:
+        with Path(args.save).open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"--save: {args.save} cannot be written: {error.strerror}.") from None
+
+
+def _place(tree: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+    tree[last] = value
+
+
+def _flat(config: Any) -> dict[str, Any]:
+    from gptworks.config.load import flatten
+
+    return flatten(config.model_dump(mode="json"))
+
+
+# One layout
+
+
+def _show(made: "Report") -> None:
+    from gptworks.plan.job import TERMS
+
+    _head(made)
+    capacity = made.device.capacity
+    print(f"\nmemory of one device, GiB; {made.device.name} has {_gib(capacity)} for tensors:")
+    titles = ["stage", "layers", "in flight", *TERMS, "peak", "in the", "used"]
+    rows = [
+        [
+            str(each.pp_rank),
+            str(each.layers),
+            str(each.in_flight),
+            *(_gib(getattr(each, name)) for name in TERMS),
+            _gib(each.peak),
+            each.moment,
+            f"{each.peak / capacity:.0%}",
+        ]
+        for each in made.memories
+    ]
+    tables.show(titles, rows, [each.peak / capacity for each in made.memories])
+    total = made.time.total
+    print(f"\na step takes {_seconds(total)}:")
+    parts = {name: seconds for name, seconds in made.parts_of_a_step().items() if seconds}
+    rows = [[name, _seconds(seconds), f"{seconds / total:.0%}"] for name, seconds in parts.items()]
+    tables.show(["", "time", "share"], rows, [seconds / total for seconds in parts.values()])
+    speed = made.tokens_per_second
+    print(f"\nspeed       {speed:,.0f} tokens/s, {speed / made.devices:,.0f} of each device; MFU {made.mfu:.0%}")
+    if made.days is not None and made.device_hours is not None and made.tokens is not None:
+        print(f"tokens      {_many(made.tokens)} take {made.days:,.1f} days, {made.device_hours:,.0f} device-hours")
+    if made.cost is not None:
+        print(f"cost        {made.cost:,.0f} at {made.price:g} for a device and hour")
+    elif made.price is not None:
+        print("cost        how many tokens? Say --tokens, or train.tokens or train.steps")
+    if not made.fits:
+        print(f"\nDOES NOT FIT: {_gib(made.needed - capacity)} GiB too much. The smallest changes:")
+        for change in made.changes:
+            print(f"  {change}")
+        if not made.changes:
+            print("  none of micro-batch, recomputation, sharding, more devices and half the model helps")
+    _notes(made.notes)
+
+
+def _simulate(args: argparse.Namespace, made: "Report") -> list[dict[str, Any]]:
+    """The second source: the code of training itself."""
+    from gptworks.simulate.step import describe, simulate_all
+
+    chosen = [f"{key}={json.dumps(value)}" for key, value in made.choice.settings().items()]
+    config = options.load_config(args, *chosen, shape_of=options.shape_of_checkpoint).config
+    found = simulate_all(config, made.devices)
+    if not args.json:
+        print(f"\n{describe(found)}")
+    return [each.as_json() for each in found]
+
+
+def _head(made: "Report", with_layout: bool = True) -> None:
+    from gptworks.plan.sizes import num_parameters
+
+    job, choice, device = made.job, made.choice, made.device
+    batch = choice.batch
+    tokens = batch.global_size * job.seq_len
+    machines = f"{made.machines} machines of {device.per_node}" if made.machines > 1 else "1 machine"
+    print(f"model       {num_parameters(job.model):,} parameters, {job.precision.compute}")
+    print(f"devices     {made.devices} x {device.name}, {machines}; {made.link.name}")
+    if not with_layout:
+        print(f"batch       {batch.global_size:,} samples of {job.seq_len:,} tokens: {tokens:,} a step")
+        return
+    print(f"layout      {choice}")
+    print(
+        f"batch       {batch.global_size:,} = {batch.micro_size} micro-batch x {batch.accumulation} accumulation x "
+        f"{batch.data_parallel} data-parallel; {tokens:,} tokens a step"
+    )
+
+
+def _notes(notes: list[str]) -> None:
+    if notes:
+        print()
+    for note in notes:
+        print(f"note: {note}")
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:,.2f}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.2f} s" if seconds >= 1 else f"{1e3 * seconds:,.1f} ms"
+
+
+def _many(number: float) -> str:
+    for letter in "TBMK":
+        if number >= _MANY[letter]:
+            return f"{number / _MANY[letter]:,.4g}{letter}"
+    return f"{number:,.0f}"

@@ -1,0 +1,236 @@
+"""What is the smallest change that makes it fit?
+
+Changes of the run come first: they keep the model and the global batch, so that what is learned stays the same. Then
+more devices, which keep both too; last, and named so, another model.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations, product
+from math import log2
+from typing import Any
+
+from gptworks.config import contradictions
+from gptworks.config.derive import BatchPlan, Layout
+from gptworks.config.schema import BatchConfig, DataConfig, ModelConfig, ParallelConfig
+from gptworks.errors import ConfigError
+from gptworks.plan.job import Choice, Job, Room, amount
+
+RUN, DEVICES, MODEL = "run", "devices", "model"
+
+# About how much longer a step takes: only to put changes in order, where no device is known to time them on.
+_RECOMPUTE = {"none": 0.0, "core_attn": 0.03, "full_attn": 0.12, "full": 0.33}
+_ZERO = {0: 0.0, 1: 0.02, 2: 0.05, 3: 0.10}
+_HALF_THE_MICRO_BATCH = 0.04
+_TWICE_THE_TENSOR_PARALLEL = 0.15
+_OFFLOAD = 1.0
+_MOST_TENSOR_PARALLEL = 8  # devices of a machine
+_MOST_DEVICES = 4096
+
+
+@dataclass(frozen=True)
+class Change:
+    settings: dict[str, Any]  # dotted keys, as a command line takes them
+    kind: str  # run, devices or model
+    needed: int  # bytes afterwards, where it is most
+    job: Job
+    choice: Choice
+
+    @property
+    def devices(self) -> int:
+        return self.choice.layout.world_size
+
+    @property
+    def overrides(self) -> str:
+        return " ".join(
+            f"{key}={str(value).lower() if value is True else value}" for key, value in self.settings.items()
+        )
+
+    def __str__(self) -> str:
+        why = {RUN: "", DEVICES: f"{self.devices} devices: ", MODEL: "another model: "}[self.kind]
+        return f"{why}{self.overrides}  ({amount(self.needed)})"
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One alternative of a knob: what it makes of job and choice, and about what it costs."""
+
+    knob: str
+    number: int  # from 1: how far the knob is turned
+    cost: float
+    value: Any
+
+
+def smallest(job: Job, choice: Choice, room: Room, *, most: int = 3, may_add_devices: bool = True) -> list[Change]:
+    """At most so many that keep the global batch, the smallest first; then what makes another model of it."""
+    found = [*_of_the_run(job, choice, room, most)]
+    if len(found) < most and may_add_devices and room.shared_by == 1:
+        found += _more_devices(job, choice, room)
+    return found + list(_another_model(job, choice, room))
+
+
+def _of_the_run(job: Job, choice: Choice, room: Room, most: int) -> list[Change]:
+    knobs = [knob for knob in _knobs(job, choice) if knob]
+    found: list[tuple[Change, dict[str, int]]] = []
+    for turned in range(1, len(knobs) + 1):
+        steps = [each for some in combinations(knobs, turned) for each in product(*some)]
+        for combined in sorted(steps, key=lambda each: sum(step.cost for step in each)):
+            extent = {step.knob: step.number for step in combined}
+            if any(_is_no_more(smaller, extent) for _, smaller in found):
+                continue  # what is already there turns the same knobs less
+            changed = _turn(job, choice, combined)
+            needed = _needed(*changed, room) if changed else None
+            if changed and needed is not None and needed <= room.capacity:
+                found.append((Change(_difference(job, choice, *changed), RUN, needed, *changed), extent))
+            if len(found) == most:
+                return [change for change, _ in found]
+    return [change for change, _ in found]
+
+
+def _is_no_more(smaller: dict[str, int], extent: dict[str, int]) -> bool:
+    return all(extent.get(knob, 0) >= number for knob, number in smaller.items())
+
+
+def _knobs(job: Job, choice: Choice) -> list[list[_Step]]:
+    """Each with its alternatives, the mildest first."""
+    parallel, batch, layout = choice.parallel, choice.batch, choice.layout
+    attention = [_Step("attention", 1, -0.05, "auto")] if job.model.attention == "math" else []
+    smaller = [size for size in range(batch.micro_size - 1, 0, -1) if batch.micro_size * batch.accumulation % size == 0]
+    micro = [
+        _Step("micro", number, _HALF_THE_MICRO_BATCH * log2(batch.micro_size / size), size)
+        for number, size in enumerate(smaller, 1)
+    ]
+    modes = list(_RECOMPUTE)[list(_RECOMPUTE).index(choice.recompute) + 1 :]
+    recompute = [
+        _Step("recompute", number, _RECOMPUTE[mode] - _RECOMPUTE[choice.recompute], mode)
+        for number, mode in enumerate(modes, 1)
+    ]
+    shards = [(layout.dp, layout.fsdp, zero) for zero in range(parallel.zero + 1, 4) if layout.fsdp > 1]
+    if layout.dp > 1:
+        shards += [(1, layout.data_parallel, zero) for zero in range(max(1, parallel.zero), 4)]
+    sharding = [
+        _Step("sharding", number, _ZERO[zero] - _ZERO[parallel.zero], (dp, fsdp, zero))
+        for number, (dp, fsdp, zero) in enumerate(shards, 1)
+    ]
+    cuts = [2**n for n in range(1, 4) if layout.tp * 2**n <= _MOST_TENSOR_PARALLEL and layout.data_parallel % 2**n == 0]
+    tensor = [_Step("tp", number, _TWICE_THE_TENSOR_PARALLEL * log2(cut), cut) for number, cut in enumerate(cuts, 1)]
+    offload = [_Step("offload", 1, _OFFLOAD, True)] if not parallel.offload and job.kernels != "cpu" else []
+    return [attention, micro, recompute, sharding, tensor, offload]
+
+
+def _turn(job: Job, choice: Choice, steps: tuple[_Step, ...]) -> tuple[Job, Choice] | None:
+    """None where the result is something that a run would refuse."""
+    to = {step.knob: step.value for step in steps}
+    if "attention" in to:
+        job = replace(job, model=job.model.model_copy(update={"attention": to["attention"]}))
+    layout, zero = vars(choice.layout), choice.parallel.zero
+    if "sharding" in to:
+        layout["dp"], layout["fsdp"], zero = to["sharding"]
+    if "tp" in to:
+        # Fewer ranks read data, and each of them accumulates more.
+        from_dp = next(n for n in (8, 4, 2, 1) if to["tp"] % n == 0 == layout["dp"] % n)
+        from_fsdp = to["tp"] // from_dp
+        if layout["fsdp"] % from_fsdp:
+            return None
+        layout |= {"tp": layout["tp"] * to["tp"], "dp": layout["dp"] // from_dp, "fsdp": layout["fsdp"] // from_fsdp}
+        zero = zero if layout["fsdp"] > 1 else 0
+    given = {**layout, "zero": zero, "offload": to.get("offload", choice.parallel.offload)}
+    recompute = to.get("recompute", choice.recompute)
+    return rearranged(job, choice, given, micro_size=to.get("micro", choice.batch.micro_size), recompute=recompute)
+
+
+def rearranged(
+    job: Job, choice: Choice, parallel: dict[str, Any], *, micro_size: int, recompute: str
+) -> tuple[Job, Choice] | None:
+    """With the same global batch. None where a run would refuse it."""
+    changed = ParallelConfig(**choice.parallel.model_dump() | parallel)
+    total, ranks = choice.batch.global_size, Layout.known(changed).data_parallel
+    if total % (micro_size * ranks):
+        return None
+    batch = BatchPlan(total, micro_size, total // (micro_size * ranks), ranks)
+    return (job, Choice(changed, batch, recompute)) if not refused(job, changed, batch) else None
+
+
+def refused(job: Job, parallel: ParallelConfig, batch: BatchPlan) -> list[str]:
+    """What a run would say against it."""
+    asked = BatchConfig(global_size=batch.global_size, micro_size=batch.micro_size)
+    data = DataConfig(seq_len=job.seq_len)
+    return [
+        *contradictions.matrices_divide(job.model, parallel),
+        *contradictions.sequence_divides(data, parallel),
+        *contradictions.stages_have_layers(job.model, parallel),
+        *contradictions.batch_equation(asked, parallel),
+        *contradictions.stages_are_busy(asked, parallel),
+        *contradictions.pipeline_settings_have_a_pipeline(parallel),
+        *contradictions.sharding_has_shards(parallel),
+    ]
+
+
+def _needed(job: Job, choice: Choice, room: Room) -> int | None:
+    try:
+        return choice.peak(job) if room.shared_by == 1 else room.needed(choice.memory(job), choice.layout)
+    except ConfigError:
+        return None
+
+
+def _difference(job: Job, choice: Choice, new_job: Job, new: Choice) -> dict[str, Any]:
+    before, after = choice.settings(), new.settings()
+    keys = {key for key, value in after.items() if before.get(key) != value}
+    if keys & {"batch.micro_size", "batch.accumulation"}:
+        # Both, so that the product is right whichever of them the configuration states.
+        keys |= {"batch.micro_size", "batch.accumulation"}
+    if "parallel.fsdp" in keys:
+        keys.add("parallel.zero")
+    changed = {key: value for key, value in after.items() if key in keys}
+    theirs = job.model.model_dump()
+    changed |= {f"model.{key}": value for key, value in new_job.model.model_dump().items() if theirs[key] != value}
+    return changed
+
+
+def _more_devices(job: Job, choice: Choice, room: Room) -> list[Change]:
+    """The fewest devices, twice as many each time, over which it can be sharded; one change."""
+    layout, batch, factor = choice.layout, choice.batch, 2
+    while layout.world_size * factor <= _MOST_DEVICES:
+        shards = layout.fsdp * factor
+        for zero in [zero for zero in (1, 2, 3) if zero >= choice.parallel.zero]:
+            per_rank = batch.global_size // (layout.dp * shards)
+            micro = next((m for m in range(min(batch.micro_size, per_rank), 0, -1) if per_rank % m == 0), 0)
+            for size, mode in ((micro, choice.recompute), (micro, "full"), (1, "full")):
+                new = size and rearranged(job, choice, {"fsdp": shards, "zero": zero}, micro_size=size, recompute=mode)
+                needed = _needed(*new, room) if new else None
+                if new and needed is not None and needed <= room.capacity:
+                    return [Change(_difference(job, choice, *new), DEVICES, needed, *new)]
+        factor *= 2
+    return []
+
+
+def _another_model(job: Job, choice: Choice, room: Room) -> Iterator[Change]:
+    """Half the width, or half the depth, as often as it takes."""
+    for name in ("hidden_size", "num_layers"):
+        model = job.model
+        while True:
+            smaller = _halved(model, name)
+            if smaller is None:
+                break
+            model = smaller
+            changed = replace(job, model=model)
+            if refused(changed, choice.parallel, choice.batch):
+                break
+            needed = _needed(changed, choice, room)
+            if needed is not None and needed <= room.capacity:
+                yield Change(_difference(job, choice, changed, choice), MODEL, needed, changed, choice)
+                break
+
+
+def _halved(model: ModelConfig, name: str) -> ModelConfig | None:
+    size = getattr(model, name)
+    if size % 2 or size < 4:
+        return None
+    values = model.model_dump() | {name: size // 2}
+    if name == "hidden_size":
+        values["ffn_size"] = max(1, model.ffn_size // 2)
+        if values["hidden_size"] % model.num_heads:
+            if model.num_heads % 2:
+                return None
+            values["num_heads"] = model.num_heads // 2
+    return ModelConfig(**values)

@@ -1,0 +1,163 @@
+"""One layout on one kind of device: what it holds, how long a step takes, what a number of tokens costs."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gptworks.plan import sizes
+from gptworks.plan.changes import Change
+from gptworks.plan.devices import Device, Link
+from gptworks.plan.job import TERMS, Choice, Job, Room
+from gptworks.plan.memory import RankMemory
+from gptworks.plan.search import timed
+from gptworks.plan.time import StepTime, mfu, tokens_per_second
+
+DAY = 86400.0
+
+
+@dataclass(frozen=True)
+class Report:
+    job: Job
+    choice: Choice
+    device: Device
+    link: Link
+    memories: list[RankMemory]  # one for each pipeline rank
+    time: StepTime
+    tokens: float | None = None  # to train on in all
+    price: float | None = None  # of a device for an hour
+    changes: list[Change] = field(default_factory=list)  # that would make it fit
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def needed(self) -> int:
+        return self.room.needed(self.memories, self.choice.layout)
+
+    @property
+    def room(self) -> Room:
+        return Room(self.device.capacity)
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.device.capacity
+
+    @property
+    def devices(self) -> int:
+        return self.choice.layout.world_size
+
+    @property
+    def machines(self) -> int:
+        return -(-self.devices // self.device.per_node)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return tokens_per_second(self.time, self.choice.batch, self.job.seq_len)
+
+    @property
+    def mfu(self) -> float:
+        return mfu(
+            self.time,
+            self.job.model,
+            self.choice.batch,
+            self.job.seq_len,
+            device=self.device,
+            num_devices=self.devices,
+            precision=self.job.precision,
+        )
+
+    @property
+    def days(self) -> float | None:
+        return self.tokens / self.tokens_per_second / DAY if self.tokens else None
+
+    @property
+    def device_hours(self) -> float | None:
+        return self.days * 24 * self.devices if self.days else None
+
+    @property
+    def cost(self) -> float | None:
+        return self.device_hours * self.price if self.device_hours is not None and self.price is not None else None
+
+    def parts_of_a_step(self) -> dict[str, float]:
+        """Seconds, which add up to the step."""
+        parts = {"compute": self.time.compute, "recompute": self.time.recompute, "bubble": self.time.bubble}
+        parts |= {f"communication {axis}": exposed for axis, exposed in self.time.communication.items()}
+        return parts | {"optimizer": self.time.optimizer}
+
+    def as_dict(self) -> dict[str, Any]:
+        batch = self.choice.batch
+        return {
+            "parameters": sizes.num_parameters(self.job.model),
+            "device": self.device.name,
+            "devices": self.devices,
+            "machines": self.machines,
+            "link": self.link.name,
+            "layout": str(self.choice.layout),
+            "settings": self.choice.settings(),
+            "tokens_per_step": batch.global_size * self.job.seq_len,
+            "capacity": self.device.capacity,
+            "needed": self.needed,
+            "fits": self.fits,
+            "stages": [
+                {
+                    "stage": each.pp_rank,
+                    "layers": each.layers,
+                    **{name: getattr(each, name) for name in TERMS},
+                    "peak": each.peak,
+                    "moment": each.moment,
+                    "in_flight": each.in_flight,
+                }
+                for each in self.memories
+            ],
+            "step": {
+                "seconds": self.time.total,
+                "compute": self.time.compute,
+                "recompute": self.time.recompute,
+                "bubble": self.time.bubble,
+                "communication": self.time.communication,
+                "hidden_communication": self.time.hidden,
+                "optimizer": self.time.optimizer,
+            },
+            "tokens_per_second": self.tokens_per_second,
+            "mfu": self.mfu,
+            "tokens": self.tokens,
+            "days": self.days,
+            "device_hours": self.device_hours,
+            "cost": self.cost,
+            "changes": [
+                {"settings": each.settings, "kind": each.kind, "devices": each.devices, "needed": each.needed}
+                for each in self.changes
+            ],
+            "notes": self.notes,
+        }
+
+
+def report(
+    job: Job,
+    choice: Choice,
+    device: Device,
+    link: Link,
+    *,
+    tokens: float | None = None,
+    price: float | None = None,
+    notes: list[str] | None = None,
+) -> Report:
+    notes = [*(notes or []), *_hints(job, device)]
+    memories = choice.memory(job)
+    made = Report(job, choice, device, link, memories, timed(job, choice, device, link), tokens, price, notes=notes)
+    if made.fits:
+        return made
+    from dataclasses import replace
+
+    from gptworks.plan.changes import smallest
+
+    return replace(made, changes=smallest(job, choice, made.room))
+
+
+def _hints(job: Job, device: Device) -> list[str]:
+    compute = job.precision.compute
+    best = max(device.peak, key=lambda kind: device.peak[kind])
+    if device.peak[best] < 2 * device.peak[compute]:
+        return []
+    here, there = (f"{device.peak[kind] / 1e12:,.4g}" for kind in (compute, best))
+    return [
+        f"precision.compute: {compute} has {here} of the {there} TFLOP/s of {device.name}. precision.compute={best} is "
+        "faster, and activations are half as large."
+    ]

@@ -1,0 +1,219 @@
+"""All layouts of so many devices: which of them fit, which of those is fastest, and why the others are out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gptworks.config.derive import BatchPlan, Layout, layouts
+from gptworks.config.schema import AXES, ParallelConfig
+from gptworks.plan import sizes
+from gptworks.plan.changes import refused
+from gptworks.plan.devices import Device, Link
+from gptworks.plan.job import Choice, Job, amount
+from gptworks.plan.time import StepTime, step_time
+
+RECOMPUTE = ("none", "core_attn", "full_attn", "full")  # each holds less than the one before, and computes more
+_MOST_MICRO = 16
+_MOST_VIRTUAL = 6
+_MOST_DEVICES = 1 << 14
+
+# Tokens of a batch that GPT-3 was trained with, up to so many parameters (Brown et al. 2020, table 2.1).
+_USUAL_BATCH = ((1e9, 2**19), (5e9, 2**20), (1e11, 2**21), (float("inf"), 3 * 2**20))
+
+
+@dataclass(frozen=True)
+class Fit:
+    choice: Choice
+    time: StepTime
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class Rejected:
+    what: str
+    reason: str
+    needed: int | None = None  # bytes; None: it is not for its memory
+
+
+@dataclass
+class Found:
+    fits: list[Fit] = field(default_factory=list)  # the fastest first
+    rejected: list[Rejected] = field(default_factory=list)
+
+    @property
+    def looked_at(self) -> int:
+        return len(self.fits) + len(self.rejected)
+
+    @property
+    def nearest(self) -> Rejected | None:
+        """Of those that are too large, the smallest."""
+        too_large = [each for each in self.rejected if each.needed is not None]
+        return min(too_large, key=lambda each: each.needed or 0, default=None)
+
+
+def usual_batch(job: Job, devices: int) -> int:
+    """Samples of a step where nobody has said how many; a multiple of the devices, so that any layout divides it."""
+    tokens = next(tokens for most, tokens in _USUAL_BATCH if sizes.num_parameters(job.model) <= most)
+    return max(1, -(-tokens // job.seq_len // devices)) * devices
+
+
+def search(
+    job: Job, device: Device, link: Link, devices: int, global_size: int, *, fixed: dict[str, Any] | None = None
+) -> Found:
+    """`fixed`: dotted keys of parallel, batch and train that are to stay as they are."""
+    found, fixed = Found(), fixed or {}
+    modes = [mode for mode in _useful_modes(job) if fixed.get("train.recompute", mode) == mode]
+    modes = modes or [fixed["train.recompute"]]
+    for parallel in _parallels(job, devices, fixed):
+        tp = Layout.known(parallel).tp
+        if tp > device.per_node and "parallel.tp" not in fixed:
+            why = f"tp {tp} would reach beyond a machine of {device.per_node}; parallel.tp={tp} tries it all the same"
+            found.rejected.append(Rejected(_named(parallel), why))
+            continue
+        batches = _batches(job, parallel, global_size, fixed, found)
+        for choice in _that_fit(job, parallel, batches, modes, device, found):
+            time = timed(job, choice, device, link)
+            found.fits.append(Fit(choice, time, choice.batch.global_size * job.seq_len / time.total))
+    found.fits.sort(key=lambda fit: -fit.tokens_per_second)
+    return found
+
+
+def _that_fit(
+    job: Job, parallel: ParallelConfig, batches: list[BatchPlan], modes: list[str], device: Device, found: Found
+) -> list[Choice]:
+    """For each micro-batch, with as little recomputation as it needs. More of it, or a smaller micro-batch, never holds
+    more: so only those at the border are computed."""
+    if not batches:
+        return []
+    least = _states(job, parallel)
+    if least > device.capacity:
+        over = f"{amount(least)}, {amount(least - device.capacity)} more than {device.name} has"
+        why = f"weights and Adam's moments alone are {over}"
+        found.rejected.append(Rejected(_named(parallel), why, least))
+        return []
+    fitting: list[Choice] = []
+    for mode in modes:
+        border = len(fitting)
+        for number, batch in enumerate(batches):
+            choice = Choice(parallel, batch, mode)
+            if number < border:
+                found.rejected.append(Rejected(str(choice), f"fits with recompute {fitting[number].recompute} already"))
+            elif number == len(fitting) and (needed := choice.peak(job)) <= device.capacity:
+                fitting.append(choice)
+            elif number == len(fitting):
+                over = f"{amount(needed)}, {amount(needed - device.capacity)} more than {device.name} has"
+                found.rejected.append(Rejected(str(choice), over, needed))
+            else:
+                smaller = batches[len(fitting)].micro_size
+                found.rejected.append(Rejected(str(choice), f"does not fit with micro-batch {smaller} either"))
+    return fitting
+
+
+def _useful_modes(job: Job) -> list[str]:
+    """A fused kernel keeps no attention matrix that could be computed again."""
+    fused = job.model.attention == "auto" and not (job.kernels == "cpu" and job.model.dropout_attention)
+    return [mode for mode in RECOMPUTE if not (fused and mode == "core_attn")]
+
+
+def _states(job: Job, parallel: ParallelConfig) -> int:
+    """Bytes that the blocks of a rank take at the very least."""
+    if parallel.offload and job.kernels != "cpu":
+        return 0
+    layout, h = Layout.known(parallel), job.model.hidden_size
+    blocks = -(-job.model.num_layers // layout.pp)
+    numbers = blocks * (4 * h * h + 2 * h * job.model.ffn_size) // layout.tp
+    return 12 * numbers // layout.fsdp if parallel.zero else 16 * numbers
+
+
+def timed(job: Job, choice: Choice, device: Device, link: Link) -> StepTime:
+    return step_time(
+        job.model,
+        choice.parallel,
+        choice.batch,
+        job.seq_len,
+        precision=job.precision,
+        recompute=choice.recompute,
+        device=device,
+        link=link,
+    )
+
+
+def _parallels(job: Job, devices: int, fixed: dict[str, Any]) -> Iterator[ParallelConfig]:
+    """Degrees, sharding stage and stages per rank."""
+    kept = {key.removeprefix("parallel."): value for key, value in fixed.items() if key.startswith("parallel.")}
+    for layout in layouts(devices):
+        if any(kept.get(axis, size) not in (size, "auto") for axis, size in vars(layout).items()):
+            continue
+        # Without a sharding stage fsdp is one more dp.
+        zeros = (1, 2, 3) if layout.fsdp > 1 else (0,)
+        for virtual in _virtual_stages(job, layout.pp):
+            schedule = "interleaved" if virtual > 1 else "1f1b"
+            for zero in zeros:
+                given = {**vars(layout), "zero": zero, "schedule": schedule, "virtual_stages": virtual}
+                if any(kept.get(key, value) != value for key, value in given.items() if key not in AXES):
+                    continue
+                yield ParallelConfig(**kept | given)
+
+
+def _virtual_stages(job: Job, pp: int) -> Iterator[int]:
+    """1, and as many as leave every stage with as many layers."""
+    yield 1
+    if pp > 1:
+        layers = job.model.num_layers
+        yield from (v for v in range(2, _MOST_VIRTUAL + 1) if layers % (pp * v) == 0)
+
+
+def _batches(
+    job: Job, parallel: ParallelConfig, global_size: int, fixed: dict[str, Any], found: Found
+) -> list[BatchPlan]:
+    """By micro-batch, the smallest first; what a run would refuse goes to those rejected."""
+    ranks = Layout.known(parallel).data_parallel
+    if global_size % ranks:
+        why = f"batch.global_size {global_size} is not a multiple of {ranks} data-parallel ranks"
+        found.rejected.append(Rejected(_named(parallel), why))
+        return []
+    of_a_rank = global_size // ranks
+    problems = refused(job, parallel, BatchPlan(global_size, 1, of_a_rank, ranks))
+    if problems:  # with the smallest micro-batches too
+        found.rejected.append(Rejected(_named(parallel), " ".join(problems)))
+        return []
+    batches = []
+    for micro in _micro_sizes(of_a_rank, fixed.get("batch.micro_size")):
+        batch = BatchPlan(global_size, micro, of_a_rank // micro, ranks)
+        if fixed.get("batch.accumulation", batch.accumulation) != batch.accumulation:
+            continue
+        problems = refused(job, parallel, batch) if micro > 1 else []
+        if problems:
+            found.rejected.append(Rejected(f"{_named(parallel)}, micro-batch {micro}", " ".join(problems)))
+        else:
+            batches.append(batch)
+    return batches
+
+
+def _micro_sizes(of_a_rank: int, asked: int | None) -> list[int]:
+    """Powers of two, for the sake of speed, or the one that is asked for."""
+    sizes = [asked] if asked else [2**n for n in range(_MOST_MICRO.bit_length())]
+    return [size for size in sizes if size <= of_a_rank and of_a_rank % size == 0]
+
+
+def _named(parallel: ParallelConfig) -> str:
+    return str(Choice(parallel, BatchPlan(1, 1, 1, 1), "none")).replace(", micro-batch 1", "")
+
+
+def fewest_devices(job: Job, device: Device, link: Link, devices: int, global_size: int) -> int | None:
+    """The smallest number above `devices`, in whole machines where it takes more than one, that some layout fits on."""
+
+    def fits(number: int) -> bool:
+        smallest = {"batch.micro_size": 1, "train.recompute": "full"}
+        return bool(search(job, device, link, number, global_size, fixed=smallest).fits)
+
+    number = devices
+    while number < _MOST_DEVICES:
+        number *= 2
+        if fits(number):
+            break
+    else:
+        return None
+    step = device.per_node if number > device.per_node else 1
+    first = devices // step * step + step
+    return next((some for some in range(max(first, number // 2 + step), number, step) if fits(some)), number)

@@ -1,0 +1,142 @@
+"""Is there memory enough? Asked before anything is built; and when it was not, what would have been smaller."""
+
+import errno
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from gptworks.config.schema import RunConfig
+from gptworks.errors import TrainingError
+from gptworks.parallel import placement
+from gptworks.parallel.ranks import Ranks
+from gptworks.plan import changes, machine
+from gptworks.plan.job import Choice, Job, Room, amount, breakdown
+from gptworks.plan.memory import RankMemory
+from gptworks.train.setup import Setup
+
+# What torch's allocators say of memory, besides the types that mean nothing else.
+_NO_MEMORY = re.compile(r"can't allocate memory|cannot allocate memory|not enough memory|out of memory|bad_alloc", re.I)
+_LESS = 0.9  # of what was predicted, where that should have fitted
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What this run should need, and what there was when it began."""
+
+    job: Job
+    choice: Choice
+    memories: list[RankMemory]
+    room: Room
+
+    @property
+    def needed(self) -> int:
+        return self.room.needed(self.memories, self.choice.layout)
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.room.capacity
+
+    def of_rank(self, rank: int) -> RankMemory:
+        layout = self.choice.layout
+        return self.memories[rank // (layout.world_size // layout.pp)]
+
+    def amounts(self) -> str:
+        who = f"the {self.room.shared_by} processes of this machine" if self.room.shared_by > 1 else "this run"
+        return f"{who} would need about {amount(self.needed)} for tensors, and {amount(self.room.capacity)} are free"
+
+    def advice(self, capacity: float) -> list[str]:
+        """The three smallest changes; where there are not so many, what makes another model too."""
+        room = Room(capacity, self.room.shared_by)
+        found = changes.smallest(self.job, self.choice, room)
+        kept = [change for change in found if change.kind != changes.MODEL]
+        lines = [f"  {change}" for change in (found if len(kept) < 3 else kept)[:4]]
+        if not lines:
+            return ["Nothing smaller was found: use a larger device, or a smaller model."]
+        return ["The smallest changes that keep the global batch:", *lines]
+
+
+def predict(cfg: RunConfig, setup: Setup) -> Prediction:
+    device = setup.world.device
+    choice = Choice(setup.parallel, setup.batch, cfg.train.recompute)
+    job = Job.of(cfg, "cpu" if device.type == "cpu" else "cuda")
+    return Prediction(job, choice, choice.memory(job), _room(device))
+
+
+def _room(device: torch.device) -> Room:
+    if device.type == "cuda":
+        return Room(torch.cuda.mem_get_info(device)[0])  # of the context that exists by now nothing is left to take
+    if device.type == "mps":
+        return Room(torch.mps.recommended_max_memory())
+    processes = placement.read(os.environ).local_size
+    return Room(machine.memory_available(processes), processes)
+
+
+def check(cfg: RunConfig, setup: Setup, ranks: Ranks) -> Prediction | None:
+    """Before the model is built: says so where it will not fit, or refuses. Silent where it will."""
+    if cfg.train.check_memory == "off":
+        return None
+    found = ranks.all_do(lambda: predict(cfg, setup))
+    too_small = [rank for rank, fits in enumerate(ranks.gather(found.fits)) if not fits]
+    if not too_small:
+        return found
+    if ranks.rank == too_small[0]:
+        text = _warning(found, too_small, ranks)
+        if cfg.train.check_memory == "warn":
+            print(f"warning: {text}", file=sys.stderr, flush=True)
+    if cfg.train.check_memory == "refuse":
+        told = ranks.gather(text if ranks.rank == too_small[0] else "")
+        raise TrainingError(told[too_small[0]])
+    return found
+
+
+def _warning(found: Prediction, too_small: list[int], ranks: Ranks) -> str:
+    where = f" (rank {too_small[0]})" if ranks.size > 1 else ""
+    fullest = max(found.memories, key=lambda each: each.peak)
+    return "\n".join(
+        [
+            f"train.check_memory: {found.amounts()}{where}.",
+            f"  {breakdown(fullest)}",
+            *found.advice(found.room.capacity),
+        ]
+    )
+
+
+@contextmanager
+def explained(cfg: RunConfig, setup: Setup, known: Prediction | None = None) -> Iterator[None]:
+    """Around all that takes memory: running out of it is told with what was predicted, and what would be smaller."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TrainingError(_explain(error, cfg, setup, known)) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
+
+
+def _explain(error: BaseException, cfg: RunConfig, setup: Setup, known: Prediction | None) -> str:
+    world = setup.world
+    who = f"rank {world.rank}, " if world.layout.world_size > 1 else ""
+    said = " ".join(str(error).split())[:240] or type(error).__name__
+    found = known or predict(cfg, setup)
+    mine = found.of_rank(world.rank)
+    # What is free now says little: the failed step may still hold its tensors.
+    capacity = found.room.capacity if known and not known.fits else found.needed * _LESS
+    return "\n".join(
+        [
+            f"out of memory ({who}{world.device}): {said}",
+            f"Predicted: {amount(mine.peak)} of tensors: {breakdown(mine)}.",
+            *found.advice(capacity),
+        ]
+    )

@@ -1,0 +1,288 @@
+"""The search over layouts, against the checks of the configuration itself; and what makes a layout fit."""
+
+import time
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from gptworks.config import load
+from gptworks.config.derive import Layout, layouts, solve_batch
+from gptworks.config.schema import RunConfig
+from gptworks.errors import ConfigError
+from gptworks.plan import changes
+from gptworks.plan.devices import Device, custom_device, device, link
+from gptworks.plan.job import Choice, Job, Room
+from gptworks.plan.memory import RankMemory
+from gptworks.plan.search import Found, fewest_devices, search, usual_batch
+
+SMALL = ["model.num_layers=4", "model.hidden_size=64", "model.num_heads=4", "model.vocab_size=512"]
+SMALL += ["model.max_positions=64", "precision.compute=fp16"]
+
+
+def small(*more: str) -> RunConfig:
+    return load(overrides=[*SMALL, *more])
+
+
+def job_of(cfg: RunConfig) -> Job:
+    return Job.of(cfg, "cuda")
+
+
+def card(gib: float) -> Device:
+    return custom_device(memory=gib * 2**30, tflops=100)
+
+
+def searched(cfg: RunConfig, on: Device, devices: int, global_size: int, **fixed: Any) -> Found:
+    return search(job_of(cfg), on, link(of=on), devices, global_size, fixed=fixed.get("fixed"))
+
+
+def overrides(choice: Choice) -> list[str]:
+    return [f"{key}={value}" for key, value in choice.settings().items()]
+
+
+# Search
+
+
+def test_all_that_a_run_would_take_and_nothing_else_is_found() -> None:
+    """Every combination is offered to the loader; it and the search agree on which there are."""
+    cfg, on, devices, total = small(), card(1), 8, 16
+    found = searched(cfg, on, devices, total)
+    mine = {tuple(sorted(overrides(fit.choice))) for fit in found.fits}
+    assert len(mine) == len(found.fits), "no layout twice"
+    assert {fit.choice.recompute for fit in found.fits} == {"none"}, "with so much room nothing is computed twice"
+    slower = [each for each in found.rejected if each.reason == "fits with recompute none already"]
+    assert len(slower) == 2 * len(found.fits), "full_attn and full"
+    accepted = set()
+    for layout, zero, (schedule, virtual), micro in product(
+        layouts(devices), range(4), [("1f1b", 1), *(("interleaved", v) for v in (2, 4))], (1, 2, 4, 8, 16)
+    ):
+        if (zero == 0) != (layout.fsdp == 1):
+            continue  # without a stage fsdp is one more dp
+        if layout.pp == 1 and virtual > 1:
+            continue
+        said = [f"parallel.{axis}={size}" for axis, size in vars(layout).items()]
+        said += [f"parallel.zero={zero}", f"batch.global_size={total}", f"batch.micro_size={micro}"]
+        said += ["train.recompute=none"]
+        if layout.pp > 1:
+            said += [f"parallel.schedule={schedule}", f"parallel.virtual_stages={virtual}"]
+        try:
+            taken = small(*said)
+        except ConfigError:
+            continue
+        plan = solve_batch(taken.batch, layout.data_parallel)
+        accepted.add(tuple(sorted([*said, f"batch.accumulation={plan.accumulation}"])))
+    assert mine == accepted
+
+
+def test_what_is_found_fits_is_in_order_and_keeps_the_batch() -> None:
+    cfg, on = load(preset="1.3B", overrides=["precision.compute=bf16"]), device("a100-40g")
+    found = searched(cfg, on, 8, 512)
+    assert found.fits and found.rejected
+    speeds = [fit.tokens_per_second for fit in found.fits]
+    assert speeds == sorted(speeds, reverse=True)
+    job = job_of(cfg)
+    for fit in found.fits[:20]:
+        assert max(each.peak for each in fit.choice.memory(job)) <= on.capacity
+        batch = fit.choice.batch
+        assert batch.global_size == 512 == batch.micro_size * batch.accumulation * batch.data_parallel
+        assert fit.choice.layout.world_size == 8
+        load(preset="1.3B", overrides=["precision.compute=bf16", *overrides(fit.choice)])
+    for rejected in found.rejected:
+        assert rejected.reason
+        assert rejected.needed is None or rejected.needed > on.capacity
+
+
+def test_each_rejected_layout_has_its_reason() -> None:
+    found = searched(small("model.num_heads=2"), card(1), 8, 16)
+    reasons = {each.what: each.reason for each in found.rejected}
+    assert "does not divide model.num_heads (2)" in reasons["tp8"]
+    assert "8 pipeline stages, but the model has 4 layers" in reasons["pp8"]
+    assert "needs a multiple" not in reasons
+    assert any("micro-batches per step" in reason and "pp4" in what for what, reason in reasons.items())
+    odd = searched(small(), card(1), 8, 12)
+    assert (
+        "batch.global_size 12 is not a multiple of 8 data-parallel ranks"
+        in {each.what: each.reason for each in odd.rejected}["dp8"]
+    )
+
+
+def test_what_is_fixed_stays() -> None:
+    fixed = {"parallel.tp": 2, "train.recompute": "full", "batch.micro_size": 2, "parallel.zero": 1}
+    found = searched(small(), card(1), 8, 16, fixed=fixed)
+    assert found.fits
+    for fit in found.fits:
+        settings = fit.choice.settings()
+        assert {key: settings[key] for key in fixed} == fixed
+
+
+def test_what_is_said_of_those_at_the_border_is_true_of_all() -> None:
+    """More recomputation or a smaller micro-batch never holds more: each candidate is computed and compared."""
+    cfg = load(preset="345M", overrides=["precision.compute=bf16"])
+    job, on = job_of(cfg), custom_device(memory=6 * 2**30, tflops=100)
+    found = searched(cfg, on, 4, 64)
+    fitting = {str(fit.choice) for fit in found.fits}
+    told = {each.what: each.reason for each in found.rejected}
+    count = 0
+    for fit in found.fits[::7]:
+        for micro, mode in product((1, 2, 4, 8, 16), ("none", "full_attn", "full")):
+            batch = replace(
+                fit.choice.batch, micro_size=micro, accumulation=64 // micro // fit.choice.batch.data_parallel
+            )
+            choice = replace(fit.choice, batch=batch, recompute=mode)
+            name = str(choice)
+            if batch.accumulation * micro * batch.data_parallel != 64 or (name not in fitting and name not in told):
+                continue
+            fits = max(each.peak for each in choice.memory(job)) <= on.capacity
+            assert fits is (name in fitting or "already" in told[name]), (name, told.get(name))
+            count += 1
+    assert count > 50
+
+
+def test_thousands_of_layouts_take_seconds() -> None:
+    cfg = load(preset="175B", overrides=["precision.compute=bf16", "model.max_positions=2048", "data.seq_len=2048"])
+    before = time.process_time()
+    found = searched(cfg, device("a100-80g"), 128, 1536)
+    assert found.looked_at > 1000
+    assert found.fits
+    assert time.process_time() - before < 10  # about one on a machine of its own
+
+
+def test_nothing_found_says_what_would_be_needed() -> None:
+    cfg, on = load(preset="6.7B", overrides=["precision.compute=fp16"]), device("v100-32g")
+    found = searched(cfg, on, 2, 64)
+    assert not found.fits
+    assert found.nearest is not None and found.nearest.needed is not None
+    assert found.nearest.needed == min(each.needed for each in found.rejected if each.needed is not None)
+    enough = fewest_devices(job_of(cfg), on, link(of=on), 2, 64)
+    assert enough is not None and enough > 2
+    assert searched(cfg, on, enough, 64).fits
+    for fewer in range(3, min(enough, 9)):
+        assert not searched(cfg, on, fewer, 64).fits
+
+
+def test_devices_that_do_not_help() -> None:
+    """A card that has no room for one layer's activations."""
+    cfg = load(preset="6.7B", overrides=["precision.compute=fp16"])
+    on = card(0.01)
+    assert fewest_devices(job_of(cfg), on, link(of=on), 8, 64) is None
+
+
+@pytest.mark.parametrize(
+    ("preset", "devices", "tokens"),
+    [("345M", 8, 2**19), ("1.3B", 8, 2**20), ("6.7B", 16, 2**21), ("175B", 24, 3 * 2**20)],
+)
+def test_the_usual_batch(preset: str, devices: int, tokens: int) -> None:
+    job = job_of(load(preset=preset))
+    samples = usual_batch(job, devices)
+    assert samples % devices == 0
+    assert samples * job.seq_len == pytest.approx(tokens, rel=0.01)
+
+
+# Room
+
+
+def rank(pp_rank: int, peak: int) -> RankMemory:
+    return RankMemory(pp_rank, 1, peak, 0, 0, 0, 0, 0, "update", 1)
+
+
+def test_room_of_a_device_and_of_a_machine() -> None:
+    memories = [rank(0, 5), rank(1, 3), rank(2, 4), rank(3, 1)]
+    layout = Layout(pp=4, dp=2)
+    assert Room(10).needed(memories, layout) == 5
+    assert Room(10, 8).needed(memories, layout) == 26
+    assert Room(10, 4).needed(memories, layout) == 16
+    assert Room(10, 2).needed(memories, layout) == 10
+
+
+# The smallest change that makes it fit
+
+
+def plan(*said: str, preset: str = "345M", devices: int = 1) -> tuple[Job, Choice]:
+    cfg = load(preset=preset, overrides=["precision.compute=fp16", *said])
+    return job_of(cfg), Choice.of(cfg, devices)
+
+
+def shares(job: Job, choice: Choice) -> int:
+    return max(each.peak for each in choice.memory(job))
+
+
+BATCH = ("batch.global_size=64", "batch.micro_size=16")
+
+
+def test_three_changes_keep_model_and_batch_and_fit() -> None:
+    job, choice = plan(*BATCH)
+    room = Room(0.6 * shares(job, choice))
+    found = changes.smallest(job, choice, room)
+    kept = [change for change in found if change.kind != changes.MODEL]
+    assert len(kept) == 3
+    for change in kept:
+        assert change.needed <= room.capacity
+        said = [f"{key}={value}" for key, value in change.settings.items()]
+        again, there = plan(*BATCH, *said)
+        assert shares(again, there) == change.needed, "the settings are what was planned"
+        assert there.batch.global_size == 64 and again.model == job.model
+    assert [change.kind for change in found[3:]] == [changes.MODEL] * len(found[3:])
+    assert found[3:], "what changes the model comes last"
+
+
+def test_a_change_is_no_larger_than_needed() -> None:
+    job, choice = plan(*BATCH)
+    room = Room(0.6 * shares(job, choice))
+    alone = next(
+        c for c in changes.smallest(job, choice, room) if set(c.settings) == {"batch.micro_size", "batch.accumulation"}
+    )
+    micro = alone.settings["batch.micro_size"]
+    larger = next(size for size in range(micro + 1, 17) if 64 % size == 0)
+    again, there = plan("batch.global_size=64", f"batch.micro_size={larger}")
+    assert shares(again, there) > room.capacity
+
+
+def test_no_change_contains_a_smaller_one() -> None:
+    job, choice = plan(*BATCH, "parallel.dp=4", devices=4)
+    found = [c for c in changes.smallest(job, choice, Room(0.5 * shares(job, choice)), most=8) if c.kind == changes.RUN]
+    settings = [set(map(str, change.settings.items())) for change in found]
+    assert all(not (a < b) for a in settings for b in settings)
+
+
+def test_replicas_become_shards() -> None:
+    """States alone are too large: no micro-batch helps, sharding does."""
+    job, choice = plan(
+        "batch.global_size=8", "batch.micro_size=1", "parallel.dp=8", "train.recompute=full", preset="1.3B", devices=8
+    )
+    found = changes.smallest(job, choice, Room(14 * 2**30))
+    assert found[0].settings["parallel.fsdp"] == 8 and found[0].settings["parallel.dp"] == 1
+    assert found[0].settings["parallel.zero"] in (1, 2, 3)
+    again, there = plan(
+        "batch.global_size=8",
+        "train.recompute=full",
+        *(f"{k}={v}" for k, v in found[0].settings.items()),
+        "batch.micro_size=1",
+        preset="1.3B",
+        devices=8,
+    )
+    assert shares(again, there) == found[0].needed <= 14 * 2**30
+
+
+def test_written_out_attention_is_the_first_to_go() -> None:
+    job, choice = plan(*BATCH, "model.attention=math")
+    fused, there = plan(*BATCH)
+    found = changes.smallest(job, choice, Room(shares(fused, there)))
+    assert found[0].settings == {"model.attention": "auto"} and found[0].kind == changes.RUN
+
+
+def test_more_devices_where_one_cannot_hold_it() -> None:
+    job, choice = plan("batch.global_size=8", "batch.micro_size=8", "train.recompute=full", preset="1.3B")
+    found = changes.smallest(job, choice, Room(16 * 2**30))
+    assert [change.kind for change in found] == [changes.DEVICES, changes.MODEL, changes.MODEL]
+    assert str(found[0]).startswith("2 devices: parallel.fsdp=2 parallel.zero=")
+    assert str(found[1]).startswith("another model: model.hidden_size=1024 model.ffn_size=4096")
+    assert [c.kind for c in changes.smallest(job, choice, Room(16 * 2**30, 2))] == [changes.MODEL] * 2
+
+
+def test_a_pipeline_keeps_its_micro_batches() -> None:
+    """With interleaved stages the number of micro-batches stays a multiple of pp."""
+    said = ["parallel.pp=4", "parallel.schedule=interleaved", "parallel.virtual_stages=2"]
+    job, choice = plan("batch.global_size=96", "batch.micro_size=6", *said, devices=4)
+    for change in changes.smallest(job, choice, Room(0.7 * shares(job, choice))):
+        assert change.choice.batch.accumulation % 4 == 0
