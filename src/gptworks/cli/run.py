@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         os.environ.update(translation.environment)
         code = main(arguments[1:])
         _name_logs(translation)
-        if code == 0:
+        if code == 0 and _is_first_machine(translation.arguments):
             _write_their_names(translation)
         return code
     finally:
@@ -120,6 +120,17 @@ def native(translation: "Translation", folder: Path) -> list[str]:
     part.replace(folder / file)
     out = str(Path(str(translation.config["run.out"])))
     return ["gptworks", translation.verb, "-c", file, "--out", out, *translation.arguments]
+
+
+def _is_first_machine(arguments: list[str]) -> bool:
+    """Machines share the folder of a run: one of them is enough."""
+    from gptworks.parallel import nodes
+
+    given = dict(zip(arguments, arguments[1:], strict=False))
+    options = {"nnodes": "--nnodes", "master": "--master", "node_ips": "--node-ips"}
+    options |= {"table": "--rank-table", "ranks": "--rank-range"}
+    rank = int(given["--node-rank"]) if "--node-rank" in given else None
+    return nodes.solve(**{key: given.get(name, "") for key, name in options.items()}, node_rank=rank).rank == 0
 
 
 def _write_their_names(translation: "Translation") -> None:

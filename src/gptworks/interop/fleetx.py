@@ -27,7 +27,8 @@ _LISTS = {
     "black": {"reduce_sum", "c_softmax_with_cross_entropy", "elementwise_div"},
     "white": {"lookup_table", "lookup_table_v2"},
 }
-_FASTEST = "the fastest equivalent is always used; the numbers are the same"
+_LINEAR = "a product and its bias are one call always (train.compile fuses what is around them); the same numbers"
+_TENSORS = "AdamW changes all tensors in one fused kernel always; the same numbers"
 _FUSED = "a choice of kernels, not of numbers; torch chooses"
 
 # What is not done here; each list begins with the switch that their files turn off.
@@ -110,7 +111,7 @@ KEYS = [
     Key("Model.use_recompute", truth, default=True),
     Key("Model.recompute_granularity", words, default="full"),
     Key("Model.no_recompute_layers", words),
-    Key("Model.fused_linear", truth, same=_FASTEST),
+    Key("Model.fused_linear", truth, same=_LINEAR),
     Key("Model.fuse_attn_qkv", truth, same="QKV is one matrix here always"),
     Key("Model.scale_qk_by_layer_num", truth, same="divides and multiplies by the same number"),
     Key("Model.sequence_parallel", truth, default=False),
@@ -127,7 +128,7 @@ KEYS = [
     Key("Distributed.sharding.broadcast_overlap", truth, same="communication overlaps wherever torch can"),
     Key("Distributed.pp_recompute_interval", whole, why="every block is recomputed, or none"),
     Key("Distributed.fuse_sequence_parallel_allreduce", truth, same="those gradients are always summed in one message"),
-    Key("Fused.tensor_fusion", truth, same=_FASTEST),
+    Key("Fused.tensor_fusion", truth, same=_TENSORS),
     Key("Optimizer.name", words),
     Key("Optimizer.weight_decay", number, "optim.weight_decay", default=0.0),
     Key("Optimizer.adam_beta1", number),
@@ -137,7 +138,7 @@ KEYS = [
     Key("Optimizer.beta2", number),
     Key("Optimizer.epsilon", number),
     Key("Optimizer.multi_precision", truth, same="parameters are fp32 masters here always"),
-    Key("Optimizer.tensor_fusion", truth, same=_FASTEST),
+    Key("Optimizer.tensor_fusion", truth, same=_TENSORS),
     Key("Optimizer.lr.name", words),
     Key("Optimizer.lr.decay_steps", whole, default=360000),
     Key("Optimizer.lr.max_steps", whole, same="FleetX does not use it"),

@@ -29,7 +29,7 @@ TRAINING = [
     Key("--node-ips", words),
     Key("--ctrl-port", whole, default=50051),
     Key("--use-rdma", words, switch=True),
-    Key("--use-external-dataset", words, switch=True, same="the order is that of Megatron's data set anyway"),
+    Key("--use-external-dataset", words, switch=True),
     Key("--multihead-attention-fusion", words, switch=True, same=KERNEL),
     Key("--no-scale-tril-softmax-dropout-fusion", words, switch=True, same=KERNEL),
     Key("--no-bias-dropout-fusion", words, switch=True, same=KERNEL),
@@ -83,7 +83,7 @@ _SIZES = {"117M": (12, 768, 12), "345M": (24, 1024, 16)}
 # {machines}n{devices}d_{data}x{tensor}x{pipeline}_{batch}_{width}x{depth}
 _NAMED = re.compile(r"(?:distribute_)?pretrain_(\d+)n(\d+)d_(\d+)x(\d+)x(\d+)_(\d+)_(\d+)x(\d+)\.sh")
 _EXPORT = re.compile(r"^\s*export\s+(ONEFLOW_GPT_\w+)=[\"']?([^\"'\s#]*)", re.MULTILINE)
-_ORDER = "cut into samples as theirs; shuffled as megatron-core does, theirs is C++'s std::shuffle"
+_EXTERNAL = "Megatron's data set, which they copied in 2021; its split was rounded in another way then"
 
 
 def recognise(command: Command) -> bool:
@@ -240,8 +240,10 @@ def _data(settings: Settings, folder: Path) -> None:
     if not settings["--dataset"]:
         raise ConfigError(settings.where, ["--dataset: is required: X of a pair X.bin and X.idx."])
     prefix = str(settings["--dataset"])
-    settings.map("--dataset", {"data.path": (prefix,)}, why=_ORDER)
-    settings.ours["data.order"] = "megatron"
+    settings.map("--dataset", {"data.path": (prefix,)})
+    settings.ours["data.order"] = "oneflow"
+    if settings.is_given("--use-external-dataset"):
+        settings.map("--use-external-dataset", {"data.order": "megatron"}, why=_EXTERNAL)
     megatron_flags.tokenizer_of(settings, folder, [prefix])
 
 
@@ -257,11 +259,12 @@ def _machines(settings: Settings, nodes: int) -> list[str]:
         used = ",".join(addresses.split(",")[:nodes])
         on_command_line(settings, "--num-nodes", {"--nproc": settings["--num-gpus-per-node"]})
         on_command_line(settings, "--node-ips", {"--node-ips": used})
-        arguments += ["--node-ips", used, "--nproc", str(settings["--num-gpus-per-node"])]
+        meeting = f"{used.partition(',')[0]}:{settings['--ctrl-port']}"
+        on_command_line(settings, "--ctrl-port", {"--master": meeting})
+        arguments += ["--master", meeting, "--node-ips", used, "--nproc", str(settings["--num-gpus-per-node"])]
     else:
         settings.same("--num-nodes", "one machine")
-        settings.same("--node-ips", "one machine: nobody is called")
-    settings.ignore("--ctrl-port", "the machines meet at the port of --master")
+        settings.same(["--node-ips", "--ctrl-port"], "one machine: nobody is called")
     if settings.is_given("--use-rdma"):
         arguments.append("--rdma")
         on_command_line(settings, "--use-rdma", {"--rdma": True})

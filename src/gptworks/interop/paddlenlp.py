@@ -1,5 +1,5 @@
 """PaddleNLP GPT and GPT-3: run_pretrain(.py, _static.py), run_eval.py, export_model.py, inference.py,
-create_pretraining_data.py, by their flags."""
+create_pretraining_data.py, by their flags; and Paddle's check of an installation."""
 
 import os
 import re
@@ -9,6 +9,7 @@ from typing import Any
 
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import command_line, paddle_launch
+from gptworks.interop.notes import Note
 from gptworks.interop.settings import Key, Settings, number, truth, whole, words
 from gptworks.interop.translation import AfterTraining, Command, Translation
 
@@ -125,6 +126,7 @@ PREPARATION = [
     Key("--cn_whole_word_segment", words, switch=True, why="is for BERT"),
 ]
 PROGRAMS: dict[str, Any] = {}
+CHECK = "paddle.utils.run_check()"  # typed into Python, or given to it with -c
 SCRIPT = "run.sh"  # with a command of these programs in it
 QUESTIONS = [
     "Question: Who is the CEO of Apple? Answer:",
@@ -145,9 +147,13 @@ CHINESE_QUESTIONS = [
 def recognise(command: Command) -> bool:
     if Path(command.program).name == "tar" and any(".json.zst.tar" in word for word in command.arguments):
         return True
-    if Path(command.program).name == SCRIPT:
+    if Path(command.program).name == SCRIPT or _checks(command):
         return True
     return Path(command.program).name in PROGRAMS and not any(w in ("-c", "--config") for w in command.arguments)
+
+
+def _checks(command: Command) -> bool:
+    return any(CHECK in word for word in command.words)
 
 
 def recognise_yaml(values: Mapping[str, Any]) -> bool:
@@ -159,6 +165,8 @@ def translate_yaml(path: Path) -> Translation:
 
 
 def translate(command: Command, find: Any) -> Translation:
+    if _checks(command):
+        return Translation(NAME, "doctor", CHECK, notes=[Note(CHECK, "", "mapped", "gptworks doctor")])
     if Path(command.program).name == "tar":
         raise UsageError(
             "openwebtext2.json.zst.tar: the document's slip; the archive is called openwebtext2.jsonl.zst.tar. It need "
