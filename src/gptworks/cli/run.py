@@ -134,42 +134,11 @@ def _is_first_machine(arguments: list[str]) -> bool:
 
 
 def _write_their_names(translation: "Translation") -> None:
-    """Each checkpoint that was kept, under the name the other system would have given it."""
-    from gptworks.checkpoint.convert import convert
-    from gptworks.checkpoint.folder import CheckpointFolder
-    from gptworks.checkpoint.systems.contract import Cut
+    if translation.after:
+        from gptworks.interop import foreign_names
 
-    for after in translation.after:
-        run_folder = Path(str(translation.config["run.out"]))
-        steps = CheckpointFolder(run_folder).steps()
-        if "{" not in after.path and not after.spread and steps:
-            steps = {max(steps): steps[max(steps)]}
-            Path(after.path).unlink(missing_ok=True)
-        by_epoch = "{epoch}" in after.path
-        per_epoch = (after.steps_per_epoch or _steps_per_epoch(run_folder)) if by_epoch else 1
-        for step, folder in sorted(steps.items()):
-            epoch, place = divmod(step - 1, per_epoch)
-            target = Path(after.path.format(step=step, epoch=epoch + 1, step_in_epoch=place + 1))
-            if (target / after.spread.format(step=step)).exists():
-                continue
-            part = target / f".{after.system}" if after.spread else target
-            convert(folder, part, after.system, cut=Cut(after.tp, after.pp))
-            if after.spread:
-                for each in sorted(part.iterdir()):
-                    each.replace(target / each.name)
-                part.rmdir()
-            written = target / after.spread.format(step=step)
-            print(f"{written} ({after.system}: the same weights under the name it would have given them)")
-
-
-def _steps_per_epoch(run_folder: Path) -> int:
-    from gptworks.config.derive import Layout, solve_batch
-    from gptworks.config.load import load_with_origins
-    from gptworks.data.dataset import Dataset
-
-    cfg = load_with_origins(run_folder / "config.yaml").config
-    samples = Dataset(cfg.data, vocab_size=cfg.model.vocab_size, seed=cfg.train.seed).samples_per_epoch("train")
-    return max(1, samples // solve_batch(cfg.batch, Layout.known(cfg.parallel).data_parallel).global_size)
+        for after in translation.after:
+            foreign_names.write(after, Path(str(translation.config["run.out"])))
 
 
 def _name_logs(translation: "Translation") -> None:

@@ -13,22 +13,22 @@ _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_
 _PYTHONS = re.compile(r"(?:.*/)?python[0-9.]*")
 _SHELLS = {"sh", "bash", "source", "."}
 # Launchers of other systems -> their options that take a value. What follows the options is the program.
-LAUNCHERS = {
-    "paddle.distributed.fleet.launch": {
-        "--gpus", "--devices", "--log_dir", "--ips", "--nnodes", "--nproc_per_node", "--master", "--rank", "--xpus",
-        "--npus", "--run_mode", "--job_id", "--log_level", "--selected_gpus", "--selected_devices",
-    },
-    "paddle.distributed.launch": {
-        "--gpus", "--devices", "--log_dir", "--ips", "--nnodes", "--nproc_per_node", "--master", "--rank", "--xpus",
-        "--npus", "--run_mode", "--job_id", "--log_level", "--selected_gpus", "--selected_devices",
-    },
-    "torch.distributed.launch": {
-        "--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port", "--nproc-per-node",
-        "--node-rank", "--master-addr", "--master-port", "--rdzv-backend", "--rdzv-endpoint", "--rdzv_backend",
-        "--rdzv_endpoint",
-    },
+_PADDLE = {
+    "--gpus", "--devices", "--log_dir", "--ips", "--nnodes", "--nproc_per_node", "--master", "--rank", "--xpus",
+    "--npus", "--run_mode", "--job_id", "--log_level", "--selected_gpus", "--selected_devices", "--max_restart",
+    "--elastic_level", "--elastic_timeout", "--auto_tuner_json",
 }  # fmt: skip
-LAUNCHERS["torch.distributed.run"] = LAUNCHERS["torchrun"] = LAUNCHERS["torch.distributed.launch"]
+_TORCH = {
+    f"--{name}"
+    for spelled in (
+        "nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint",
+        "rdzv_id", "rdzv_conf", "max_restarts", "monitor_interval", "start_method", "role", "log_dir", "redirects",
+        "tee", "local_addr",
+    )
+    for name in (spelled, spelled.replace("_", "-"))
+}  # fmt: skip
+LAUNCHERS = dict.fromkeys(("paddle.distributed.fleet.launch", "paddle.distributed.launch"), _PADDLE)
+LAUNCHERS |= dict.fromkeys(("torch.distributed.launch", "torch.distributed.run", "torchrun"), _TORCH)
 
 
 def split(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Command:

@@ -163,10 +163,11 @@ def _settings_in_name(name: str) -> dict[str, str]:
         }  # fmt: skip
     assert named  # or it would not have been recognised
     nodes, devices, replicas, tensor, stages, size_of_batch, width_there, depth = named.groups()
+    times = 32 if int(stages) > 1 else 1  # their pipelines accumulate so many micro-batches, the others none
     return {
         "--num-nodes": nodes, "--num-gpus-per-node": devices, "--tensor-model-parallel-size": tensor,
         "--pipeline-model-parallel-size": stages, "--global-batch-size": size_of_batch, "--hidden-size": width_there,
-        "--num-layers": depth, "--micro-batch-size": str(min(8, max(1, int(size_of_batch) // int(replicas)))),
+        "--num-layers": depth, "--micro-batch-size": str(max(1, int(size_of_batch) // int(replicas) // times)),
         "--num-attention-heads": {"2304": "24", "3072": "32"}.get(width_there, "16"),
     }  # fmt: skip
 
@@ -215,7 +216,7 @@ def _train(command: Command, given: dict[str, str], remarks: list[str]) -> Trans
     after = [AfterTraining(NAME, f"{out}/iter{{step}}_snapshot")] if settings["--save"] else []
     return Translation(
         NAME, "train", command.program, config=settings.ours, arguments=arguments, notes=settings.notes,
-        remarks=remarks + told, after=after, device="gpu", processes=nodes * devices,
+        remarks=remarks + told, after=after, device="gpu",
     )  # fmt: skip
 
 
