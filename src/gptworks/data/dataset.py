@@ -12,9 +12,7 @@ from gptworks.tokenizer import Tokenizer
 
 
 class Dataset:
-    def __init__(
-        self, cfg: DataConfig, *, vocab_size: int, seed: int = 0, tokenizer: Tokenizer | None = None
-    ) -> None:
+    def __init__(self, cfg: DataConfig, *, vocab_size: int, seed: int = 0, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer`: that of the model, for stores that do not say which it is, where data.tokenizer does not."""
         if not cfg.path:
             raise DataError(
