@@ -392,7 +392,7 @@ def test_a_dollar_between_single_quotes_is_a_dollar() -> None:
     assert command_line.split([r"python sample.py --start=\$five"], {}, Path()).arguments == ["--start=$five"]
 
 
-# Every key of a table that is neither `same` nor ignored decides something: of the values tried, one changes what is run
+# Each key of a table that is neither `same` nor ignored decides something: of the values tried, one changes the run
 
 KINDS: dict[Any, list[str]] = {
     whole: ["1", "2", "3", "4", "8", "64"],
