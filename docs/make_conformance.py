@@ -21,6 +21,7 @@ ROWS = ROOT / "tests" / "conformance" / "rows.json"
 OUTCOMES = ROOT / "tests" / "conformance" / "outcomes.json"
 _ID = re.compile(r"(?<![a-z0-9])(s\d|w|x)_?(\d\d)(?!\d)")
 _WORST_FIRST = ("failed", "passed", "skipped")
+_NONE = "-"
 
 INTRODUCTION = """\
 # Conformance
@@ -32,6 +33,10 @@ gptworks does in its own words, and the same by the other system's command or YA
 `gptworks translate`). A half is done when its tests, which carry the row's id in their names, were run and passed.
 They run on a CPU: the real code on small models. Those marked *live* run the other system itself
 (`make test-interop`); they prove more, and count for nothing here.
+
+A dash stands where a promise has one half: lines of Python and converters have no foreign command (their code is
+rewritten in our words, their checkpoints are converted by `gptworks convert`), and a document as a whole exists in its
+own words only.
 """
 
 
@@ -70,9 +75,12 @@ def is_foreign(test: str) -> bool:
 def text(every: Iterable[Mapping[str, str]], tests: Mapping[str, list[str]], outcomes: Mapping[str, str]) -> str:
     lines, document = [INTRODUCTION], ""
     every = list(every)
-    halves = {row["id"]: [_half(row["id"], tests, outcomes, foreign) for foreign in (False, True)] for row in every}
-    done = [sum(halves[row["id"]][half].startswith("passed") for row in every) for half in (0, 1)]
-    lines.append(f"Of {len(every)} rows, {done[0]} pass in our words and {done[1]} in theirs.\n")
+    halves = {row["id"]: [_half(row, tests, outcomes, foreign) for foreign in (False, True)] for row in every}
+    ours, theirs = ([cells[half] for cells in halves.values() if cells[half] != _NONE] for half in (0, 1))
+    lines.append(
+        f"Of {len(every)} rows, {len(ours)} have a half in our words, of which {_passed(ours)} pass, and {len(theirs)} "
+        f"in theirs, of which {_passed(theirs)} pass.\n"
+    )
     for row in every:
         if row["document"] != document:
             document = row["document"]
@@ -89,8 +97,14 @@ def text(every: Iterable[Mapping[str, str]], tests: Mapping[str, list[str]], out
     return "\n".join(lines)
 
 
-def _half(row: str, tests: Mapping[str, list[str]], outcomes: Mapping[str, str], foreign: bool) -> str:
-    mine = [test for test, about in tests.items() if row in about and is_foreign(test) is foreign]
+def _passed(cells: list[str]) -> int:
+    return sum(cell.startswith("passed") for cell in cells)
+
+
+def _half(row: Mapping[str, str], tests: Mapping[str, list[str]], outcomes: Mapping[str, str], foreign: bool) -> str:
+    mine = [test for test, about in tests.items() if row["id"] in about and is_foreign(test) is foreign]
+    if not mine and row.get("only") == ("ours" if foreign else "theirs"):
+        return _NONE
     counted = [test for test in mine if not is_live(test)]
     states = {outcomes.get(test, "not run") for test in counted}
     if not counted:

@@ -235,7 +235,7 @@ def test_a_share_that_was_trained_on_is_not_called_held_out(call, recipe, small_
     assert "data.held_out_path" in err
 
 
-@pytest.mark.parametrize("order", ["megatron", "paddle"])
+@pytest.mark.parametrize("order", ["megatron", "paddle", "oneflow"])
 def test_held_out_rows_cannot_be_laid_out_by_another_system(
     order: str, call, recipe, small_store: Path, tmp_path: Path
 ) -> None:

@@ -276,7 +276,7 @@ def test_what_a_run_leaves_behind(recipe: Path, tmp_path: Path, run_cli: Callabl
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
 
 
-def test_tensorboard(finished: Path) -> None:
+def test_s2_12_tensorboard_has_loss_rate_and_throughput(finished: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

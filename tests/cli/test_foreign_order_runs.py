@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from gptworks.data.foreign_order import ORDERS
 from gptworks.data.store import Store
 
 SETTINGS = ["evaluate.every=4", "evaluate.batches=3", "model.dropout_hidden=0.1", "optim.decay_steps=10"]
 
 
-@pytest.mark.parametrize("order", ["megatron", "paddle"])
+@pytest.mark.parametrize("order", ORDERS)
 def test_a_run_in_two_parts_is_a_run(
     order: str,
     recipe: Path,
@@ -23,9 +24,7 @@ def test_a_run_in_two_parts_is_a_run(
     common = ["train", "-c", recipe, f"data.order={order}", *SETTINGS, "train.steps=10"]
     call(*common, "--out", tmp_path / "whole")
     done = call(*common, "--out", tmp_path / "again")
-    assert (
-        f"samples as {'megatron-core' if order == 'megatron' else 'PaddleNLP and FleetX'} would lay out 40" in done.out
-    )
+    assert f"samples as {ORDERS[order]} would lay out 40" in done.out
     middle = tmp_path / "again" / "checkpoints" / "step-00000008"
     assert json.loads((middle / "manifest.json").read_text())["samples_asked"] == 40
     call(*common, "--out", tmp_path / "again", "--resume", middle)
@@ -38,10 +37,10 @@ def test_the_orders_differ(
     recipe: Path, tmp_path: Path, call: Callable[..., Any], metrics: Callable[[Path], list[dict[str, Any]]]
 ) -> None:
     losses = set()
-    for order in ("shuffled", "sequential", "megatron", "paddle"):
+    for order in ("shuffled", "sequential", *ORDERS):
         call("train", "-c", recipe, "--out", tmp_path / order, f"data.order={order}", "train.steps=1")
         losses.add(metrics(tmp_path / order)[0]["loss"])
-    assert len(losses) == 4
+    assert len(losses) == 5
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,21 @@
 """What the tests of foreign commands have in common: a folder with the files a document names, a command run in it."""
 
+import contextlib
+import io
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from gptworks.cli.main import main
+from gptworks.config.load import from_dict
+from gptworks.data import split
+from gptworks.data.dataset import Dataset
+from gptworks.errors import DataError
 
 
 def fill(folder: Path, corpus: Path, tokenizer: Any) -> None:
@@ -27,6 +35,44 @@ def fill(folder: Path, corpus: Path, tokenizer: Any) -> None:
 def run(folder: Path, command: str, *options: str) -> int:
     """As a document writes it, on a CPU and small."""
     return main(["run", "--device", "cpu", "--shrink", "tiny", "--cwd", str(folder), *options, "--", command])
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+
+def said(words: Sequence[str]) -> Said:
+    """What our command line prints; for fixtures of a module, which have no capsys."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(list(words))
+    return Said(code, out.getvalue(), err.getvalue())
+
+
+def paddle_pair(prefix: Path, documents: Sequence[np.ndarray]) -> None:
+    """As PaddleNLP's and FleetX's tools write it."""
+    prefix.parent.mkdir(exist_ok=True)
+    np.save(f"{prefix}_ids.npy", np.concatenate(documents).astype(np.uint16))
+    lens = np.array([len(document) for document in documents], np.int32)
+    np.savez(f"{prefix}_idx.npz", lens=lens, docs=np.arange(len(lens) + 1, dtype=np.int64))
+
+
+def parts_of(config: dict[str, Any], folder: Path) -> list[tuple[int, int] | None]:
+    """First and last + 1 of the sequences that a translated command gives to training, held-out and test."""
+    data = {**config["data"], "path": [str(folder / path) for path in config["data"]["path"]]}
+    dataset = Dataset(from_dict({"data": data}).data, vocab_size=config["model"]["vocab_size"])
+    found: list[tuple[int, int] | None] = []
+    for part in split.PARTS:
+        try:
+            (source,) = dataset.samples(part).sources
+        except DataError:  # nothing is in it
+            found.append(None)
+        else:
+            found.append((int(source.document_index.min()), int(source.document_index.max()) + 1))
+    return found
 
 
 def losses(run_folder: Path) -> list[tuple[int, float]]:

@@ -5,13 +5,49 @@ from pathlib import Path
 import pytest
 import torch
 
+from gptworks.cli.main import main
 from gptworks.config import Layout, load, solve_batch
 from gptworks.errors import ConfigError
 from gptworks.parallel.apply import FreshWeights, build
 from gptworks.parallel.launch import World
 from gptworks.train import schedule
 
+FOLDER = Path(__file__).parents[2] / "recipes"
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize(("name", "width", "recompute"), [("345m", 1024, "none"), ("1.3b", 2048, "full")])
+def test_s0_01_the_recipes_of_one_card_run(
+    name: str, width: int, recompute: str, small_store: Path, tmp_path: Path
+) -> None:
+    """That they are what FleetX's files mean: test_run_fleetx."""
+    recipe = load(FOLDER / f"{name}.yaml")
+    shape = (recipe.model.num_layers, recipe.model.hidden_size, recipe.model.num_heads, recipe.model.vocab_size)
+    assert shape == (24, width, 16, 50304)
+    assert (recipe.precision.compute, recipe.train.recompute) == ("fp16", recompute)
+    small = ["model.num_layers=1", "model.hidden_size=32", "model.num_heads=2", "model.vocab_size=512", "train.steps=2"]
+    small += ["model.ffn_size=128", "data.seq_len=16", f"data.path={small_store}", "run.device=cpu"]
+    out = tmp_path / "run"
+    assert main(["train", "-c", str(FOLDER / f"{name}.yaml"), "--out", str(out), *small]) == 0
+    assert (out / "metrics.jsonl").read_text(encoding="utf-8").count('"loss"') == 2
+
+
+def test_s0_03_overrides_change_single_keys_and_the_last_one_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "-o",
+        "model.hidden_size=64",
+        "-o",
+        "model.hidden_size=128",
+        "model.num_layers=3",
+        "-o",
+        "data.split=8,1,1",
+    ]
+    assert main(["config", "show", "-c", str(FOLDER / "345m.yaml"), *words]) == 0
+    shown = capsys.readouterr().out
+    assert "hidden_size: 128" in shown and "num_layers: 3" in shown and "num_heads: 16" in shown
+    config = load(FOLDER / "345m.yaml", overrides=["data.split=8,1,1", "model.ffn_size="])
+    assert config.data.split == (8.0, 1.0, 1.0) and config.model.ffn_size == 4 * 1024
+
 
 BATCH = {"batch.global_size": 16, "batch.micro_size": 2, "batch.accumulation": 4}
 

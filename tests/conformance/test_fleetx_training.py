@@ -1,5 +1,8 @@
-"""FleetX, single card: what its document says about training, by our own command. Rows S0-08, S0-10, S0-12, S0-13."""
+"""FleetX, single card: what its document says about training, by our own command. Rows S0-08 to S0-10, S0-12,
+S0-13."""
 
+import copy
+import functools
 import json
 import math
 import re
@@ -12,6 +15,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gptworks.cli.main import main
+from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig
+from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.launch import World
+from gptworks.train import optim
 
 SHAPE = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 512, "max_positions": 64}
 
@@ -95,6 +102,52 @@ def test_s0_08_with_flash_attention_core_attn_saves_nothing_and_says_so(train: A
     _, printed = train("run", "train.steps=1", "train.recompute=core_attn")
     assert "train.recompute: core_attn saves nothing here" in printed
     assert "full_attn or full" in printed
+
+
+# S0-09: fused_linear, tensor_fusion
+
+
+def test_s0_09_the_fused_optimizer_updates_as_the_plain_one_does() -> None:
+    part = build(ModelConfig(**SHAPE), World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(), 2, seed=1))
+    settings = OptimConfig(lr=1e-2, weight_decay=0.1)
+    fused = optim.build(part, settings)
+    assert all(group["fused"] for group in fused.param_groups)
+    twin = copy.deepcopy(part)
+    plain = torch.optim.AdamW(
+        [
+            {"params": [p for n, p in twin.named_parameters() if optim.is_decayed(n, settings) is decayed], **more}
+            for decayed, more in ((True, {"weight_decay": 0.1}), (False, {"weight_decay": 0.0}))
+        ],
+        lr=1e-2,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.eps,
+        foreach=False,
+    )
+    before = part.wte.weight.detach().clone()
+    for step in range(3):
+        for model, optimizer in ((part, fused), (twin, plain)):
+            draws = torch.Generator().manual_seed(step)
+            for parameter in model.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=draws)
+            optimizer.step()
+    assert not torch.allclose(part.wte.weight, before, atol=1e-3)
+    for (name, one), (_, other) in zip(part.named_parameters(), twin.named_parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=2e-6, rtol=1e-5, msg=name)
+
+
+# Dynamo asks every tensor whether it has a gradient and hides the answer's warning only from the screen.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_s0_09_compiled_blocks_give_the_same_losses(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler's graphs without its C++, whose building takes most of a minute."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr("gptworks.parallel.apply.can_compile", lambda device: True)
+    torch._dynamo.utils.counters.clear()
+    losses = {}
+    for on in ("false", "true"):
+        run, _ = train(on, "train.steps=3", "train.log_every=1", f"train.compile={on}")
+        losses[on] = list(logged(run, "loss").values())
+    assert torch._dynamo.utils.counters["frames"]["ok"] >= 1, "nothing was compiled"
+    assert losses["true"] == pytest.approx(losses["false"], abs=5e-6)
 
 
 # S0-10: AdamW, cosine with warmup_rate, global-norm clip

@@ -1,11 +1,13 @@
 """The commands of FleetX's document, as they are written there, and its YAML of 2022 and of 2023."""
 
+import itertools
 import json
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import foreign_runs as foreign
 import numpy as np
 import pytest
 import yaml
@@ -13,8 +15,10 @@ import yaml
 from gptworks.checkpoint.convert import convert
 from gptworks.cli.main import main
 from gptworks.config.load import flatten, load
+from gptworks.data.store import Store
 from gptworks.interop import fleetx
 from gptworks.interop.write_yaml import as_yaml
+from gptworks.train import setup
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "src/gptworks/interop/shipped"
@@ -120,10 +124,8 @@ FEW += [word for size in ("global", "local", "micro") for word in ("-o", f"Data.
 def folder(tmp_path: Path) -> Path:
     """Where a command is run: in ./data a corpus of small ids, as Paddle's tools write it."""
     draw = np.random.default_rng(0)
-    lens = draw.integers(30, 200, size=60).astype(np.int32)
-    (tmp_path / "data").mkdir()
-    np.save(tmp_path / "data/corpus_ids.npy", draw.integers(0, 500, size=int(lens.sum())).astype(np.uint16))
-    np.savez(tmp_path / "data/corpus_idx.npz", lens=lens, docs=np.arange(len(lens) + 1, dtype=np.int64))
+    documents = [draw.integers(0, 500, length) for length in draw.integers(30, 200, size=60)]
+    foreign.paddle_pair(tmp_path / "data/corpus", documents)
     return tmp_path
 
 
@@ -218,6 +220,97 @@ def test_s0_04_one_equation_for_the_batch(
     else:
         batch = json.loads(streams.out)["config"]["batch"]
         assert (batch["global_size"], batch["micro_size"]) == expected
+
+
+def test_s0_05_all_pairs_in_the_folder_are_trained_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FleetX itself takes the first it finds; its document says all, and so it is."""
+    for name, word in (("b", 200), ("a", 100), ("c", 300)):
+        foreign.paddle_pair(tmp_path / f"data/{name}", [np.full(80, word)] * 30)
+    assert run(tmp_path, *TRAIN, SIZES[0], *FEW, "-o", "Engine.max_steps=3", "-o", "Engine.eval_freq=0") == 0
+    files = re.findall(r"data/(\w)_ids.npy: samples as PaddleNLP and FleetX", capsys.readouterr().out)
+    assert files == ["a", "b", "c"]  # whatever the folder lists first
+    assert len(losses(tmp_path / "output")) == 3
+    monkeypatch.chdir(tmp_path)
+    samples = setup.prepare(load("run_pretrain.gptworks.yaml")).train_samples.at(0, 6)
+    assert sorted({int(token) for sample in samples for token in sample.tokens}) == [100, 200, 300]
+
+
+@pytest.mark.parametrize("number", [10, 50, 69, 1990])
+def test_s0_06_documents_are_split_by_the_rule_of_2021(
+    number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The borders are those PaddleNLP came to, whose rule it is."""
+    orders = json.loads((ROOT / "tests/fixtures/orders/paddle_orders.json").read_text())
+    (borders,) = {
+        tuple(case["borders"])
+        for case in orders["cases"]
+        if case["split"] == "949,50,1" and len(orders["stores"][case["store"]]) == number
+    }
+    foreign.paddle_pair(tmp_path / "data/corpus", [np.full(9, 7)] * number)
+    command = [*TRAIN, SIZES[0], "-o", "Data.dataset.max_seq_len=4"]
+    capsys.readouterr()
+    assert run(tmp_path, *command, tiny=False, verb="translate", extra=("--json",)) == 0
+    config = json.loads(capsys.readouterr().out)["config"]
+    expected = [(begin, end) if begin < end else None for begin, end in itertools.pairwise(borders)]
+    assert foreign.parts_of(config, tmp_path) == expected
+
+
+def test_s0_06_the_third_share_of_their_run_is_measured(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*TRAIN, SIZES[0], *FEW, "-o", "Engine.max_steps=2", "-o", "Data.dataset.split='80,10,10'"]
+    assert run(folder, *command) == 0
+    starts = Store(folder / "data/corpus_ids.npy").document_starts
+    for part, (begin, end) in {"held-out": (48, 54), "test": (54, 60)}.items():
+        capsys.readouterr()
+        words = ["eval", "--model", str(folder / "output"), "--task", "heldout", "--split", part, "--json"]
+        assert main([*words, "--data", str(folder / "data"), "--device", "cpu"]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["tokens"] == (starts[end] - starts[begin] - 1) // 64 * 64
+        assert np.isfinite(result["rows"][0]["loss"])
+
+
+@pytest.fixture(scope="module")
+def plain_losses(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
+    """A folder with data, and the losses of the 345M file as it is, with dropout and nothing recomputed."""
+    folder = tmp_path_factory.mktemp("plain")
+    draw = np.random.default_rng(0)
+    foreign.paddle_pair(folder / "data/corpus", [draw.integers(0, 500, 90) for _ in range(60)])
+    return folder, few_steps(folder, "plain")
+
+
+def few_steps(folder: Path, out: str, *settings: str) -> list[float]:
+    words = [word for setting in (f"Engine.save_load.output_dir={out}", *settings) for word in ("-o", setting)]
+    assert run(folder, *TRAIN, SIZES[0], *FEW, "-o", "Engine.max_steps=3", *words) == 0
+    return losses(folder / out)
+
+
+@pytest.mark.parametrize("mode", ["full", "full_attn", "core_attn", ""])
+def test_s0_08_recomputing_changes_no_loss(plain_losses: tuple[Path, list[float]], mode: str) -> None:
+    """To the bit: what was dropped is dropped again. Empty, as in the document, means full."""
+    folder, expected = plain_losses
+    settings = ["Model.use_recompute=True", f"Model.recompute_granularity={mode or None}"]
+    assert few_steps(folder, f"recomputed-{mode}", *settings) == expected
+    config = load(folder / f"recomputed-{mode}" / "config.yaml")
+    assert config.train.recompute == (mode or "full") and config.model.dropout_hidden == 0.1
+
+
+def test_s0_08_another_granularity_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["-o", "Model.use_recompute=True", "-o", "Model.recompute_granularity=half"]
+    assert run(folder, *TRAIN, SIZES[0], *words, extra=("--dry-run",)) == 2
+    assert "got 'half'; needs full, full_attn or core_attn" in capsys.readouterr().err
+
+
+def test_s0_09_fused_or_not_the_numbers_are_the_same(
+    plain_losses: tuple[Path, list[float]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file has fused_linear on and tensor_fusion off; both paths are the fastest there is."""
+    folder, expected = plain_losses
+    capsys.readouterr()
+    assert few_steps(folder, "turned", "Model.fused_linear=False", "Fused.tensor_fusion=True") == expected
+    told = capsys.readouterr().out
+    assert re.search(r"Model\.fused_linear False +the same here: a product and its bias are one call", told)
+    assert re.search(r"Fused\.tensor_fusion True +-> optim.decay_params=weights +\(theirs then decays biases too", told)
 
 
 def test_s0_07_s0_13_foreign_defaults_are_theirs(folder: Path) -> None:

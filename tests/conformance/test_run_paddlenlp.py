@@ -1,19 +1,27 @@
 """The commands of PaddleNLP's GPT document and of its GPT-3 document, as they are written there."""
 
+import itertools
 import json
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
+import foreign_runs as foreign
 import numpy as np
 import pytest
+import torch
 import zstandard
 
+import gptworks
 from gptworks.checkpoint.convert import convert
 from gptworks.cli.main import main
+from gptworks.doctor.finding import Finding
 from gptworks.errors import ConfigError, UsageError
+from gptworks.evaluate.wikitext import detokenize
 from gptworks.interop import command_line, paddlenlp, registry
 from gptworks.interop.translation import Translation
+from gptworks.tokenizer import Tokenizer
 
 PREPARE = """python -u  create_pretraining_data.py \\
     --model_name gpt2-en \\
@@ -95,10 +103,8 @@ PASSAGES = [
 def folder(tmp_path: Path) -> Path:
     """Where a command is run: in ./data a corpus of small ids, as Paddle's tools write it."""
     draw = np.random.default_rng(0)
-    lens = draw.integers(30, 200, size=60).astype(np.int32)
-    (tmp_path / "data").mkdir()
-    np.save(tmp_path / "data/gpt_en_dataset_300m_ids.npy", draw.integers(0, 500, int(lens.sum())).astype(np.uint16))
-    np.savez(tmp_path / "data/gpt_en_dataset_300m_idx.npz", lens=lens, docs=np.arange(len(lens) + 1, dtype=np.int64))
+    documents = [draw.integers(0, 500, length) for length in draw.integers(30, 200, size=60)]
+    foreign.paddle_pair(tmp_path / "data/gpt_en_dataset_300m", documents)
     return tmp_path
 
 
@@ -124,7 +130,7 @@ def test_every_flag_of_the_command_has_one_note(command: str) -> None:
     assert all(note.why for note in found.notes if not note.ours)
 
 
-def test_s2_04_s2_06_the_single_card_command_trains_as_its_translation_does(
+def test_s2_03_s2_04_s2_06_the_single_card_command_trains_as_its_translation_does(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = TRAIN + " --max_steps 3"
@@ -276,45 +282,202 @@ def test_changing_any_mapped_flag_changes_the_configuration() -> None:
         assert translated(f"{plain} {name} {other}").config != before.config, name
 
 
-def test_x_01_the_document_from_raw_text_to_inference(
-    tmp_path: Path, corpus_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """S2-02, S2-04, S2-07 to S2-11: each finds what the one before it left. The path is ours, and 40 workers are 2."""
-    raw = tmp_path / "openwebtext"
-    raw.mkdir()
-    documents = corpus_file.read_text(encoding="utf-8").split("\n\n")
-    lines = "".join(json.dumps({"text": each, "meta": {}}) + "\n" for each in documents)
-    (raw / "part.jsonl.zst").write_bytes(zstandard.compress(lines.encode()))
-    assert run(tmp_path, PREPARE.replace("/path/to/openwebtext/", "openwebtext/").replace("40", "2")) == 0
-    (tmp_path / "data").mkdir()
+# The document from its first command to its last. It is run once, and looked at row by row.
+
+
+@dataclass(frozen=True)
+class Story:
+    folder: Path
+    said: dict[str, foreign.Said]
+    passages: list[str]
+    model: gptworks.GPT  # what was trained
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path) -> Story:
+    """In one folder, empty at first; the path of the texts is ours, and 40 workers are 2."""
+    folder = tmp_path_factory.mktemp("story")
+    (folder / "openwebtext").mkdir()
+    lines = [json.dumps({"text": each, "meta": {}}) + "\n" for each in texts_of(corpus_file)]
+    (folder / "openwebtext/part.jsonl.zst").write_bytes(zstandard.compress("".join(lines).encode()))
+    told: dict[str, foreign.Said] = {}
+
+    def tell(name: str, command: str) -> None:
+        told[name] = foreign.said(["run", "--device", "cpu", "--shrink", "tiny", "--cwd", str(folder), "--", command])
+
+    tell("prepare", PREPARE.replace("/path/to/openwebtext/", "openwebtext/").replace("40", "2"))
+    (folder / "data").mkdir()
     for name in ("gpt_openwebtext_ids.npy", "gpt_openwebtext_idx.npz"):
-        shutil.move(tmp_path / name, tmp_path / "data")
-    assert run(tmp_path, TRAIN) == 0
-    assert (tmp_path / "output/model_10/model_state.pdparams").is_file()
+        shutil.move(folder / name, folder / "data")
+    tell("train", TRAIN)
+    convert(folder / "output/model_10", folder / "home/models/gpt2-en", "hf")
+    model = gptworks.GPT.from_pretrained(folder / "home/models/gpt2-en").eval()
+    (folder / "wikitext-103").mkdir()
+    (folder / "wikitext-103/wiki.valid.tokens").write_text(" = Lamp = \n " + " ".join(PASSAGES * 4) + "\n")
+    passages = [*guessed(model, texts_of(corpus_file)), *PASSAGES]
+    (folder / "lambada_test.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in passages))
+    tell("wikitext", WIKITEXT)
+    tell("lambada", LAMBADA)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPTWORKS_HOME", str(folder / "nothing"))
+        tell("not here", LAMBADA_BY_NAME)
+        patch.setenv("GPTWORKS_HOME", str(folder / "home"))
+        tell("by name", LAMBADA_BY_NAME)
+        tell("export", EXPORT)
+        tell("infer", INFER)
+    return Story(folder, told, passages, model)
 
-    (tmp_path / "wikitext-103").mkdir()
-    (tmp_path / "wikitext-103/wiki.valid.tokens").write_text(" = Lamp = \n " + " ".join(PASSAGES * 4) + "\n")
-    (tmp_path / "lambada_test.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in PASSAGES))
-    capsys.readouterr()
-    assert run(tmp_path, WIKITEXT) == 0
-    out = capsys.readouterr().out
-    assert "./output/model_1000/model_state.pdparams is not here" in out  # a shrunk run has no step 1000
-    assert re.search(r"validation results on \./wikitext-103/wiki\.valid\.tokens \| avg loss: \S+ \| ppl: ", out)
-    assert run(tmp_path, LAMBADA) == 0
-    pattern = r"\| number correct: \S+ \| total examples: 2\.0000E\+00 \| avg accuracy: "
-    assert re.search(pattern, capsys.readouterr().out)
 
-    assert run(tmp_path, LAMBADA_BY_NAME, extra=()) == 2  # the model of that name is not on this machine
-    assert "gpt2-en" in capsys.readouterr().err
-    monkeypatch.setenv("GPTWORKS_HOME", str(tmp_path / "home"))
-    convert(tmp_path / "output/model_10", tmp_path / "home/models/gpt2-en", "hf")
-    assert run(tmp_path, LAMBADA_BY_NAME) == 0
-    assert re.search(pattern, capsys.readouterr().out)
+def texts_of(corpus: Path) -> list[str]:
+    return corpus.read_text(encoding="utf-8").split("\n\n")
 
-    assert run(tmp_path, EXPORT) == 0
-    names = {path.name for path in (tmp_path / "infer_model").iterdir()}
+
+def guessed(model: gptworks.GPT, texts: list[str]) -> list[str]:
+    """Passages that end in the word which the model, hardly trained, expects there."""
+    tokenizer = Tokenizer.from_pretrained("gpt2")
+    found = []
+    for text in texts:
+        beginning = " ".join(text.split()[:20])
+        with torch.no_grad():
+            token = int(model(torch.tensor([tokenizer.encode(beginning)]))[0, -1].argmax())
+        word = tokenizer.decode([token])
+        if re.fullmatch(r" [A-Za-z]{2,}", word) and tokenizer.encode(word) == [token]:
+            found.append(beginning + word)
+    assert len(found) > 2
+    return found[:3]
+
+
+def losses_of(model: gptworks.GPT, ids: list[int]) -> list[float]:
+    with torch.no_grad():
+        scores = model(torch.tensor([ids[:-1]]))[0].double().log_softmax(-1)
+    return [-scores[place, token].item() for place, token in enumerate(ids[1:])]
+
+
+def test_x_01_the_document_from_raw_text_to_inference(story: Story) -> None:
+    """Each command finds what the one before it left."""
+    failed = {name: said.err for name, said in story.said.items() if said.code != 0}
+    assert list(failed) == ["not here"]
+    assert (story.folder / "output/model_10/model_state.pdparams").is_file()
+    for name in ("wikitext", "lambada"):  # a shrunk run has no step 1000
+        assert "./output/model_1000/model_state.pdparams is not here" in story.said[name].out
+
+
+def test_s2_02_the_pair_is_read_by_the_original_rules(story: Story, corpus_file: Path) -> None:
+    tokenizer = Tokenizer.from_pretrained("gpt2")
+    documents = [[*tokenizer.encode(text.strip()), 50256] for text in texts_of(corpus_file) if text.strip()]
+    ids = np.load(story.folder / "data/gpt_openwebtext_ids.npy")
+    index = np.load(story.folder / "data/gpt_openwebtext_idx.npz")
+    assert ids.dtype == np.uint16 and ids.tolist() == [token for document in documents for token in document]
+    assert index["lens"].dtype == np.int32 and index["lens"].tolist() == [len(document) for document in documents]
+    assert index["docs"].dtype == np.int64 and index["docs"].tolist() == list(range(len(documents) + 1))
+
+
+def test_s2_12_what_visualdl_shows_is_in_tensorboards_files(story: Story) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(story.folder / "output/tensorboard"))
+    events.Reload()
+    rows = [json.loads(line) for line in (story.folder / "output/metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if "loss" in row]
+    for name in ("loss", "lr", "tokens_per_sec"):
+        found = [(event.step, event.value) for event in events.Scalars(name)]
+        assert found == [(step, pytest.approx(rows[step - 1][name])) for step in range(1, 11)]
+
+
+NUMBER = r"\d\.\d{4}E[+-]\d\d"
+
+
+def test_s2_07_perplexity_of_wikitext_is_the_one_of_its_definition(story: Story) -> None:
+    data = "./wikitext-103/wiki.valid.tokens"
+    text = (story.folder / data).read_text()
+    ids = Tokenizer.from_pretrained("gpt2").encode(detokenize(text))
+    nats = sum(losses_of(story.model, ids[:65]))  # a shrunk model reads 64 tokens
+    for begin in range(32, len(ids) - 64 - 1 + 32, 32):
+        nats += sum(losses_of(story.model, ids[begin : begin + 65])[32:])
+    words = len(text.strip().split(" ")) - 1
+    *_, last = story.said["wikitext"].out.splitlines()
+    line = (
+        rf" - +validation results on {data} \| avg loss: ({NUMBER}) \| ppl: ({NUMBER}) \| adjusted ppl: ({NUMBER}) \| "
+    )
+    found = re.search(line + r"token ratio: (\S+) \|$", last)
+    assert found, last
+    expected = [nats / (len(ids) - 1), np.exp(nats / (len(ids) - 1)), np.exp(nats / words), (len(ids) - 1) / words]
+    assert [float(each) for each in found.groups()] == pytest.approx(expected, rel=1e-4)
+
+
+def test_s2_08_s1_14_lambada_in_the_lines_of_the_document(story: Story) -> None:
+    """Three of five passages end in the word that the model expects."""
+    lines = story.said["lambada"].out.splitlines()
+    (first,) = [line for line in lines if " step 0, batch: 0, number correct: 3.000000, speed: " in line]
+    assert re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}\] \[    INFO\] - step 0", first)
+    assert lines[-1].endswith(
+        "[    INFO] -  validation results on ./lambada_test.jsonl | number correct: 3.0000E+00 | total examples: "
+        "5.0000E+00 | avg accuracy: 6.0000E-01"
+    )
+
+
+def test_s2_09_without_a_checkpoint_the_model_of_that_name_is_used(story: Story) -> None:
+    missing = story.said["not here"]
+    assert missing.code == 2 and "gpt2-en" in missing.err and str(story.folder / "nothing/models") in missing.err
+    last = [story.said[name].out.splitlines()[-1].partition("validation")[2] for name in ("lambada", "by name")]
+    assert last[0] == last[1] != ""
+
+
+def test_s2_10_the_folder_has_the_files_of_the_document(story: Story) -> None:
+    names = {path.name for path in (story.folder / "infer_model").iterdir()}
     assert names >= {"vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json"}
-    assert any(name.startswith("model.") for name in names)
-    capsys.readouterr()
-    assert run(tmp_path, INFER) == 0
-    assert capsys.readouterr().out.count("Question: ") >= 7
+    assert names >= {"model.pt2", "model.info.json", "run.py"}  # for model.pdmodel, .pdiparams and .pdiparams.info
+    assert "a program of torch.export" in story.said["export"].out
+
+
+def test_s2_11_inference_answers_the_questions_from_that_folder(story: Story) -> None:
+    tokenizer = Tokenizer.from_pretrained("gpt2")
+    assert len(paddlenlp.QUESTIONS) == 7
+    for question in paddlenlp.QUESTIONS:
+        ids = tokenizer.encode(question)
+        for _ in range(8):
+            with torch.no_grad():
+                ids.append(int(story.model(torch.tensor([ids]))[0, -1].argmax()))
+        assert tokenizer.decode(ids) in story.said["infer"].out
+
+
+# Beside the document's commands
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["python", "-c", "import paddle; paddle.utils.run_check()"],
+        ["python3 -c 'import paddle; paddle.utils.run_check()'"],
+        ["python\nimport paddle\npaddle.utils.run_check()"],  # as the document has it
+    ],
+)
+def test_s2_01_the_check_of_an_installation_is_ours(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = [Finding("torch", "ok", "2.9")]
+    monkeypatch.setattr("gptworks.doctor.machine.findings", lambda: ready)
+    assert main(["run", "--", *words]) == 0
+    told = capsys.readouterr().out
+    assert "$ gptworks doctor" in told and told.splitlines()[-1] == "ready"
+    ready.append(Finding("gloo", "problem", "does not answer", "Mend the network."))
+    assert main(["run", "--", *words]) == 2
+    assert "gloo: Mend the network." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [10, 50, 69, 1990])
+def test_s0_06_documents_are_split_by_the_rule_of_2021(
+    number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The borders are those PaddleNLP came to."""
+    orders = json.loads((Path(__file__).parents[1] / "fixtures/orders/paddle_orders.json").read_text())
+    (borders,) = {
+        tuple(case["borders"])
+        for case in orders["cases"]
+        if case["split"] == "949,50,1" and len(orders["stores"][case["store"]]) == number
+    }
+    foreign.paddle_pair(tmp_path / "data/corpus", [np.full(9, 7)] * number)
+    found = foreign.translate(capsys, TRAIN + " --split 949,50,1 --max_seq_len 4", "--cwd", str(tmp_path))
+    expected = [(begin, end) if begin < end else None for begin, end in itertools.pairwise(borders)]
+    assert foreign.parts_of(found["config"], tmp_path) == expected

@@ -1,7 +1,8 @@
 """Every layout learns what one process learns: the real build, the real loader and the real step, on every rank.
 
-Rows of the conformance list: S1-09, S1-13, S3-01, S3-04, S3-05. Documents end at random places of the samples, more in
-some than in others: what is scored differs between ranks and micro-batches, and positions and attention start anew.
+Rows of the conformance list: S1-09, S1-13, S3-01, S3-04, S3-05, S4-05. Documents end at random places of the samples,
+more in some than in others: what is scored differs between ranks and micro-batches, and positions and attention start
+anew.
 """
 
 import functools
@@ -173,6 +174,14 @@ def test_s1_13_two_by_four_by_one_on_eight_processes(run_layout) -> None:
     case = Case(4, model={"num_layers": 4}, steps=3)
     wanted = trained(ONE, case).reports
     ranks = run_layout(Layout(tp=2, pp=4), lambda world: trained(world, case).reports)
+    assert_equal_to_one_process(ranks, wanted, case)
+
+
+def test_s4_05_two_by_eight_on_sixteen_processes(run_layout) -> None:
+    """The 13B example: model_parallel 8 x data_parallel 2 with optimizer_shard, so that the two are shards of it."""
+    case = Case(1, model={"num_layers": 1, "num_heads": 8}, steps=2)
+    wanted = trained(ONE, case).reports
+    ranks = run_layout(Layout(tp=8, fsdp=2), lambda world: trained(world, case).reports)
     assert_equal_to_one_process(ranks, wanted, case)
 
 

@@ -162,7 +162,7 @@ def test_every_field_has_a_description() -> None:
         ("model.num_layers.deep=1", "model.num_layers.deep: unknown key; did you mean 'num_layers'?"),
     ],
 )
-def test_unknown_keys_name_the_nearest(override: str, expected: str) -> None:
+def test_s0_02_unknown_keys_name_the_nearest(override: str, expected: str) -> None:
     (problem,) = problems_of(override)
     assert problem.startswith(expected)
     assert problem.endswith(f"(override {override})")

@@ -34,6 +34,7 @@ def test_rows_are_whole_and_each_is_there_once(maker: ModuleType) -> None:
     ids = [row["id"] for row in maker.rows()]
     assert len(ids) == len(set(ids)) == 70
     assert all(row[key] for row in maker.rows() for key in ("id", "document", "promise", "holds"))
+    assert {row.get("only") for row in maker.rows()} == {None, "ours", "theirs"}
 
 
 @pytest.mark.parametrize(
@@ -76,11 +77,21 @@ def test_nothing_is_shown_as_done_that_was_not_run(
     cells = line.replace("\\|", "/").split(" | ")
     assert cells[1] == "p `a / b`" and cells[3].startswith(ours) and cells[4].startswith(theirs)
     done = [list(outcomes.items()).count((test, "passed")) for test in (OURS, THEIRS)]
-    assert f"Of 1 rows, {done[0]} pass in our words and {done[1]} in theirs." in page
+    told = f"Of 1 rows, 1 have a half in our words, of which {done[0]} pass, and 1 in theirs, of which {done[1]} pass."
+    assert told in page
 
 
 def test_a_row_without_tests_says_so(maker: ModuleType) -> None:
     assert "| no test | no test |" in maker.text(ROW, {}, {})
+
+
+@pytest.mark.parametrize(("only", "cells"), [("ours", "| no test | - |"), ("theirs", "| - | no test |")])
+def test_a_row_with_one_half_has_a_dash_for_the_other(maker: ModuleType, only: str, cells: str) -> None:
+    row = [{**ROW[0], "only": only}]
+    page = maker.text(row, {}, {})
+    assert cells in page and f"{int(only == 'ours')} have a half in our words" in page
+    # A test of the half that it has not is shown all the same.
+    assert "| - |" not in maker.text(row, {OURS: ["S0-01"], THEIRS: ["S0-01"]}, {})
 
 
 def test_the_worst_outcome_of_a_test_counts(maker: ModuleType) -> None:

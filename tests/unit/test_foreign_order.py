@@ -11,7 +11,7 @@ from gptworks.config import DataConfig
 from gptworks.config.schema import EvaluateConfig
 from gptworks.data import corpus, prepare
 from gptworks.data.dataset import Dataset
-from gptworks.data.foreign_order import IndexedSource, build_samples, num_samples, refuse_unfit, sample_index
+from gptworks.data.foreign_order import ORDERS, IndexedSource, build_samples, num_samples, refuse_unfit, sample_index
 from gptworks.data.formats import megatron
 from gptworks.data.store import Store
 from gptworks.errors import DataError
@@ -58,7 +58,7 @@ def test_the_note_says_what_was_laid_out(tmp_path: Path) -> None:
     assert IndexedSource(store, "train", cfg, 0, 22).note.endswith("22 of them, 2 epochs of 10 sequences")
 
 
-@pytest.mark.parametrize("order", ["megatron", "paddle"])
+@pytest.mark.parametrize("order", ORDERS)
 def test_one_sample_too_many(order: str, tmp_path: Path) -> None:
     store = write_store(tmp_path / "s", [10] * 10)
     samples = build_samples([store], "train", DataConfig(order=order, seq_len=9, split=(1.0,)), 0, 5)
@@ -73,13 +73,17 @@ def test_an_absurd_number_of_samples_is_refused_before_memory_is_taken(tmp_path:
         build_samples([store], "train", DataConfig(order="megatron", seq_len=9, split=(1.0,)), 0, 10**13)
 
 
-def test_paddle_reads_one_store(tmp_path: Path) -> None:
-    prefixes = (str(tmp_path / "a"), str(tmp_path / "b"))
-    for prefix in prefixes:
-        write_store(Path(prefix), [30] * 4)
-    with pytest.raises(DataError, match="paddle reads one store, got 2"):
-        Dataset(DataConfig(path=prefixes, order="paddle", seq_len=4), vocab_size=512)
-    assert Dataset(DataConfig(path=prefixes, order="megatron", seq_len=4), vocab_size=512).samples("train").per_epoch
+@pytest.mark.parametrize("order", ["paddle", "oneflow"])
+def test_of_several_stores_each_gives_as_much_as_it_has(order: str, tmp_path: Path) -> None:
+    """The originals read one."""
+    stores = [write_store(tmp_path / name, lengths) for name, lengths in (("a", [31] * 4), ("b", [31] * 12))]
+    cfg = DataConfig(path=("a", "b"), order=order, seq_len=4, split=(1.0,))
+    for asked in (8, 400):  # less than an epoch, and several
+        samples = build_samples(stores, "train", cfg, 3, asked)
+        assert samples.available == asked and samples.blend is not None
+        from_the_first = int((samples.blend[0][:asked] == 0).sum())
+        assert abs(from_the_first - asked * 30 / (30 + 92)) <= 1
+    assert build_samples(stores, "train", cfg, 3, None).available == samples.per_epoch == 30 + 92
 
 
 def test_several_stores_without_weights_are_gone_through_once(tmp_path: Path) -> None:
@@ -99,7 +103,7 @@ def test_a_seed_numpy_does_not_take(tmp_path: Path) -> None:
         Dataset(cfg, vocab_size=512, seed=2**32)
 
 
-@pytest.mark.parametrize("order", ["megatron", "paddle"])
+@pytest.mark.parametrize("order", ORDERS)
 def test_examples_and_rows_have_no_such_order(order: str, small_tokenizer, tmp_path: Path) -> None:
     source = tmp_path / "pairs.jsonl"
     source.write_text('{"prompt": "one", "completion": "two"}\n' * 3)

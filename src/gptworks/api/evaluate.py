@@ -68,7 +68,7 @@ def measure(model: PretrainedGPT, data: dict[str, Any], *, part: str, batch_size
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise UsageError(f"evaluate: batch_size: got {batch_size!r}; needs 1 or more.")
     cfg = from_dict({"model": model.cfg.model_dump(), "data": data}, "evaluate").data
-    dataset = Dataset(cfg, vocab_size=model.cfg.vocab_size, seed=seed)
+    dataset = Dataset(cfg, vocab_size=model.cfg.vocab_size, seed=seed, tokenizer=model.tokenizer)
     if model.tokenizer and dataset.tokenizer:
         dataset.tokenizer.require(model.tokenizer.identity, what=str(model.folder or "the model"))
     tokenizer = dataset.tokenizer or model.tokenizer

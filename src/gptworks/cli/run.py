@@ -34,6 +34,10 @@ def run(args: argparse.Namespace) -> int:
     arguments = native(translation, args.cwd)
     print(f"\n$ {' '.join(_quoted(word) for word in arguments)}\n", flush=True)
     if args.dry_run:
+        if translation.config:
+            from gptworks.config.load import load
+
+            load(args.cwd / arguments[arguments.index("-c") + 1])
         return 0
     from gptworks.cli.main import main
 
@@ -43,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         os.environ.update(translation.environment)
         code = main(arguments[1:])
         _name_logs(translation)
-        if code == 0:
+        if code == 0 and _is_first_machine(translation.arguments):
             _write_their_names(translation)
         return code
     finally:
@@ -52,13 +56,13 @@ def run(args: argparse.Namespace) -> int:
         os.environ.update(before)
 
 
-def translated(args: argparse.Namespace) -> "Translation":
+def translated(args: argparse.Namespace, *, runs: bool = True) -> "Translation":
+    """`runs`: it is to be run here."""
     from dataclasses import replace
 
     from gptworks.interop import command_line, registry
-    from gptworks.interop.adapt import adapted
 
-    words = [word for word in args.command if word != "--"] if args.command[:1] == ["--"] else list(args.command)
+    words = list(args.command[1:]) if args.command[:1] == ["--"] else list(args.command)
     if not words:
         raise UsageError("run: no command. Needed: gptworks run -- COMMAND as it was written.")
     if not args.cwd.is_dir():
@@ -67,9 +71,14 @@ def translated(args: argparse.Namespace) -> "Translation":
     files = registry.Files(args.cwd)
     found = registry.of_command(command).translate(command, files)
     found = replace(found, environment={**command.environment, **found.environment})  # NAME=value in front of it
-    return adapted(
-        found, files.remarks, device=args.device, shrink=bool(args.shrink), strict=args.strict, folder=args.cwd
-    )
+    return adapted_to(args, found, files.remarks, runs=runs)
+
+
+def adapted_to(args: argparse.Namespace, found: "Translation", remarks: list[str], *, runs: bool) -> "Translation":
+    from gptworks.interop.adapt import adapted
+
+    small, where = bool(args.shrink), args.cwd
+    return adapted(found, remarks, device=args.device, shrink=small, strict=args.strict, folder=where, runs=runs)
 
 
 def _beside_earlier_runs(translation: "Translation", folder: Path) -> "Translation":
@@ -122,43 +131,25 @@ def native(translation: "Translation", folder: Path) -> list[str]:
     return ["gptworks", translation.verb, "-c", file, "--out", out, *translation.arguments]
 
 
+def _is_first_machine(arguments: list[str]) -> bool:
+    """Machines share the folder of a run: one of them is enough."""
+    from itertools import pairwise
+
+    from gptworks.parallel import nodes
+
+    given = dict(pairwise(arguments))
+    options = {"nnodes": "--nnodes", "master": "--master", "node_ips": "--node-ips"}
+    options |= {"table": "--rank-table", "ranks": "--rank-range"}
+    rank = int(given["--node-rank"]) if "--node-rank" in given else None
+    return nodes.solve(**{key: given.get(name, "") for key, name in options.items()}, node_rank=rank).rank == 0
+
+
 def _write_their_names(translation: "Translation") -> None:
-    """Each checkpoint that was kept, under the name the other system would have given it."""
-    from gptworks.checkpoint.convert import convert
-    from gptworks.checkpoint.folder import CheckpointFolder
-    from gptworks.checkpoint.systems.contract import Cut
+    if translation.after:
+        from gptworks.interop import foreign_names
 
-    for after in translation.after:
-        run_folder = Path(str(translation.config["run.out"]))
-        steps = CheckpointFolder(run_folder).steps()
-        if "{" not in after.path and not after.spread and steps:
-            steps = {max(steps): steps[max(steps)]}
-            Path(after.path).unlink(missing_ok=True)
-        by_epoch = "{epoch}" in after.path
-        per_epoch = (after.steps_per_epoch or _steps_per_epoch(run_folder)) if by_epoch else 1
-        for step, folder in sorted(steps.items()):
-            epoch, place = divmod(step - 1, per_epoch)
-            target = Path(after.path.format(step=step, epoch=epoch + 1, step_in_epoch=place + 1))
-            if (target / after.spread.format(step=step)).exists():
-                continue
-            part = target / f".{after.system}" if after.spread else target
-            convert(folder, part, after.system, cut=Cut(after.tp, after.pp))
-            if after.spread:
-                for each in sorted(part.iterdir()):
-                    each.replace(target / each.name)
-                part.rmdir()
-            written = target / after.spread.format(step=step)
-            print(f"{written} ({after.system}: the same weights under the name it would have given them)")
-
-
-def _steps_per_epoch(run_folder: Path) -> int:
-    from gptworks.config.derive import Layout, solve_batch
-    from gptworks.config.load import load_with_origins
-    from gptworks.data.dataset import Dataset
-
-    cfg = load_with_origins(run_folder / "config.yaml").config
-    samples = Dataset(cfg.data, vocab_size=cfg.model.vocab_size, seed=cfg.train.seed).samples_per_epoch("train")
-    return max(1, samples // solve_batch(cfg.batch, Layout.known(cfg.parallel).data_parallel).global_size)
+        for after in translation.after:
+            foreign_names.write(after, Path(str(translation.config["run.out"])))
 
 
 def _name_logs(translation: "Translation") -> None:

@@ -117,10 +117,11 @@ class DataConfig(Section):
     seq_len: Count = Field(
         1024, description="Predicted tokens per sample (a window has one more); empty = model.max_positions."
     )
-    order: Literal["shuffled", "sequential", "megatron", "paddle"] = Field(
+    order: Literal["shuffled", "sequential", "megatron", "paddle", "oneflow"] = Field(
         "shuffled",
         description="Order of the windows within an epoch; a function of train.seed and the sample index. megatron, "
-        "paddle: the samples of megatron-core, or of PaddleNLP and FleetX, for a fixed number of steps.",
+        "paddle, oneflow: the samples of megatron-core, of PaddleNLP and FleetX, or of OneFlow, for a fixed number of "
+        "steps.",
     )
     tokenizer: str = Field(
         "", description="The tokenizer of stores that do not say which it is: gpt2, a folder or a file."

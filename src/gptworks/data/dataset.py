@@ -12,7 +12,8 @@ from gptworks.tokenizer import Tokenizer
 
 
 class Dataset:
-    def __init__(self, cfg: DataConfig, *, vocab_size: int, seed: int = 0) -> None:
+    def __init__(self, cfg: DataConfig, *, vocab_size: int, seed: int = 0, tokenizer: Tokenizer | None = None) -> None:
+        """`tokenizer`: that of the model, for stores that do not say which it is, where data.tokenizer does not."""
         if not cfg.path:
             raise DataError(
                 "data.path: not set. Needed: the prefix of a store; `gptworks prepare FILE... --out PREFIX` makes one."
@@ -25,7 +26,7 @@ class Dataset:
         if self.has_foreign_order:
             foreign_order.refuse_unfit(self.stores, cfg, seed)
             foreign_order.refuse_unfit(self.held_out_stores, cfg, seed)
-        self.tokenizer = self._common_tokenizer()
+        self.tokenizer = self._common_tokenizer(tokenizer)
         for store in self._all_stores:
             if store.sidecar and store.sidecar.vocab_size > vocab_size:
                 raise DataError(
@@ -99,9 +100,11 @@ class Dataset:
     def tokenizer_identity(self) -> str:
         return self.tokenizer.identity if self.tokenizer else ""
 
-    def _common_tokenizer(self) -> Tokenizer | None:
-        given = Tokenizer.from_pretrained(self.cfg.tokenizer) if self.cfg.tokenizer else None
+    def _common_tokenizer(self, of_model: Tokenizer | None) -> Tokenizer | None:
         described = [store for store in self._all_stores if store.sidecar]
+        given = Tokenizer.from_pretrained(self.cfg.tokenizer) if self.cfg.tokenizer else None
+        if not described:
+            return given or of_model
         for store in described:
             assert store.sidecar
             given = given or store.load_tokenizer()

@@ -1,9 +1,10 @@
-"""The samples of other systems, one for one: megatron-core's GPTDataset (0.16), PaddleNLP's and FleetX's (2022).
+"""The samples of other systems, one for one: megatron-core's GPTDataset (0.16), PaddleNLP's and FleetX's (2022), and
+those of OneFlow's loader in C++ (2021).
 
 Our own orders (order.py) are functions of seed and index. These are tables, and they change with the number of samples
 asked for. They take 4 bytes a sequence and epoch and 12 bytes a sample.
 
-document index  the sequences of the part, repeated for each epoch; shuffled by Megatron, left in order by Paddle
+document index  the sequences of the part, repeated for each epoch; shuffled, but for Paddle, which leaves them in order
 sample index    where each sample begins: place in the document index, and offset in that sequence
 shuffle index   in which order the samples are given out
 
@@ -11,24 +12,28 @@ When the last epoch is needed for less than 80 % of its samples, it is shuffled 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from gptworks.config.schema import DataConfig, EvaluateConfig
 from gptworks.data import split
+from gptworks.data.cxx_shuffle import CxxShuffle
 from gptworks.data.store import Store
 from gptworks.data.windows import Sample
 from gptworks.errors import DataError
 
-ORDERS = ("megatron", "paddle")
+Shuffle = Callable[[np.ndarray], None]
+
+ORDERS = {"megatron": "megatron-core", "paddle": "PaddleNLP and FleetX", "oneflow": "OneFlow"}
+_RULES = {"megatron": split.core_boundaries, "paddle": split.boundaries, "oneflow": split.oneflow_boundaries}
 _SURPLUS = 0.005  # megatron-core lays out so much more of each store of a blend than its weight says
 _MOST_ENTRIES = 2**31  # 25 GB of tables: a slip of the pen in train.steps, not a plan
 _MOST_STORES = 32767
 
 
 def num_samples(part: str, *, steps: int, global_size: int, evaluate: EvaluateConfig) -> int | None:
-    """How many samples both originals would ask for in a run of `steps`; None = one epoch of the part."""
+    """How many samples the originals would ask for in a run of `steps`; None = one epoch of the part."""
     if part == "train":
         return steps * global_size
     if not evaluate.batches:
@@ -47,13 +52,8 @@ def refuse_unfit(stores: list[Store], cfg: DataConfig, seed: int) -> None:
                 f"data.order: {cfg.order} cuts running text into samples, but {store.file} holds {kind}. Use "
                 "data.order: shuffled or sequential."
             )
-    if cfg.order == "paddle" and len(stores) > 1:
-        raise DataError(
-            f"data.order: paddle reads one store, got {len(stores)}. Use data.order: shuffled or megatron, or make one "
-            "store of them."
-        )
     if len(stores) > _MOST_STORES:
-        raise DataError(f"data.path: {len(stores)} stores; data.order: megatron mixes up to {_MOST_STORES}.")
+        raise DataError(f"data.path: {len(stores)} stores; data.order: {cfg.order} mixes up to {_MOST_STORES}.")
     if seed >= 2**32:
         raise DataError(f"train.seed: {seed}; data.order: {cfg.order} needs one below {2**32}.")
 
@@ -70,7 +70,7 @@ class IndexedSource:
         self.epochs = max(1, -(-(asked * self.seq_len + 1) // tokens))
         total = (self.epochs * tokens - 1) // self.seq_len
         before_last = ((self.epochs - 1) * tokens - 1) // self.seq_len
-        self.last_apart = self.epochs > 1 and asked - before_last < int(0.80 * self.per_epoch)
+        self.last_apart = self.epochs > 1 and asked - before_last < _enough_of_last(self.per_epoch, cfg.order)
         entries = self.epochs * len(sequences) + total
         if entries > _MOST_ENTRIES:
             raise DataError(
@@ -78,15 +78,14 @@ class IndexedSource:
                 f"{self.epochs:,} epochs make one of {entries:,} entries; up to {_MOST_ENTRIES:,} are allowed. Train "
                 "for fewer steps, or use data.order: shuffled, which needs no table."
             )
-        draws = np.random.RandomState(seed)  # the generator of the originals
+        shuffle: Shuffle = CxxShuffle(seed) if cfg.order == "oneflow" else np.random.RandomState(seed).shuffle
         self.document_index = document_index(
-            sequences, self.epochs, draws if cfg.order == "megatron" else None, last_apart=self.last_apart
+            sequences, self.epochs, shuffle if cfg.order != "paddle" else None, last_apart=self.last_apart
         )
         self.sample_index = sample_index(store.contents.sizes, self.document_index, self.seq_len, total)
-        self.shuffle_index = shuffle_index(before_last if self.last_apart else total, total, draws)
-        whose = {"megatron": "megatron-core", "paddle": "PaddleNLP and FleetX"}[cfg.order]
+        self.shuffle_index = shuffle_index(before_last if self.last_apart else total, total, shuffle)
         self.note = (
-            f"{store.file}: samples as {whose} would lay out {asked:,} of them, {self.epochs:,} epochs of "
+            f"{store.file}: samples as {ORDERS[cfg.order]} would lay out {asked:,} of them, {self.epochs:,} epochs of "
             f"{len(sequences):,} sequences" + (", the last epoch shuffled apart" if self.last_apart else "")
         )
 
@@ -119,7 +118,7 @@ class ForeignSamples:
         if first + count > self.available:
             raise DataError(
                 f"samples {first} to {first + count - 1}: the order was laid out for {self.available} samples. With "
-                "data.order: megatron or paddle the number is decided before the first step (train.steps x "
+                "the order of another system the number is decided before the first step (train.steps x "
                 "batch.global_size); use data.order: shuffled to go on without end."
             )
         if self.blend is None:
@@ -137,8 +136,9 @@ def build_samples(stores: list[Store], part: str, cfg: DataConfig, seed: int, as
         sources = [IndexedSource(store, part, cfg, seed, None) for store in stores]
         everything = exhaustive_blend([len(source) for source in sources])
         return ForeignSamples(sources, everything, len(everything[0]))
-    if cfg.weights:
-        shares = _normalized(cfg.weights)
+    if cfg.weights or cfg.order != "megatron":
+        # Paddle and OneFlow read one store. Of several each gives as large a share as it has samples.
+        shares = _normalized(cfg.weights or [per_epoch(store, part, cfg) for store in stores])
         targets = [math.ceil(asked * share) for share in shares]
         sources = [
             IndexedSource(store, part, cfg, seed, math.ceil(target * (1 + _SURPLUS)))
@@ -165,6 +165,11 @@ def build_samples(stores: list[Store], part: str, cfg: DataConfig, seed: int, as
     return ForeignSamples(sources, blend, min(asked, size))
 
 
+def _enough_of_last(per_epoch: int, order: str) -> int:
+    """Samples of the last epoch from which on it is shuffled with the others: 80 % of it."""
+    return int(np.float32(0.8) * np.float32(per_epoch)) if order == "oneflow" else int(0.80 * per_epoch)
+
+
 def per_epoch(store: Store, part: str, cfg: DataConfig) -> int:
     """Samples in one epoch of the part; at least one, or it is an error."""
     sequences = _sequences(store, part, cfg)
@@ -181,15 +186,13 @@ def per_epoch(store: Store, part: str, cfg: DataConfig) -> int:
 # The tables
 
 
-def document_index(
-    sequences: range, epochs: int, draws: np.random.RandomState | None, *, last_apart: bool
-) -> np.ndarray:
-    """int32 [epochs x sequences]. Without `draws` the sequences stay in order."""
+def document_index(sequences: range, epochs: int, shuffle: Shuffle | None, *, last_apart: bool) -> np.ndarray:
+    """int32 [epochs x sequences]. Without `shuffle` the sequences stay in order."""
     once = np.arange(sequences.start, sequences.stop, dtype=np.int32)
     groups = [np.tile(once, times) for times in ((epochs - 1, 1) if last_apart else (epochs,))]
-    if draws is not None:
+    if shuffle is not None:
         for group in groups:
-            draws.shuffle(group)
+            shuffle(group)
     return np.concatenate(groups)
 
 
@@ -211,11 +214,11 @@ def sample_index(sizes: np.ndarray, documents: np.ndarray, seq_len: int, total: 
     return index
 
 
-def shuffle_index(first: int, total: int, draws: np.random.RandomState) -> np.ndarray:
+def shuffle_index(first: int, total: int, shuffle: Shuffle) -> np.ndarray:
     """range(first) and range(first, total), each shuffled."""
     groups = [np.arange(first, dtype=np.uint32), np.arange(first, total, dtype=np.uint32)]
     for group in groups:
-        draws.shuffle(group)
+        shuffle(group)
     return np.concatenate(groups)
 
 
@@ -254,8 +257,7 @@ def _normalized(weights: Sequence[float]) -> list[float]:
 
 def _sequences(store: Store, part: str, cfg: DataConfig) -> range:
     """These systems split sequences, not documents. In a store of text that is the same."""
-    rule = split.core_boundaries if cfg.order == "megatron" else split.boundaries
-    borders = rule(cfg.split, len(store.contents.sizes))
+    borders = _RULES[cfg.order](cfg.split, len(store.contents.sizes))
     which = split.PARTS.index(part)
     return range(borders[which], borders[which + 1])
 

@@ -1,4 +1,4 @@
-"""Documents to training, held-out and test, in file order: by Megatron's rule of 2021, or by megatron-core's."""
+"""Documents to training, held-out and test, in file order: by Megatron's rule of 2021, megatron-core's or OneFlow's."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -28,3 +28,13 @@ def core_boundaries(shares: Sequence[float], num_documents: int) -> list[int]:
     weights = np.array([*shares, 0.0, 0.0][:3], np.float64)
     up_to = accumulate((weights / weights.sum()).tolist(), initial=0.0)
     return [round(share * num_documents) for share in up_to]
+
+
+def oneflow_boundaries(shares: Sequence[float], num_documents: int) -> list[int]:
+    """The same by OneFlow's rule: each part is rounded, in 32 bits, and nothing is set right afterwards.
+
+    The last part may end before the last document. Where the original would go beyond it, this does not.
+    """
+    weights = np.array([*shares, 0.0, 0.0][:3], np.float32)
+    counts = np.rint(weights / weights.sum() * np.float32(num_documents))
+    return [min(border, num_documents) for border in accumulate((int(count) for count in counts), initial=0)]

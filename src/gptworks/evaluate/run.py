@@ -294,7 +294,8 @@ def _dataset_of(subject: Subject, request: Request) -> Dataset:
         data |= {"seq_len": request.seq_len, "too_long": "truncate"}
     config = from_dict({"model": model.cfg.model_dump(), "data": data}, "eval").data
     # With an order of another system the seed decides where the samples begin.
-    return Dataset(config, vocab_size=model.cfg.vocab_size, seed=trained.get("train", {}).get("seed", 0))
+    seed = trained.get("train", {}).get("seed", 0)
+    return Dataset(config, vocab_size=model.cfg.vocab_size, seed=seed, tokenizer=model.tokenizer)
 
 
 def data_section(trained: dict[str, Any], context: int, data: str, split: str, shares: str | None) -> dict[str, Any]:

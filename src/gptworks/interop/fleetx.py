@@ -2,11 +2,12 @@
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gptworks.config.load import flatten
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import paddle_launch, yaml_files
 from gptworks.interop.notes import Note
@@ -27,7 +28,8 @@ _LISTS = {
     "black": {"reduce_sum", "c_softmax_with_cross_entropy", "elementwise_div"},
     "white": {"lookup_table", "lookup_table_v2"},
 }
-_FASTEST = "the fastest equivalent is always used; the numbers are the same"
+_LINEAR = "a product and its bias are one call always (train.compile fuses what is around them); the same numbers"
+_TENSORS = "AdamW changes all tensors in one fused kernel always; the same numbers"
 _FUSED = "a choice of kernels, not of numbers; torch chooses"
 
 # What is not done here; each list begins with the switch that their files turn off.
@@ -52,6 +54,11 @@ _INSTEAD = {
     "Tuning": "a layout is chosen by hand here",
 }
 
+_DATA_KINDS = {
+    "dataset.max_seq_len": whole, "dataset.num_samples": whole, "dataset.seed": whole, "dataset.eos_id": whole,
+    "sampler.batch_size": whole, "sampler.shuffle": truth, "sampler.drop_last": truth,
+}  # fmt: skip
+_DATA_DEFAULTS = {"dataset.name": "GPTDataset", "sampler.name": "GPTBatchSampler", "dataset.eos_id": 50256}
 KEYS = [
     Key("Global.device", words, default="gpu"),
     Key("Global.seed", whole, "train.seed", default=1024),
@@ -63,8 +70,8 @@ KEYS = [
     Key("Engine.run_mode", words, default="step"),
     Key("Engine.accumulate_steps", words, same="derived from local and micro batch size, as in FleetX"),
     Key("Engine.logging_freq", whole, "train.log_every", default=1),
-    Key("Engine.eval_freq", whole, "evaluate.every", default=500),
-    Key("Engine.eval_iters", whole, "evaluate.batches", default=10),
+    Key("Engine.eval_freq", whole, default=500),
+    Key("Engine.eval_iters", whole, default=10),
     Key("Engine.test_iters", whole, why="the third share is measured by `gptworks eval --task heldout --split test`"),
     Key("Engine.mix_precision.use_pure_fp16", truth),
     Key("Engine.mix_precision.enable", truth),
@@ -85,7 +92,7 @@ KEYS = [
     Key("Data.dataset.split", words),
     Key("Data.dataset.max_seq_len", whole),
     *[
-        Key(f"Data.{part}.{key}", words)
+        Key(f"Data.{part}.{key}", _DATA_KINDS.get(key, words), default=_DATA_DEFAULTS.get(key))
         for part in ("Train", "Eval", "Test")
         for key in (
             "dataset.name", "dataset.input_dir", "dataset.split", "dataset.max_seq_len", "dataset.mode",
@@ -110,7 +117,7 @@ KEYS = [
     Key("Model.use_recompute", truth, default=True),
     Key("Model.recompute_granularity", words, default="full"),
     Key("Model.no_recompute_layers", words),
-    Key("Model.fused_linear", truth, same=_FASTEST),
+    Key("Model.fused_linear", truth, same=_LINEAR),
     Key("Model.fuse_attn_qkv", truth, same="QKV is one matrix here always"),
     Key("Model.scale_qk_by_layer_num", truth, same="divides and multiplies by the same number"),
     Key("Model.sequence_parallel", truth, default=False),
@@ -127,7 +134,7 @@ KEYS = [
     Key("Distributed.sharding.broadcast_overlap", truth, same="communication overlaps wherever torch can"),
     Key("Distributed.pp_recompute_interval", whole, why="every block is recomputed, or none"),
     Key("Distributed.fuse_sequence_parallel_allreduce", truth, same="those gradients are always summed in one message"),
-    Key("Fused.tensor_fusion", truth, same=_FASTEST),
+    Key("Fused.tensor_fusion", truth, default=False),
     Key("Optimizer.name", words),
     Key("Optimizer.weight_decay", number, "optim.weight_decay", default=0.0),
     Key("Optimizer.adam_beta1", number),
@@ -137,7 +144,7 @@ KEYS = [
     Key("Optimizer.beta2", number),
     Key("Optimizer.epsilon", number),
     Key("Optimizer.multi_precision", truth, same="parameters are fp32 masters here always"),
-    Key("Optimizer.tensor_fusion", truth, same=_FASTEST),
+    Key("Optimizer.tensor_fusion", truth, default=False),
     Key("Optimizer.lr.name", words),
     Key("Optimizer.lr.decay_steps", whole, default=360000),
     Key("Optimizer.lr.max_steps", whole, same="FleetX does not use it"),
@@ -198,17 +205,8 @@ def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     base = values.pop("_base_", None)
     if base is None:
         return _without_marks(values)
-    return _merge(read_yaml(path.parent / str(base), (*seen, path.resolve())), values)
-
-
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        below = merged.get(key)
-        replaces = isinstance(value, dict) and value.get("_inherited_") is False
-        both = isinstance(below, dict) and isinstance(value, dict) and not replaces
-        merged[key] = _merge(below, value) if both else value  # type: ignore[arg-type]
-    return _without_marks(merged)
+    below = read_yaml(path.parent / str(base), (*seen, path.resolve()))
+    return _without_marks(yaml_files.deep_merge(below, values, "_inherited_"))
 
 
 def _without_marks(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,17 +220,28 @@ def _without_marks(values: Mapping[str, Any]) -> dict[str, Any]:
 def translate(command: Command, find: Any) -> Translation:
     """`find`: the file that is meant by a name in the command, on disk or among the recipes we ship."""
     config, overrides = _arguments(command)
-    values = yaml_files.flatten(read_yaml(find(config)))
+    values = flatten(read_yaml(find(config)))
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or "=" in value:
             raise UsageError(f"-o {text}: needed one =, as in -o Engine.max_steps=10.")
-        values[key] = _evaluated(value)
+        _override(values, key, _evaluated(value))
     return translate_values(values, config, PROGRAMS[Path(command.program).name], command)
 
 
+def _override(values: dict[str, Any], key: str, value: Any) -> None:
+    """A number at the end of a key is a place in a list."""
+    parent, _, place = key.rpartition(".")
+    if not place.isdecimal() or not isinstance(values.get(parent), list):
+        values[key] = value
+        return
+    if int(place) >= len(values[parent]):
+        raise UsageError(f"-o {key}: {parent} has {len(values[parent])} values, from 0.")
+    values[parent] = [value if at == int(place) else each for at, each in enumerate(values[parent])]
+
+
 def translate_yaml(path: Path) -> Translation:
-    return translate_values(yaml_files.flatten(read_yaml(path)), str(path))
+    return translate_values(flatten(read_yaml(path)), str(path))
 
 
 def _arguments(command: Command) -> tuple[str, list[str]]:
@@ -282,7 +291,8 @@ def translate_values(
         arguments = _generate_arguments(settings, folder)
         after: list[AfterTraining] = []
     else:
-        arguments = _go_on_from(settings, folder) + paddle_launch.arguments(command)
+        arguments = _go_on_from(settings, folder) + paddle_launch.arguments(command, settings.ours)
+        remarks += paddle_launch.remarks(command)
         cut = settings.ours["parallel.tp"], settings.ours["parallel.pp"]
         after = [AfterTraining(NAME, f"{output}/step_{{step}}", *cut)]
     settings.require_noted()
@@ -290,7 +300,7 @@ def translate_values(
     return Translation(
         NAME, verb, command.program if command else "", config=settings.ours if verb == "train" else {},
         arguments=arguments, notes=paddle_launch.notes(command, verb) + notes, remarks=remarks, after=after,
-        logs=paddle_launch.logs(command) if verb == "train" else "", device=device, processes=launched or 1,
+        logs=paddle_launch.logs(command) if verb == "train" else "", device=device,
     )  # fmt: skip
 
 
@@ -300,7 +310,7 @@ def _is_of_2023(settings: Settings) -> bool:
 
 def _model(settings: Settings) -> None:
     unit, vocab = settings["Model.vocab_size_divisible_unit"], settings["Model.vocab_size"]
-    if settings.is_given("Model.vocab_size_divisible_unit"):
+    if settings.is_given("Model.vocab_size_divisible_unit") or _is_of_2023(settings):
         vocab = -(-vocab // (unit * settings["Distributed.mp_degree"])) * unit * settings["Distributed.mp_degree"]
     settings.map(["Model.vocab_size", "Model.vocab_size_divisible_unit"], {"model.vocab_size": vocab})
     dropout = settings["Model.hidden_dropout_prob"]
@@ -398,14 +408,46 @@ def _data(settings: Settings) -> None:
     settings.map([f"{old}.max_seq_len", f"{new}.max_seq_len"], {"data.seq_len": int(length)})
     # What follows an end of document is not scored; in 2023 a slip in their code makes that mask do nothing.
     settings.ours |= {"data.order": "paddle", "data.tokenizer": "gpt2", "data.mask_eod": not _is_of_2023(settings)}
-    held_out = settings["Data.Eval.dataset.input_dir"]
-    if held_out and held_out != where:
+    for part in ("Train", "Eval", "Test"):
+        _data_of(settings, part, where, split, int(length))
+
+
+def _data_of(settings: Settings, part: str, where: str, split: str, length: int) -> None:
+    """A part of the data in the form of 2023: one data set is cut by `split` and read in FleetX's order."""
+    at = f"Data.{part}"
+    folder = settings[f"{at}.dataset.input_dir"]
+    if folder and Path(folder) != Path(where) and part == "Eval":
         settings.map(
-            "Data.Eval.dataset.input_dir", {"data.held_out_path": (held_out,)}, why="all of it, not its second share"
+            f"{at}.dataset.input_dir", {"data.held_out_path": (folder,)}, why="all of it, not its second share"
         )
-    for key in settings.keys:
-        if key.startswith(("Data.Train.", "Data.Eval.", "Data.Test.")):
-            settings.same(key, "one data set is cut by `split` and read in FleetX's order (data.order)")
+    usual: dict[str, tuple[Any, str]] = {  # what has our outcome, and what is done where it is another
+        "dataset.name": ("GPTDataset", "read as GPTDataset does"),
+        "dataset.input_dir": (Path(where), "the third share of Data.Train's is the test"),
+        "dataset.split": (_shares(split), "one split for all: Data.Train's (data.split)"),
+        "dataset.max_seq_len": (length, "all samples are as long as Data.Train's (data.seq_len)"),
+        "dataset.eos_id": (50256, "the tokenizer says which token ends a text"),
+        "dataset.seed": (
+            settings["Global.seed"], "the order is drawn from Global.seed, which FleetX itself puts in its place"
+        ),
+        "sampler.name": ("GPTBatchSampler", "samples come as GPTBatchSampler gives them"),
+        "sampler.shuffle": (False, "the data set is in a random order already (data.order)"),
+        "sampler.drop_last": (True, "a step is a whole batch always"),
+    }  # fmt: skip
+    compared: dict[str, Callable[[Any], Any]] = {"dataset.input_dir": Path, "dataset.split": _shares}
+    for key, (expected, otherwise) in usual.items():
+        given = settings[f"{at}.{key}"]
+        if given is None or compared.get(key, lambda value: value)(given) == expected:
+            settings.same(f"{at}.{key}", "as it is here: one data set, cut by `split`, in FleetX's order (data.order)")
+        else:
+            settings.ignore(f"{at}.{key}", otherwise)
+    taken = ("dataset.mode", "dataset.num_samples", "dataset.model_type", "sampler.batch_size")
+    settings.same([f"{at}.{key}" for key in taken], "FleetX puts a number or name of its own in its place")
+    loading = ("num_workers", "return_list", "collate_fn")
+    settings.same([f"{at}.loader.{key}" for key in loading], "how samples come to the model, not which")
+
+
+def _shares(text: str) -> list[float]:
+    return [float(share) for share in re.findall(r"[0-9.]+", text)]
 
 
 def _optimizer(settings: Settings, remarks: list[str]) -> None:
@@ -430,6 +472,12 @@ def _optimizer(settings: Settings, remarks: list[str]) -> None:
             f"max_lr {highest:g} is below min_lr {lowest:g}: the rate will rise after the warmup, as in FleetX. "
             f"They are probably swapped; -o Optimizer.lr.max_lr={lowest:g} -o Optimizer.lr.min_lr={highest:g} mends it."
         )
+    for name in ("Fused.tensor_fusion", "Optimizer.tensor_fusion"):
+        if settings[name]:
+            why = "theirs then decays biases too, by a slip in the names it looks at; here it does not"
+            settings.map(name, {"optim.decay_params": "weights"}, why=why)
+        else:
+            settings.same(name, _TENSORS)
     clip = settings["Optimizer.grad_clip"]
     clip = settings["Optimizer.grad_clip.clip_norm"] if clip is None else clip
     settings.map(["Optimizer.grad_clip", "Optimizer.grad_clip.clip_norm"], {"optim.clip": clip or 0.0})
@@ -483,10 +531,17 @@ def _precision(settings: Settings) -> None:
 
 
 def _engine(settings: Settings) -> None:
-    settings.same(
-        ["Engine.num_train_epochs", "Engine.run_mode"],
-        "their data set is laid out for max_steps, so the steps end first: train.steps",
-    )
+    steps_end = "their data set is laid out for max_steps, so the steps end first: train.steps"
+    settings.same("Engine.num_train_epochs", steps_end)
+    if settings["Engine.run_mode"] == "step":
+        settings.same("Engine.run_mode", steps_end)
+    else:
+        settings.ignore("Engine.run_mode", "evaluation and checkpoints are counted in steps, not in epochs")
+    # A batch of theirs is that of a step, over all replicas; of ours, a micro-batch.
+    times = settings["Engine.eval_iters"]
+    batches = times * settings.ours["batch.global_size"] // settings.ours["batch.micro_size"]
+    settings.map("Engine.eval_iters", {"evaluate.batches": batches})
+    settings.map("Engine.eval_freq", {"evaluate.every": settings["Engine.eval_freq"] if times else 0})
     settings.ours |= {"train.log_style": "fleetx", "train.nonfinite": "skip", "checkpoint.keep_last": 1_000_000}
     first_last = [int(number) for number in re.findall(r"\d+", str(settings["Profiler.scheduler"] or "1,5"))]
     if settings["Profiler.enable"] and len(first_last) >= 2:
@@ -510,7 +565,9 @@ def _generation(settings: Settings) -> None:
     settings.map("Generation.decode_strategy", {"generate.strategy": strategy})
     searching = ["Generation.num_beams", "Generation.length_penalty", "Generation.early_stopping"]
     if strategy == "beam":
-        settings.map("Generation.num_beams", {"generate.num_beams": max(2, settings["Generation.num_beams"])})
+        beams = settings["Generation.num_beams"]
+        why = "" if beams >= 2 or not settings.is_given("Generation.num_beams") else "a beam search has 2 or more"
+        settings.map("Generation.num_beams", {"generate.num_beams": max(2, beams)}, why=why)
         settings.map("Generation.length_penalty", "generate.length_penalty")
         settings.map("Generation.early_stopping", "generate.early_stopping")
     else:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.errors import ConfigError, UsageError
-from gptworks.interop import command_line, megatron_flags, megatron_prepare
+from gptworks.interop import command_line, megatron_flags, megatron_prepare, torch_launch
 from gptworks.interop.megatron_flags import KERNEL, SHARED, on_command_line
 from gptworks.interop.settings import Key, Settings, number, whole, words
 from gptworks.interop.translation import AfterTraining, Command, Translation
@@ -38,8 +38,8 @@ TRAINING = [
     Key("--sequence-parallel", words, switch=True),
     Key("--use-distributed-optimizer", words, switch=True),
     Key("--context-parallel-size", whole, default=1),
-    Key("--eval-interval", whole, "evaluate.every", default=1000),
-    Key("--eval-iters", whole, "evaluate.batches", default=100),
+    Key("--eval-interval", whole, default=1000),
+    Key("--eval-iters", whole, default=100),
     Key("--data-path", words),
     Key("--vocab-file", words),
     Key("--merge-file", words),
@@ -170,10 +170,10 @@ def translate(command: Command, find: Any) -> Translation:
     )
     settings = Settings(command.program, TRAINING, given, hints=_HINTS)
     _refuse_other_models(settings)
-    processes, nodes, arguments = _launcher(command)
+    start = torch_launch.read(command)
     remarks: list[str] = []
     _model(settings, command.folder, remarks)
-    _layout(settings, processes * nodes)
+    _layout(settings, start.world_size)
     _optimizer(settings)
     _precision(settings)
     _data(settings, command.folder)
@@ -188,8 +188,9 @@ def translate(command: Command, find: Any) -> Translation:
     tp, pp = settings["--tensor-model-parallel-size"], settings["--pipeline-model-parallel-size"]
     after = [AfterTraining(NAME, out, tp, pp, spread="iter_{step:07d}")] if settings["--save"] else []
     return Translation(
-        NAME, "train", command.program, config=settings.ours, arguments=[*resume, *arguments], notes=settings.notes,
-        remarks=[*remarks, *told], after=after, device="gpu", processes=processes * nodes,
+        NAME, "train", command.program, config=settings.ours, arguments=[*resume, *start.arguments],
+        notes=[*start.notes, *settings.notes],
+        remarks=[*remarks, *told], after=after, device="gpu",
     )  # fmt: skip
 
 
@@ -215,30 +216,6 @@ def _refuse_other_models(settings: Settings) -> None:
             settings.where, [f"{flag}: {what} is not here: the model is GPT-2's." for flag, what in asked.items()]
         )
     settings.same(["--position-embedding-type", "--normalization", "--context-parallel-size"], _ONE_FORM)
-
-
-def _launcher(command: Command) -> tuple[int, int, list[str]]:
-    """(processes of a machine, machines, our options) as torchrun was told."""
-    options = {name.replace("_", "-"): value for name, value in command.launcher_options.items()}
-    processes = int(options.get("--nproc-per-node", "1"))
-    nodes = int(options.get("--nnodes", "1").split(":")[-1])
-    arguments: list[str] = []
-    if nodes > 1:
-        master = options.get("--master-addr") or options.get("--rdzv-endpoint", "").split(":")[0]
-        if not master:
-            raise UsageError(f"{command.launcher}: {nodes} machines, so --master-addr is needed.")
-        port = options.get("--master-port")
-        arguments += [
-            "--nproc",
-            str(processes),
-            "--nnodes",
-            str(nodes),
-            "--master",
-            master + (f":{port}" if port else ""),
-        ]
-        if "--node-rank" in options:
-            arguments += ["--node-rank", options["--node-rank"]]
-    return processes, nodes, arguments
 
 
 def _model(settings: Settings, folder: Path, remarks: list[str]) -> None:
@@ -296,6 +273,11 @@ def _layout(settings: Settings, world: int) -> None:
         )
     settings.same("--rampup-batch-size", "empty: one size")
     replicas = megatron_flags.batch(settings, world)
+    # A batch of theirs is the global one; of ours, a micro-batch.
+    times = settings["--eval-iters"]
+    batches = times * settings.ours["batch.global_size"] // settings.ours["batch.micro_size"]
+    settings.map("--eval-iters", {"evaluate.batches": batches})
+    settings.map("--eval-interval", {"evaluate.every": settings["--eval-interval"] if times else 0})
     per_stage = settings["--num-layers-per-virtual-pipeline-stage"]
     if per_stage:
         stages = settings["--num-layers"] // settings["--pipeline-model-parallel-size"] // per_stage
@@ -322,7 +304,7 @@ def _optimizer(settings: Settings) -> None:
     megatron_flags.require(settings, ("--lr",))
     steps, size = megatron_flags.length(settings), settings.ours["batch.global_size"]
     shapes = {"cosine": "cosine", "linear": "linear", "constant": "constant", "WSD": "wsd"}
-    megatron_flags.schedule(settings, steps, "--lr", shapes)
+    megatron_flags.schedule(settings, (settings["--lr-decay-samples"] or steps * size) / size, "--lr", shapes)
     if settings["--lr-decay-samples"]:
         settings.map("--lr-decay-samples", {"optim.decay_steps": settings["--lr-decay-samples"] // size})
     if settings["--lr-warmup-samples"]:

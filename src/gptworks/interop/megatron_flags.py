@@ -126,19 +126,20 @@ def length(settings: Settings) -> int:
     return int(steps)
 
 
-def schedule(settings: Settings, steps: int, rate: str, shapes: dict[str, str]) -> None:
+def schedule(settings: Settings, steps: float, rate: str, shapes: dict[str, str]) -> None:
+    """`steps`: of the decay, where --lr-decay-iters does not say it. A warmup may be a share of it."""
     settings.map(rate, "optim.lr")
     style = settings["--lr-decay-style"]
     if style not in shapes:
         raise ConfigError(settings.where, [f"--lr-decay-style: got {style!r}; needs one of {', '.join(shapes)}."])
     settings.map("--lr-decay-style", {"optim.schedule": shapes[style]})
     decay = settings["--lr-decay-iters"] or steps
-    settings.map("--lr-decay-iters", {"optim.decay_steps": decay})
+    settings.map("--lr-decay-iters", {"optim.decay_steps": int(decay)})
     fraction = settings["--lr-warmup-fraction"]
     if fraction is None:
         settings.map("--lr-warmup-iters", {"optim.warmup_steps": float(settings["--lr-warmup-iters"])})
         return
-    settings.map("--lr-warmup-fraction", {"optim.warmup_steps": float(int(fraction * decay))})
+    settings.map("--lr-warmup-fraction", {"optim.warmup_steps": fraction * decay})
     settings.ignore("--lr-warmup-iters", "--lr-warmup-fraction says how long")
 
 
@@ -147,7 +148,8 @@ def precision(settings: Settings, *, bf16: bool = False) -> None:
     settings.map("--fp16", {"precision.compute": compute})
     fixed = settings["--loss-scale"]
     if fixed:
-        settings.map("--loss-scale", {"precision.scaler.init": fixed, "precision.scaler.growth": 1.0})
+        told = {"precision.scaler.init": fixed, "precision.scaler.growth": 1.0}
+        settings.map("--loss-scale", told, why="it never grows; an overflow halves it all the same")
         settings.ignore("--initial-loss-scale", "--loss-scale keeps it at one value")
     else:
         settings.map("--initial-loss-scale", "precision.scaler.init")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gptworks.config.load import flatten
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import mindformers_tools as tools
 from gptworks.interop import yaml_files
@@ -70,7 +71,7 @@ def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
 def keys_of(values: Mapping[str, Any]) -> dict[str, str]:
     """Dotted keys and text; an entry of a list of callbacks goes by its type."""
     lists = {name: values[name] for name in ("callbacks", "eval_callbacks") if isinstance(values.get(name), list)}
-    flat = yaml_files.flatten({name: value for name, value in values.items() if name not in lists})
+    flat = flatten({name: value for name, value in values.items() if name not in lists})
     for name, entries in lists.items():
         for entry in entries:
             about = dict(entry) if isinstance(entry, dict) else {"type": entry}
@@ -171,9 +172,7 @@ def _distribute(command: Command, find: Any) -> Translation:
         )
     values = keys_of(read_yaml(find(given["CONFIG_PATH"])))
     stand_for = {name: "run_mode" if name == "RUN_STATUS" else "" for name in names}
-    found = _translate(values, given, stand_for, given["CONFIG_PATH"], command, table)
-    # The folder is shared, and two machines would write the same files.
-    return found if ranks.start == 0 else replace(found, after=[])
+    return _translate(values, given, stand_for, given["CONFIG_PATH"], command, table)
 
 
 def _translate(
@@ -200,7 +199,7 @@ def _translate(
     _model(settings)
     _layout(settings, table, remarks)
     _batch(settings)
-    _data(settings)
+    _data(settings, command.folder if command else Path(), remarks)
     _optimizer(settings)
     _precision(settings)
     _running(settings)
@@ -223,7 +222,6 @@ def _translate(
     notes = _with_flags(settings.notes, flags, sets, in_yaml)
     if table is not None:
         arguments, notes = _placed(arguments, notes, flags, verb)
-    processes = table.world_size if table is not None else 1
     return Translation(
         NAME,
         verb,
@@ -235,7 +233,6 @@ def _translate(
         remarks=remarks,
         after=after,
         device=device,
-        processes=processes,
     )
 
 
@@ -307,6 +304,8 @@ def _model(settings: Settings) -> None:
     settings.ignore("moe_config.expert_num", "one expert is none")
     settings.map(f"{_M}.hidden_act", {"model.gelu": GELU[activation]})
     settings.ours |= {"model.tied": True, "model.attention": "auto", "init.std": 0.01, "init.residual_scale": "none"}
+    why = "its matrices are drawn with 0.01 whatever it says; the document's version drew embeddings from a truncated "
+    settings.map(f"{_M}.initializer_range", {"init.std": 0.01}, why=why + "normal of 0.02, which are of 0.01 here")
     again = settings["recompute_config.recompute"]
     settings.map("recompute_config.recompute", {"train.recompute": "full" if again else "none"})
 
@@ -381,7 +380,7 @@ def _batch(settings: Settings) -> None:
     settings.map(f"{_RUNNER}.gradient_accumulation_steps", {"batch.global_size": size * replicas * more})
 
 
-def _data(settings: Settings) -> None:
+def _data(settings: Settings, folder: Path, remarks: list[str]) -> None:
     if settings[_TRAIN_DATA]:
         settings.map(_TRAIN_DATA, {"data.path": (settings[_TRAIN_DATA],)})
     settings.ignore(_TRAIN_DATA, "empty: no data yet; --dataset_dir DIR names it")
@@ -393,6 +392,7 @@ def _data(settings: Settings) -> None:
     settings.ours |= {"data.split": "1", "data.tokenizer": "gpt2", "data.too_long": "refuse", "evaluate.every": 0}
     if settings[f"{_M}.vocab_size"] < 50257:
         del settings.ours["data.tokenizer"]  # another one, which the data may know
+    _mask(settings, folder, remarks)
     epochs = settings[f"{_RUNNER}.epochs"] * settings["train_dataset.repeat"]
     samples = settings["train_dataset.data_loader.num_samples"]
     lasting = [f"{_RUNNER}.epochs", "train_dataset.repeat", "train_dataset.data_loader.num_samples"]
@@ -404,6 +404,24 @@ def _data(settings: Settings) -> None:
     else:
         settings.map(lasting[:2], {"train.epochs": float(epochs)})
         settings.ignore(lasting[2], "empty: all samples")
+
+
+def _mask(settings: Settings, folder: Path, remarks: list[str]) -> None:
+    """Where the input is the end of a text, theirs has no loss and no attention."""
+    names = [f"{_M}.eos_token", f"{_M}.eos_token_id"]
+    end = _first(settings, names, 50256)
+    data = settings[_TRAIN_DATA]
+    is_there = "data.tokenizer" in settings.ours and not (data and tools.has_no_ends(folder / data))
+    if is_there and end != 50256:
+        why = "what follows the tokenizer's own end of a text, 50256, is not scored; theirs looks for this token"
+        settings.map(names, {"data.mask_eod": True}, why=why)
+    else:
+        settings.map(names, {"data.mask_eod": is_there})
+    if is_there:
+        remarks.append(
+            "what follows an end of a text (50256) is not scored, as in MindFormers, which also hides that token from "
+            "attention; here it is seen."
+        )
 
 
 def _optimizer(settings: Settings) -> None:

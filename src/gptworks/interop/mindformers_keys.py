@@ -233,8 +233,7 @@ KEYS = [
     Key("model.model_config.hidden_dropout_rate", number),
     Key("model.model_config.attention_probs_dropout_prob", number),
     Key("model.model_config.attention_dropout_rate", number),
-    Key("model.model_config.initializer_range", number,
-        why="MindFormers does not look at it: matrices are drawn with its own normal, std 0.01, and so they are here"),
+    Key("model.model_config.initializer_range", number, default=0.02),
     Key("model.model_config.layernorm_epsilon", number, "model.layernorm_eps", default=1e-5),
     Key("model.model_config.post_layernorm_residual", truth, default=False),
     Key("model.model_config.param_init_type", words, why=_MASTERS),
@@ -244,9 +243,11 @@ KEYS = [
     ],
     Key("model.model_config.compute_dtype", words, default="float16"),
     Key("model.model_config.checkpoint_name_or_path", words),
+    Key("model.model_config.eos_token", whole),
+    Key("model.model_config.eos_token_id", whole),
     *[
-        Key(f"model.model_config.{key}", whole, why="the tokenizer says which token ends a text")
-        for key in ("eos_token", "eos_token_id", "bos_token_id", "pad_token_id", "unk_token_id")
+        Key(f"model.model_config.{key}", whole, why="the tokenizer says which token it is")
+        for key in ("bos_token_id", "pad_token_id", "unk_token_id")
     ],
     Key("model.model_config.repetition_penalty", number, "generate.repetition_penalty", default=1.0),
     Key("model.model_config.max_decode_length", whole, default=1024),

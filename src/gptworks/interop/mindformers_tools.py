@@ -18,7 +18,7 @@ KEYS = {
         Key("--hccn_tool_path", words, why="the addresses of devices are read from /etc/hccn.conf where it is there"),
     ],
     "convert_weight.py": [
-        Key("--layers", whole, default=12, why="all layers that are in the file"),
+        Key("--layers", whole, default=12, same="the file says how many it has"),
         Key("--torch_path", words),
         Key("--mindspore_path", words),
     ],
@@ -138,3 +138,14 @@ def row_length(path: Path) -> int:
         return 0
     rows = [int(store.contents.sizes[0]) for store in stores if store.contents.is_rows and len(store.contents.sizes)]
     return min(rows, default=0)
+
+
+def has_no_ends(path: Path) -> bool:
+    """Whether the data say of themselves that no text in them ends with a token for it."""
+    from gptworks.data.store import Store, locate_stores
+
+    try:
+        stores = [Store(located) for located in locate_stores(str(path))]
+    except DataError:
+        return False
+    return any(store.sidecar is not None and not store.sidecar.eod_appended for store in stores)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.errors import CheckpointError, ConfigError, UsageError
+from gptworks.interop import torch_launch
 from gptworks.interop.megatron_flags import on_command_line
 from gptworks.interop.settings import Key, Settings, number, truth, whole, words
 from gptworks.interop.translation import AfterTraining, Command, Translation
@@ -199,7 +200,8 @@ def _train(command: Command, settings: Settings, remarks: list[str]) -> Translat
         settings.same("bias", "true: matrices and norms have biases, as here")
     else:
         settings.ignore("bias", "matrices and norms have biases here, which begin at 0 and are trained")
-    processes = _batch(command, settings)
+    start = torch_launch.read(command)
+    _batch(settings, start.world_size)
     _schedule(settings)
     _data(command, settings)
     settings.map(
@@ -222,14 +224,13 @@ def _train(command: Command, settings: Settings, remarks: list[str]) -> Translat
             settings.ours.pop(f"model.{key}", None)
     settings.require_noted()
     return Translation(
-        NAME, "train", command.program, config=settings.ours, arguments=resume, notes=settings.notes, remarks=remarks,
-        after=[AfterTraining(NAME, f"{out}/ckpt.pt")], device=device, processes=processes,
+        NAME, "train", command.program, config=settings.ours, arguments=[*resume, *start.arguments],
+        notes=[*start.notes, *settings.notes], remarks=remarks, after=[AfterTraining(NAME, f"{out}/ckpt.pt")],
+        device=device,
     )  # fmt: skip
 
 
-def _batch(command: Command, settings: Settings) -> int:
-    options = {name.replace("_", "-"): value for name, value in command.launcher_options.items()}
-    processes = int(options.get("--nproc-per-node", "1")) * int(options.get("--nnodes", "1"))
+def _batch(settings: Settings, processes: int) -> None:
     times, micro = settings["gradient_accumulation_steps"], settings["batch_size"]
     if times % processes:
         raise ConfigError(
@@ -239,7 +240,6 @@ def _batch(command: Command, settings: Settings) -> int:
     settings.map("batch_size", {"batch.micro_size": micro})
     settings.map("gradient_accumulation_steps", {"batch.global_size": times * micro})
     settings.ours["parallel.dp"] = processes
-    return processes
 
 
 def _schedule(settings: Settings) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gptworks.config import presets
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import command_line, megatron_flags, megatron_prepare
 from gptworks.interop.megatron_flags import KERNEL, SHARED, on_command_line
@@ -29,7 +30,7 @@ TRAINING = [
     Key("--node-ips", words),
     Key("--ctrl-port", whole, default=50051),
     Key("--use-rdma", words, switch=True),
-    Key("--use-external-dataset", words, switch=True, same="the order is that of Megatron's data set anyway"),
+    Key("--use-external-dataset", words, switch=True),
     Key("--multihead-attention-fusion", words, switch=True, same=KERNEL),
     Key("--no-scale-tril-softmax-dropout-fusion", words, switch=True, same=KERNEL),
     Key("--no-bias-dropout-fusion", words, switch=True, same=KERNEL),
@@ -75,15 +76,14 @@ VARIABLES = {
 ALWAYS = {
     "--learning-rate": "0.00015", "--min-lr": "1.0e-5", "--lr-decay-style": "cosine", "--lr-decay-iters": "320000",
     "--lr-warmup-fraction": "0.01", "--optimizer": "adamw", "--weight-decay": "1e-2", "--clip-grad": "1.0",
-    "--vocab-size": "50257", "--split": "949,50,1", "--metric-print-format": "table", "--checkpoint-activations": "",
+    "--vocab-size": "50257", "--split": "949,50,1", "--checkpoint-activations": "",
     "--multihead-attention-fusion": "", "--fp16": "",
 }  # fmt: skip
 _SIZED = re.compile(r"pretrain_(117M|345M)\.sh")
-_SIZES = {"117M": (12, 768, 12), "345M": (24, 1024, 16)}
 # {machines}n{devices}d_{data}x{tensor}x{pipeline}_{batch}_{width}x{depth}
 _NAMED = re.compile(r"(?:distribute_)?pretrain_(\d+)n(\d+)d_(\d+)x(\d+)x(\d+)_(\d+)_(\d+)x(\d+)\.sh")
 _EXPORT = re.compile(r"^\s*export\s+(ONEFLOW_GPT_\w+)=[\"']?([^\"'\s#]*)", re.MULTILINE)
-_ORDER = "cut into samples as theirs; shuffled as megatron-core does, theirs is C++'s std::shuffle"
+_EXTERNAL = "Megatron's data set, which they copied in 2021; its split was rounded in another way then"
 
 
 def recognise(command: Command) -> bool:
@@ -155,18 +155,19 @@ def _script_on_disk(command: Command) -> Path | None:
 def _settings_in_name(name: str) -> dict[str, str]:
     size, named = _SIZED.fullmatch(name), _NAMED.fullmatch(name)
     if size:
-        layers, width, heads = _SIZES[size[1]]
+        shape = presets.find(size[1])
         return {
-            "--num-gpus-per-node": "1", "--seq-length": "1024", "--num-layers": str(layers),
-            "--hidden-size": str(width), "--num-attention-heads": str(heads), "--micro-batch-size": "8",
-            "--global-batch-size": "8",
+            "--num-gpus-per-node": "1", "--seq-length": "1024", "--num-layers": str(shape["num_layers"]),
+            "--hidden-size": str(shape["hidden_size"]), "--num-attention-heads": str(shape["num_heads"]),
+            "--micro-batch-size": "8", "--global-batch-size": "8",
         }  # fmt: skip
     assert named  # or it would not have been recognised
     nodes, devices, replicas, tensor, stages, size_of_batch, width_there, depth = named.groups()
+    times = 32 if int(stages) > 1 else 1  # their pipelines accumulate so many micro-batches, the others none
     return {
         "--num-nodes": nodes, "--num-gpus-per-node": devices, "--tensor-model-parallel-size": tensor,
         "--pipeline-model-parallel-size": stages, "--global-batch-size": size_of_batch, "--hidden-size": width_there,
-        "--num-layers": depth, "--micro-batch-size": str(min(8, max(1, int(size_of_batch) // int(replicas)))),
+        "--num-layers": depth, "--micro-batch-size": str(max(1, int(size_of_batch) // int(replicas) // times)),
         "--num-attention-heads": {"2304": "24", "3072": "32"}.get(width_there, "16"),
     }  # fmt: skip
 
@@ -215,7 +216,7 @@ def _train(command: Command, given: dict[str, str], remarks: list[str]) -> Trans
     after = [AfterTraining(NAME, f"{out}/iter{{step}}_snapshot")] if settings["--save"] else []
     return Translation(
         NAME, "train", command.program, config=settings.ours, arguments=arguments, notes=settings.notes,
-        remarks=remarks + told, after=after, device="gpu", processes=nodes * devices,
+        remarks=remarks + told, after=after, device="gpu",
     )  # fmt: skip
 
 
@@ -240,8 +241,10 @@ def _data(settings: Settings, folder: Path) -> None:
     if not settings["--dataset"]:
         raise ConfigError(settings.where, ["--dataset: is required: X of a pair X.bin and X.idx."])
     prefix = str(settings["--dataset"])
-    settings.map("--dataset", {"data.path": (prefix,)}, why=_ORDER)
-    settings.ours["data.order"] = "megatron"
+    settings.map("--dataset", {"data.path": (prefix,)})
+    settings.ours["data.order"] = "oneflow"
+    if settings.is_given("--use-external-dataset"):
+        settings.map("--use-external-dataset", {"data.order": "megatron"}, why=_EXTERNAL)
     megatron_flags.tokenizer_of(settings, folder, [prefix])
 
 
@@ -257,11 +260,12 @@ def _machines(settings: Settings, nodes: int) -> list[str]:
         used = ",".join(addresses.split(",")[:nodes])
         on_command_line(settings, "--num-nodes", {"--nproc": settings["--num-gpus-per-node"]})
         on_command_line(settings, "--node-ips", {"--node-ips": used})
-        arguments += ["--node-ips", used, "--nproc", str(settings["--num-gpus-per-node"])]
+        meeting = f"{used.partition(',')[0]}:{settings['--ctrl-port']}"
+        on_command_line(settings, "--ctrl-port", {"--master": meeting})
+        arguments += ["--master", meeting, "--node-ips", used, "--nproc", str(settings["--num-gpus-per-node"])]
     else:
         settings.same("--num-nodes", "one machine")
-        settings.same("--node-ips", "one machine: nobody is called")
-    settings.ignore("--ctrl-port", "the machines meet at the port of --master")
+        settings.same(["--node-ips", "--ctrl-port"], "one machine: nobody is called")
     if settings.is_given("--use-rdma"):
         arguments.append("--rdma")
         on_command_line(settings, "--use-rdma", {"--rdma": True})

@@ -1,14 +1,16 @@
 """PaddleNLP GPT and GPT-3: run_pretrain(.py, _static.py), run_eval.py, export_model.py, inference.py,
-create_pretraining_data.py, by their flags."""
+create_pretraining_data.py, by their flags; and Paddle's check of an installation."""
 
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import command_line, paddle_launch
+from gptworks.interop.notes import Note
 from gptworks.interop.settings import Key, Settings, number, truth, whole, words
 from gptworks.interop.translation import AfterTraining, Command, Translation
 
@@ -59,8 +61,8 @@ TRAINING = [
     Key("--save_steps", whole, "checkpoint.every", default=500),
     Key("--num_train_epochs", whole, same="their data set is laid out for max_steps, so the steps end first"),
     Key("--logging_freq", whole, "train.log_every", default=1),
-    Key("--eval_freq", whole, "evaluate.every", default=500),
-    Key("--eval_iters", whole, "evaluate.batches", default=10),
+    Key("--eval_freq", whole, default=500),
+    Key("--eval_iters", whole, default=10),
     Key("--use_sharding", truth, default=False),
     Key("--sharding_degree", whole, default=1),
     Key("--sharding_stage", whole, default=1),
@@ -123,8 +125,12 @@ PREPARATION = [
     Key("--split_sentences", words, switch=True, why="GPT reads whole documents"),
     Key("--chinese", words, switch=True, why="the tokenizer says how Chinese is cut"),
     Key("--cn_whole_word_segment", words, switch=True, why="is for BERT"),
+    Key("--cn_seg_func", words, default="jieba", why="is for BERT"),
+    Key("--cn_splited", words, switch=True, why="is for BERT"),
+    Key("--cn_split_dimer", words, why="is for BERT"),
 ]
 PROGRAMS: dict[str, Any] = {}
+CHECK = "paddle.utils.run_check()"  # typed into Python, or given to it with -c
 SCRIPT = "run.sh"  # with a command of these programs in it
 QUESTIONS = [
     "Question: Who is the CEO of Apple? Answer:",
@@ -145,9 +151,15 @@ CHINESE_QUESTIONS = [
 def recognise(command: Command) -> bool:
     if Path(command.program).name == "tar" and any(".json.zst.tar" in word for word in command.arguments):
         return True
-    if Path(command.program).name == SCRIPT:
+    if Path(command.program).name == SCRIPT or _checks(command):
         return True
+    if Path(command.program).name == "preprocess_data.py":  # of FleetX; Megatron's has other flags
+        return any(word.partition("=")[0] == "--input_path" for word in command.arguments)
     return Path(command.program).name in PROGRAMS and not any(w in ("-c", "--config") for w in command.arguments)
+
+
+def _checks(command: Command) -> bool:
+    return any(CHECK in word for word in command.words)
 
 
 def recognise_yaml(values: Mapping[str, Any]) -> bool:
@@ -159,6 +171,8 @@ def translate_yaml(path: Path) -> Translation:
 
 
 def translate(command: Command, find: Any) -> Translation:
+    if _checks(command):
+        return Translation(NAME, "doctor", CHECK, notes=[Note(CHECK, "", "mapped", "gptworks doctor")])
     if Path(command.program).name == "tar":
         raise UsageError(
             "openwebtext2.json.zst.tar: the document's slip; the archive is called openwebtext2.jsonl.zst.tar. It need "
@@ -166,17 +180,25 @@ def translate(command: Command, find: Any) -> Translation:
         )
     if Path(command.program).name == SCRIPT:
         command = _inside(find(command.program), command)
-    return PROGRAMS[Path(command.program).name](command)
+    found: Translation = PROGRAMS[Path(command.program).name](command)
+    if found.verb == "train":
+        return found
+    return replace(found, notes=paddle_launch.notes(command, found.verb) + found.notes)
 
 
 def _inside(script: Path, command: Command) -> Command:
     """The training command in a shell script; NAME=value lines before it count, the rest is the shell's business."""
     text = script.read_text(encoding="utf-8").replace("\\\n", " ")
+    if command.arguments:
+        raise UsageError(
+            f"{command.program}: {' '.join(command.arguments)} behind it: what a script does with such words is not "
+            "known here. Run the command that is in it, with these words."
+        )
     values = {**os.environ, **command.environment}
     for line in map(str.strip, text.splitlines()):
         assignment = re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)=([\"']?)(.*?)\2", line)
         if assignment and " " not in assignment[3]:
-            values.setdefault(assignment[1], assignment[3])
+            values[assignment[1]] = assignment[3]
         elif any(program in line for program in PROGRAMS) and not line.startswith("#"):
             return command_line.split([line], values, command.folder)
     raise UsageError(f"{script}: no line in it runs one of {', '.join(PROGRAMS)}.")
@@ -205,19 +227,21 @@ def _train(command: Command) -> Translation:
     if needed:
         raise ConfigError(command.program, [f"{name}: is required." for name in needed])
     remarks = _bare(settings)
-    launched = paddle_launch.num_processes(command)
     output = str(settings["--output_dir"])
     _weights(settings, command.folder)
-    _layout(settings, launched)
+    _layout(settings, paddle_launch.num_processes(command))
     _schedule(settings, remarks)
     _rest(settings)
+    if Path(command.program).name.endswith("_static.py"):
+        settings.ours["precision.scaler.backoff"] = 0.8  # the scaler of static graphs
     settings.map_plain()
     settings.require_noted()
     return Translation(
-        NAME, "train", command.program, config=settings.ours, arguments=paddle_launch.arguments(command),
-        notes=paddle_launch.notes(command) + settings.notes, remarks=remarks,
+        NAME, "train", command.program, config=settings.ours,
+        arguments=paddle_launch.arguments(command, settings.ours),
+        notes=paddle_launch.notes(command) + settings.notes, remarks=remarks + paddle_launch.remarks(command),
         after=[AfterTraining(NAME, f"{output}/model_{{step}}")], logs=paddle_launch.logs(command),
-        device=str(settings["--device"]), processes=launched or 1,
+        device=str(settings["--device"]),
     )  # fmt: skip
 
 
@@ -245,11 +269,9 @@ def _weights(settings: Settings, folder: Path) -> None:
             settings.where,
             [f"--model_name_or_path: {name!r} is neither a folder nor a preset ({', '.join(PRESETS)})."],
         )
-    if str(settings["--model_type"]).endswith("-cn"):
-        settings.same("--model_type", "the data say which tokenizer made them")
-    else:
-        # What follows an end of document is not scored.
-        settings.map("--model_type", {"data.tokenizer": "gpt2", "data.mask_eod": True})
+    # What follows an end of document is not scored. Of Chinese data, the data say which tokenizer made them.
+    tokenizer = {} if str(settings["--model_type"]).endswith("-cn") else {"data.tokenizer": "gpt2"}
+    settings.map("--model_type", {**tokenizer, "data.mask_eod": True})
     settings.map("--input_dir", {"data.path": (settings["--input_dir"],)})
     settings.map("--output_dir", {"run.out": str(settings["--output_dir"])})
 
@@ -289,6 +311,10 @@ def _layout(settings: Settings, launched: int) -> None:
             ],
         )
     settings.map(["--global_batch_size", "--local_batch_size"], {"batch.global_size": whole_batch})
+    # Each replica reads so many batches: micro-batches, or those of --local_batch_size where a program has that.
+    times = settings["--eval_iters"]
+    settings.map("--eval_iters", {"evaluate.batches": times * replicas * ((local or micro) // micro)})
+    settings.map("--eval_freq", {"evaluate.every": settings["--eval_freq"] if times else 0})
 
 
 def _schedule(settings: Settings, remarks: list[str]) -> None:
@@ -297,13 +323,15 @@ def _schedule(settings: Settings, remarks: list[str]) -> None:
     settings.map("--min_lr", "optim.min_lr")
     decay = settings["--decay_steps"] or settings["--max_steps"]
     settings.map("--decay_steps", {"optim.decay_steps": decay})
-    settings.map("--warmup_rate", {"optim.warmup_steps": settings["--warmup_rate"] * decay})
     style = settings["--lr_decay_style"]
     if style not in ("cosine", "none"):
         raise ConfigError(settings.where, [f"--lr_decay_style: got {style!r}; needs cosine or none."])
     settings.map("--lr_decay_style", {"optim.schedule": "cosine" if style == "cosine" else "constant"})
     if style == "none":
         settings.ours["optim.warmup_steps"] = 0.0
+        settings.ignore("--warmup_rate", "--lr_decay_style none has one rate, without a warmup")
+    else:
+        settings.map("--warmup_rate", {"optim.warmup_steps": settings["--warmup_rate"] * decay})
     settings.ours |= {"optim.warmup_from": 1, "optim.cosine_clock": "after_warmup"}
     if lowest > highest:
         settings.ours["optim.allow_rising_lr"] = True
@@ -346,9 +374,11 @@ def _evaluate(command: Command) -> Translation:
     settings.map("--eval_path", {"--data": settings["--eval_path"]})
     settings.map("--cloze_eval", {"--task": "lambada"})
     overlap = settings["--overlapping_eval"]
-    if not cloze:
+    if cloze:
+        settings.ignore("--overlapping_eval", "--cloze_eval scores a last word each, without windows")
+    else:
         arguments += ["--overlap", str(overlap)]
-    settings.map("--overlapping_eval", {"--overlap": overlap})
+        settings.map("--overlapping_eval", {"--overlap": overlap})
     arguments += _model_arguments(settings, command.folder)
     arguments += ["--batch-size", str(settings["--batch_size"]), "--log-style", "fleetx"]
     settings.map("--batch_size", {"--batch-size": settings["--batch_size"]})
@@ -457,5 +487,6 @@ PROGRAMS.update(
         "export_model.py": _export,
         "inference.py": _infer,
         "create_pretraining_data.py": _prepare,
+        "preprocess_data.py": _prepare,
     }
 )

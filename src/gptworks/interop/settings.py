@@ -76,8 +76,12 @@ class Settings:
 
     def _check(self, hints: Mapping[str, str]) -> None:
         problems = []
+        empty: list[str] = []
         for name, text in self.given.items():
             key = self.keys.get(name)
+            if key is None and text == "" and any(known.startswith(f"{name}.") for known in self.keys):
+                empty.append(name)  # a section with nothing in it
+                continue
             if key is None:
                 problems.append(f"{name}: {hints.get(name) or _unknown(name, self.keys)}")
                 continue
@@ -89,6 +93,8 @@ class Settings:
                 problems.append(f"{name}: {reason}.")
         if problems:
             raise ConfigError(self.where, problems)
+        for name in empty:
+            del self.given[name]
 
     def __getitem__(self, name: str) -> Any:
         """What counts: the value given, else their default."""

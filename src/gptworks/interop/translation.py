@@ -36,7 +36,6 @@ class Translation:
     logs: str = ""  # what they call the log of a rank, such as log/workerlog.{rank}
     environment: Mapping[str, str] = field(default_factory=dict)
     device: str = ""  # what their command asked for: gpu, xpu, npu, cpu
-    processes: int = 1
     inside: list[str] = field(default_factory=list)  # a command of theirs that our command runs elsewhere
 
     def sections(self) -> dict[str, Any]:

@@ -21,23 +21,15 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any], mark: str = "") -> dict[str, Any]:
+    """`mark`: a block of `over` with this key, false, takes the place of the whole block of `base`."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
-        merged[key] = deep_merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        both = isinstance(below, dict) and isinstance(value, dict)
+        replaces = both and bool(mark) and value.get(mark) is False
+        merged[key] = deep_merge(below, value, mark) if both and not replaces else value  # type: ignore[arg-type]
     return merged
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys. Lists are values, and so are empty blocks."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def as_text(value: Any) -> str:
