@@ -188,3 +188,14 @@ def test_the_recorder_sees_tensors_come_and_go(trace: ModuleType) -> None:
     sizes = [size for _, size in recorder.events]
     assert sizes.count(4096) == 2
     assert sizes.count(0) == 2
+
+
+def test_s0_19_fleetx_figures_of_345m_and_1_3b_are_within_a_tenth(plan_memory: ModuleType) -> None:
+    """30.9 GB in fp16; 26.0 GB in fp16 with recomputation; on a V100 of 32 GB, under FleetX's own rules."""
+    found = {row.name: row for row in plan_memory.rows(["345M", "1.3B recompute"])}
+    assert {name: round(row.published / 1024, 1) for name, row in found.items()} == {
+        "345M": 30.9,
+        "1.3B recompute": 26.0,
+    }
+    for row in found.values():
+        assert abs(row.error) <= 0.10, (row.name, row.predicted, row.published)
