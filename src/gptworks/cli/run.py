@@ -29,9 +29,10 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    translation = _beside_earlier_runs(translated(args), args.cwd)
+    as_written = translated(args)
+    translation = _beside_earlier_runs(as_written, args.cwd)
     show(translation)
-    arguments = native(translation, args.cwd)
+    arguments = native(translation, args.cwd, writes=not args.dry_run)
     print(f"\n$ {' '.join(_quoted(word) for word in arguments)}\n", flush=True)
     if args.dry_run:
         return 0
@@ -41,9 +42,12 @@ def run(args: argparse.Namespace) -> int:
     os.chdir(args.cwd)
     try:
         os.environ.update(translation.environment)
+        is_first = _is_first_machine(translation.arguments)
+        if is_first and translation is not as_written:
+            _write_their_names(as_written)  # a run that was killed could not
         code = main(arguments[1:])
         _name_logs(translation)
-        if code == 0 and _is_first_machine(translation.arguments):
+        if is_first:
             _write_their_names(translation)
         return code
     finally:
@@ -80,16 +84,27 @@ def _beside_earlier_runs(translation: "Translation", folder: Path) -> "Translati
     resume = dict(zip(translation.arguments, translation.arguments[1:], strict=False)).get("--resume", "never")
     if not out or resume != "never" or not (folder / out / "environment.json").is_file():
         return translation
-    number = 2
-    while (folder / f"{out}.{number}").exists():
+    earlier, number = Path(out), 2
+    if earlier.name in ("", ".."):
+        earlier = (folder / out).resolve()
+    while (folder / earlier.with_name(f"{earlier.name}.{number}")).exists():
         number += 1
-    free = f"{out}.{number}"
+    free = earlier.with_name(f"{earlier.name}.{number}")
+    remark = (
+        f"{earlier} holds a run already, which this one would write over: it is {free} now. To go on with the earlier "
+        f"one: gptworks train -c {earlier / 'config.yaml'} --out {earlier} --resume auto"
+    )
     return replace(
         translation,
-        config={**translation.config, "run.out": free},
-        after=[replace(each, path=each.path.replace(out, free, 1)) for each in translation.after],
-        remarks=[*translation.remarks, f"{out} holds a run already, which this one would write over: it is {free} now"],
+        config={**translation.config, "run.out": str(free)},
+        after=[replace(each, path=_moved(each.path, earlier, free)) for each in translation.after],
+        remarks=[*translation.remarks, remark],
     )
+
+
+def _moved(path: str, earlier: Path, later: Path) -> str:
+    inside = Path(path).is_relative_to(earlier)
+    return str(later / Path(path).relative_to(earlier)) if inside else path
 
 
 def show(translation: "Translation") -> None:
@@ -108,18 +123,48 @@ def _setting(note: "Note") -> str:
     return f"{note.theirs} {note.value}" if note.value else note.theirs
 
 
-def native(translation: "Translation", folder: Path) -> list[str]:
+def native(translation: "Translation", folder: Path, *, writes: bool = True) -> list[str]:
     """Our command line. A configuration is written down first, where it can be looked at and used again."""
     if not translation.config:
         return ["gptworks", translation.verb, *translation.arguments]
-    from gptworks.interop.write_yaml import as_yaml
-
     file = f"{Path(translation.program).stem or translation.system}.gptworks.yaml"
-    part = folder / f".{file}.{os.getpid()}"  # another machine may be writing, or reading, the same one
-    part.write_text(as_yaml(translation), encoding="utf-8")
-    part.replace(folder / file)
+    if writes:
+        _write_config(translation, folder / file)
     out = str(Path(str(translation.config["run.out"])))
     return ["gptworks", translation.verb, "-c", file, "--out", out, *translation.arguments]
+
+
+def _write_config(translation: "Translation", file: Path) -> None:
+    """One that was changed by hand since we wrote it stays, under another name."""
+    from contextlib import suppress
+
+    from gptworks.interop.write_yaml import as_yaml
+
+    if file.is_file() and not _is_as_written(file.read_text(encoding="utf-8", errors="replace")):
+        number = 1
+        while (aside := file.with_name(f"{file.name}.edited-{number}")).exists():
+            number += 1
+        with suppress(FileNotFoundError):  # another machine was faster
+            file.rename(aside)
+            print(f"note: {file.name} was changed by hand; it is {aside.name} now. To run it: gptworks train -c FILE")
+    part = file.with_name(f".{file.name}.{os.getpid()}")  # another machine may be writing, or reading, the same one
+    text = as_yaml(translation)
+    part.write_text(f"{text}{_SEAL}{_checksum(text)}\n", encoding="utf-8")
+    part.replace(file)
+
+
+_SEAL = "# by gptworks run, which keeps this file under another name if you change it: "
+
+
+def _is_as_written(text: str) -> bool:
+    body, seal, checksum = text.rpartition(_SEAL)
+    return bool(seal) and checksum.strip() == _checksum(body)
+
+
+def _checksum(text: str) -> str:
+    import hashlib
+
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
 
 
 def _is_first_machine(arguments: list[str]) -> bool:
@@ -147,10 +192,13 @@ def _name_logs(translation: "Translation") -> None:
 
     if not translation.logs:
         return
-    for log in sorted((Path(str(translation.config["run.out"])) / "logs").glob("rank-*.log")):
+    found = sorted((Path(str(translation.config["run.out"])) / "logs").glob("rank-*.log"))
+    for log in found:
         target = Path(translation.logs.format(rank=log.stem.removeprefix("rank-")))
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(log, target)
+    if found:
+        print(f"logs also in {Path(translation.logs).parent}, as {Path(translation.logs.format(rank='N')).name}")
 
 
 def _quoted(word: Any) -> str:
