@@ -11,7 +11,6 @@ import copy
 import itertools
 import os
 import re
-import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -21,8 +20,10 @@ from typing import Any
 from gptworks.cli.run import native
 from gptworks.errors import ConfigError, GPTWorksError
 from gptworks.interop import command_line, registry, yaml_files
+from gptworks.interop.adapt import adapted
 from gptworks.interop.notes import Note, shown
 from gptworks.interop.settings import Key, Settings, number, truth, whole
+from gptworks.interop.write_yaml import in_one_line
 
 FOLDER = Path(__file__).parent
 MARKER = re.compile(
@@ -247,11 +248,12 @@ def row(system: str, command: str, key: Key, index: int, written: str | None) ->
     is_ignored = bool(key.why)
     if not key.ours and not remarks[0]:
         notes, refusal = notes_on(system, command, key, index, written)
-        for note in notes:
+        is_ignored = bool(notes) and all(note.how == "ignored" for note in notes)
+        for note in sorted(notes, key=lambda note: note.how == "ignored"):
             ours += [name for name in names_in(note.ours) if name not in ours]
+            other = "another value is ignored: " if note.how == "ignored" and not is_ignored else ""
             if note.why not in remarks:
-                remarks.append(note.why)
-        is_ignored = any(note.how == "ignored" for note in notes) and not ours
+                remarks.append(other + note.why)
         if not notes:
             remarks = [f"refused: {refusal}" if refusal else "by a rule, together with other settings"]
     told = "; ".join(filter(None, remarks)).replace("|", "\\|")
@@ -308,7 +310,8 @@ def keys(system: str, words: str, chinese: bool) -> str:
 
 @cache
 def ours(system: str, command: str) -> str:
-    return " ".join(map(shlex.quote, native(translation(system, command), Path())))
+    found = adapted(translation(system, command), [], device=None, shrink=False, strict=False, runs=False)
+    return in_one_line(native(found, Path()))
 
 
 def commands(system: str) -> str:

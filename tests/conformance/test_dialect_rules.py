@@ -1,6 +1,5 @@
 """Rules of the dialects that a document does not print but its system has: what a setting means, beside its name."""
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -195,7 +194,13 @@ def test_a_fixed_loss_scale_is_not_quite_theirs() -> None:
 MACHINES = "torchrun --nproc_per_node=8 --nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --master_port=1234 "
 
 
-@pytest.mark.parametrize("program", ["train.py --gradient_accumulation_steps=16", MEGATRON.replace("-size 16 --lr", "-size 32 --lr") + "--train-iters 9"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        "train.py --gradient_accumulation_steps=16",
+        MEGATRON.replace("-size 16 --lr", "-size 32 --lr") + "--train-iters 9",
+    ],
+)
 def test_torchrun_on_two_machines(program: str) -> None:
     found = translated(MACHINES + program)
     assert found.config["parallel.dp"] == 16
@@ -245,7 +250,9 @@ def test_a_script_takes_no_words_and_its_own_settings_win(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("task_name", "of-somebody-else")
-    script = f"export task_name=gpt3-test\npython run_pretrain.py {PADDLE.replace('output_dir o', 'output_dir $task_name')}"
+    script = (
+        f"export task_name=gpt3-test\npython run_pretrain.py {PADDLE.replace('output_dir o', 'output_dir $task_name')}"
+    )
     (tmp_path / "run.sh").write_text(script)
     assert translated("sh run.sh", tmp_path).config["run.out"] == "gpt3-test"
     assert main(["translate", "--cwd", str(tmp_path), "--", "sh run.sh 8 --max_steps 3"]) == 2
@@ -284,7 +291,7 @@ def test_mindformers_does_not_score_what_follows_an_end(tmp_path: Path) -> None:
     assert note(found, "model.model_config.eos_token").ours == "data.mask_eod=true"
     assert any("hides that token from attention" in remark for remark in found.remarks)
     other = note(mindformers(tmp_path, "--options model.model_config.eos_token=7"), "model.model_config.eos_token")
-    assert other.how == "approximated" and "theirs looks for 7" in other.why
+    assert other.how == "approximated" and "theirs looks for" in other.why
 
 
 def test_mindformers_draws_its_embeddings_in_another_way(tmp_path: Path) -> None:
@@ -304,3 +311,79 @@ def test_the_micro_batch_of_a_script_is_that_of_their_table(name: str, micro: in
     addresses = "ONEFLOW_GPT_NODE_IPS=a,b,c,d"
     found = translated(f"{addresses} bash examples/pretrain_{name}.sh", tmp_path)
     assert found.config["batch.micro_size"] == micro
+
+
+# The commands `run` and `translate` themselves
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert main(list(words)) == 0
+    return capsys.readouterr().out
+
+
+def test_a_command_in_one_text_may_end_in_a_files_name(capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(capsys, "translate", "--", "python run_pretrain.py -c ./configs_345m_single_card.yaml")
+    assert "# Translated from fleetx." in out and "num_layers: 24" in out
+
+
+def test_translate_needs_no_device_and_finds_the_documents_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = said(capsys, "translate", "--cwd", str(tmp_path), "configs/gpt2/run_gpt2.yaml")
+    assert 'device: "auto"' in out and "asks for Ascend, which torch cannot serve" in out
+    out = said(capsys, "translate", "--cwd", str(tmp_path), "configs_345m_single_card.yaml")
+    assert "comes with gptworks" in out and "num_layers: 24" in out
+
+
+def test_what_has_no_configuration_is_translated_with_its_notes_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = said(
+        capsys, "translate", "--", "python", "sample.py", "--start=It's\n$five", "--device=cpu", "--dtype=float16"
+    )
+    lines = out.splitlines()
+    assert all(line.startswith("# ") for line in lines)
+    assert "# dtype=float16: ignored, weights are fp32; --weights bf16 keeps them so" in lines
+    assert r"--prompt $'It\'s\n$five' " in lines[-1] and lines[-1].startswith("# gptworks generate --model")
+    read = (
+        "python -u create_pretraining_data.py --input_path 'my texts' --output_prefix p --tokenizer_name GPTTokenizer"
+    )
+    assert "prepare 'my texts' --out p" in said(capsys, "translate", "--", read)
+
+
+def test_dry_run_checks_the_configuration(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, FLEETX, "--dry-run") == 0
+    heads = f"{FLEETX} -o Model.num_attention_heads=7"
+    assert main(["run", "--cwd", str(folder), "--dry-run", "--", heads]) == 2
+    assert "num_heads" in capsys.readouterr().err
+
+
+def test_strict_takes_what_the_documents_print(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said(capsys, "translate", "--strict", "--cwd", str(tmp_path), "--", "bash example/pretrain_345M.sh")
+    convert = "python mindformers/models/gpt2/convert_weight.py --layers 12 --torch_path p.bin --mindspore_path m.ckpt"
+    said(capsys, "translate", "--strict", "--", convert)
+
+
+def test_flags_of_paddles_tools_are_known() -> None:
+    flags = "--input_path in --output_prefix out --tokenizer_name GPTTokenizer --data_format JSON"
+    for program in ("create_pretraining_data.py --cn_seg_func jieba --cn_splited", "preprocess_data.py"):
+        found = translated(f"python {program} {flags}")
+        assert (found.system, found.verb, found.arguments[:3]) == ("paddlenlp", "prepare", ["in", "--out", "out"])
+
+
+def test_a_number_in_an_override_is_a_place_in_a_list(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "mine.yaml").write_text(OF_2023 + "Profiler: {enable: True, scheduler: [1, 5]}\n", encoding="utf-8")
+    command = "python train.py -c mine.yaml -o Profiler.scheduler."
+    assert translated(f"{command}0=2", folder).config["train.profile"] == (2, 4)
+    assert main(["translate", "--cwd", str(folder), "--", f"{command}2=7"]) == 2
+    assert "Profiler.scheduler has 2 values" in capsys.readouterr().err
+
+
+def test_a_dollar_between_single_quotes_is_a_dollar() -> None:
+    text = "python sample.py --start='It costs $five' --out_dir=$place --device=\"c$kind\""
+    taken = command_line.split([text], {"place": "here", "kind": "pu"}, Path())
+    assert taken.arguments == ["--start=It costs $five", "--out_dir=here", "--device=cpu"]
+    taken = command_line.split(["a=1", "python", "sample.py", "--start=It costs $five", "--out_dir=$a"], {}, Path())
+    assert taken.arguments == ["--start=It costs $five", "--out_dir=1"]
+    assert command_line.split([r"python sample.py --start=\$five"], {}, Path()).arguments == ["--start=$five"]

@@ -1,7 +1,6 @@
 """Our configuration in the words of others, and back."""
 
 import re
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ optim: {lr: 3e-4, min_lr: 3e-5, warmup_steps: 50, decay_steps: 5000, weight_deca
 train: {steps: 6000, seed: 7, log_every: 5, recompute: core_attn, nonfinite: skip, log_style: fleetx}
 parallel: {dp: 2, fsdp: 2, tp: 2, zero: 2, sequence: false}
 precision: {compute: fp16, scaler: {init: 4096, window: 1000, hysteresis: 2}}
-evaluate: {every: 100, batches: 3}
+evaluate: {every: 100, batches: 32}
 checkpoint: {every: 500, keep_last: 1000000}
 run: {out: there}
 """
@@ -96,14 +95,14 @@ def test_megatron_in_flags(ours: Path, tmp_path: Path, capsys: pytest.CaptureFix
     command = command_line.split([commands], {}, Path())
     assert (command.launcher, command.launcher_options) == ("torchrun", {"--nproc_per_node": "8"})
     assert command.program == "pretrain_gpt.py"
-    found = command_line.flags(command.arguments, {"--fp16", "--checkpoint-activations", "--eod-mask-loss"})
+    found = command_line.flags(command.arguments, {"--fp16", "--eod-mask-loss"})
     assert (found["--num-layers"], found["--lr"], found["--lr-warmup-iters"]) == ("24", "0.0003", "50")
     assert (found["--tensor-model-parallel-size"], found["--global-batch-size"]) == ("2", "64")
-    assert {"--fp16", "--checkpoint-activations", "--eod-mask-loss"} <= found.keys()
-    if find_spec("gptworks.interop.megatron") is not None:
-        back = loaded(registry.dialect("megatron").translate(command, registry.Files(Path())), tmp_path)
-        other = {key for key in differing(load(ours), back) if key.startswith(("optim.", "batch.", "train.steps"))}
-        assert other == {"optim.warmup_from"} <= set(not_said(text))  # Megatron's clock begins at 0, and is said to
+    assert {"--fp16", "--eod-mask-loss"} <= found.keys() and found["--recompute-granularity"] == "selective"
+    back = loaded(registry.dialect("megatron").translate(command, registry.Files(Path())), tmp_path)
+    other = {key for key in differing(load(ours), back) if key.startswith(("optim.", "batch.", "train.", "evaluate."))}
+    # Megatron's clock begins at 0, and is said to.
+    assert other - {"train.log_style"} == {"optim.warmup_from"} <= set(not_said(text))
 
 
 def test_mindformers_in_yaml(ours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,10 +114,26 @@ def test_mindformers_in_yaml(ours: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert theirs["model"]["model_config"]["embedding_size"] == 1024
     assert theirs["lr_schedule"]["total_steps"] == 5000
     assert theirs["parallel_config"]["model_parallel"] == 2
-    if find_spec("gptworks.interop.mindformers") is not None:
-        (tmp_path / "theirs.yaml").write_text(text, encoding="utf-8")
-        back = loaded(registry.dialect("mindformers").translate_yaml(tmp_path / "theirs.yaml"), tmp_path)
-        assert (back.model.hidden_size, back.optim.lr, back.parallel.tp) == (1024, 3e-4, 2)
+    (tmp_path / "theirs.yaml").write_text(text, encoding="utf-8")
+    back = loaded(registry.dialect("mindformers").translate_yaml(tmp_path / "theirs.yaml"), tmp_path)
+    assert (back.model.hidden_size, back.optim.lr, back.parallel.tp) == (1024, 3e-4, 2)
+
+
+def test_megatron_says_what_its_dialect_reads(ours: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changed = OURS.replace("model: {", "model: {gelu: erf, tied: false, ")
+    changed = changed.replace("parallel: {dp: 2, fsdp: 2, tp: 2, zero: 2, sequence: false}", "parallel: PARALLEL")
+    ours.write_text(changed.replace("PARALLEL", "{fsdp: 4, tp: 2, zero: 1, sequence: true}"), encoding="utf-8")
+    told = not_said(foreign("megatron", ours, capsys))
+    assert not {key for key in told if key.startswith(("model.gelu", "model.tied", "train.recompute", "parallel."))}
+
+
+def test_mindformers_is_told_norm_and_factor_as_they_are(ours: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changed = OURS.replace("optim: {", "optim: {schedule: linear, ").replace("init: 4096", "growth: 1.5, init: 4096")
+    ours.write_text(changed, encoding="utf-8")
+    text = foreign("mindformers", ours, capsys)
+    wrapper = yaml.safe_load(text)["runner_wrapper"]
+    assert (wrapper["max_grad_norm"], wrapper["scale_sense"]["scale_factor"]) == (0.5, 1.5)
+    assert not {"optim.clip", "precision.scaler.growth"} & set(not_said(text))
 
 
 def test_what_makes_no_sense_is_refused(ours: Path, capsys: pytest.CaptureFixture[str]) -> None:

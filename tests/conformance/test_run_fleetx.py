@@ -310,7 +310,7 @@ def test_s0_09_fused_or_not_the_numbers_are_the_same(
     assert few_steps(folder, "turned", "Model.fused_linear=False", "Fused.tensor_fusion=True") == expected
     told = capsys.readouterr().out
     assert re.search(r"Model\.fused_linear False +the same here: a product and its bias are one call", told)
-    assert re.search(r"Fused\.tensor_fusion True +the same here: AdamW changes all tensors in one fused kernel", told)
+    assert re.search(r"Fused\.tensor_fusion True +-> optim.decay_params=weights +\(theirs then decays biases too", told)
 
 
 def test_s0_07_s0_13_foreign_defaults_are_theirs(folder: Path) -> None:

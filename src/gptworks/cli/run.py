@@ -35,6 +35,10 @@ def run(args: argparse.Namespace) -> int:
     arguments = native(translation, args.cwd, writes=not args.dry_run)
     print(f"\n$ {' '.join(_quoted(word) for word in arguments)}\n", flush=True)
     if args.dry_run:
+        if translation.config:
+            from gptworks.config.load import load
+
+            load(args.cwd / arguments[arguments.index("-c") + 1])
         return 0
     from gptworks.cli.main import main
 
@@ -56,13 +60,13 @@ def run(args: argparse.Namespace) -> int:
         os.environ.update(before)
 
 
-def translated(args: argparse.Namespace) -> "Translation":
+def translated(args: argparse.Namespace, *, runs: bool = True) -> "Translation":
+    """`runs`: it is to be run here."""
     from dataclasses import replace
 
     from gptworks.interop import command_line, registry
-    from gptworks.interop.adapt import adapted
 
-    words = [word for word in args.command if word != "--"] if args.command[:1] == ["--"] else list(args.command)
+    words = list(args.command[1:]) if args.command[:1] == ["--"] else list(args.command)
     if not words:
         raise UsageError("run: no command. Needed: gptworks run -- COMMAND as it was written.")
     if not args.cwd.is_dir():
@@ -71,9 +75,14 @@ def translated(args: argparse.Namespace) -> "Translation":
     files = registry.Files(args.cwd)
     found = registry.of_command(command).translate(command, files)
     found = replace(found, environment={**command.environment, **found.environment})  # NAME=value in front of it
-    return adapted(
-        found, files.remarks, device=args.device, shrink=bool(args.shrink), strict=args.strict, folder=args.cwd
-    )
+    return adapted_to(args, found, files.remarks, runs=runs)
+
+
+def adapted_to(args: argparse.Namespace, found: "Translation", remarks: list[str], *, runs: bool) -> "Translation":
+    from gptworks.interop.adapt import adapted
+
+    small, where = bool(args.shrink), args.cwd
+    return adapted(found, remarks, device=args.device, shrink=small, strict=args.strict, folder=where, runs=runs)
 
 
 def _beside_earlier_runs(translation: "Translation", folder: Path) -> "Translation":

@@ -27,17 +27,14 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError("translate --to: needs one file, a configuration of ours.")
         print(to_foreign(args.to, Path(words[0])), end="")
         return 0
-    if len(words) == 1 and Path(args.cwd, words[0]).suffix in (".yaml", ".yml"):
+    if len(words) == 1 and _is_file(words[0], args.cwd):
         from gptworks.interop import registry
-        from gptworks.interop.adapt import adapted
 
-        path = Path(args.cwd, words[0])
-        found = registry.of_yaml(path).translate_yaml(path)
-        translation = adapted(
-            found, [], device=args.device, shrink=bool(args.shrink), strict=args.strict, folder=args.cwd
-        )
+        files = registry.Files(args.cwd)
+        path = files(words[0])
+        translation = running.adapted_to(args, registry.of_yaml(path).translate_yaml(path), files.remarks, runs=False)
     else:
-        translation = running.translated(args)
+        translation = running.translated(args, runs=False)
     if args.json:
         values = {
             "system": translation.system,
@@ -53,3 +50,8 @@ def run(args: argparse.Namespace) -> int:
 
     print(as_yaml(translation), end="")
     return 0
+
+
+def _is_file(word: str, folder: Path) -> bool:
+    """Not a command in one word, which may end in a file's name as well."""
+    return Path(word).suffix in (".yaml", ".yml") and (" " not in word.strip() or Path(folder, word).is_file())

@@ -32,19 +32,24 @@ def adapted(
     shrink: bool,
     strict: bool,
     folder: Path = Path(),
+    runs: bool = True,
 ) -> Translation:
-    """`folder`: where the command is run, and its data are."""
+    """`folder`: where the command is run, and its data are. `runs`: here, so that its device must be one of ours."""
     if strict:
         ignored = [f"{note.theirs}: ignored ({note.why})." for note in translation.notes if note.how == "ignored"]
         if ignored:
             raise ConfigError("--strict", ignored)
     asked = translation.device.lower()
+    told = [*translation.remarks, *remarks]
+    if device is None and asked not in _SERVED and not runs:
+        told.append(f"the command asks for {translation.device}, which torch cannot serve: run.device is auto")
+        device = "auto"
     if device is None and asked not in _SERVED:
         raise UsageError(
             f"{translation.system}: the command asks for {translation.device}, which torch cannot serve here. "
             "Run it with --device cpu (or cuda)."
         )
-    config, arguments, told = dict(translation.config), list(translation.arguments), [*translation.remarks, *remarks]
+    config, arguments = dict(translation.config), list(translation.arguments)
     chosen = device or {"gpu": "cuda", "": "auto"}.get(asked, asked)
     if config:
         config["run.device"] = chosen

@@ -33,14 +33,17 @@ LAUNCHERS |= dict.fromkeys(("torch.distributed.launch", "torch.distributed.run",
 
 def split(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Command:
     """`words`: as the shell gave them, or one text; `environment`: where $NAME is looked up."""
-    parts = shlex.split(words[0]) if len(words) == 1 else list(words)
+    is_text = len(words) == 1
+    if not is_text:  # a shell has looked up its names; only those set in front of the command are left
+        environment = {}
+    parts = _words(words[0]) if is_text else list(words)
     # A backslash before the end of a line is what a document breaks its commands with.
     parts = [part for part in (word.strip("\n") for word in parts) if part not in ("", "\\")]
     assigned: dict[str, str] = {}
     while parts and _ASSIGNMENT.match(parts[0]):
         name, _, value = parts.pop(0).partition("=")
-        assigned[name] = _expand(value, {**environment, **assigned})
-    parts = [_expand(part, {**environment, **assigned}) for part in parts]
+        assigned[name] = _expand(value, {**environment, **assigned}, is_text)
+    parts = [_expand(part, {**environment, **assigned}, is_text) for part in parts]
     if not parts:
         raise UsageError("run: no command. Needed: gptworks run -- COMMAND as it was written.")
     words_left = list(parts)
@@ -72,6 +75,29 @@ def split(words: Sequence[str], environment: Mapping[str, str], folder: Path) ->
     raise UsageError(f"run: {' '.join(parts)}: no program in it.")
 
 
+_KEPT = "\ue000"  # stands for a $ that a shell would leave alone
+
+
+def _words(text: str) -> list[str]:
+    """As a shell cuts them; a $ between single quotes, or behind a backslash, is a $."""
+    kept, quote, escaped = [], "", False
+    for letter in text:
+        is_plain = letter == "$" and (quote == "'" or escaped)
+        if is_plain and escaped:
+            kept.pop()  # the backslash
+        kept.append(_KEPT if is_plain else letter)
+        if escaped:
+            escaped = False
+        elif letter == "\\" and quote != "'":
+            escaped = True
+        elif letter in "'\"" and quote in ("", letter):
+            quote = "" if quote else letter
+    try:
+        return shlex.split("".join(kept))
+    except ValueError as error:
+        raise UsageError(f"run: {text.strip()[:60]} ...: {error}.") from None
+
+
 def _launcher_options(launcher: str, words: list[str]) -> dict[str, str]:
     """Taken off the front of `words`."""
     found = {}
@@ -88,14 +114,18 @@ def _launcher_options(launcher: str, words: list[str]) -> dict[str, str]:
     return found
 
 
-def _expand(text: str, environment: Mapping[str, str]) -> str:
+def _expand(text: str, environment: Mapping[str, str], needed: bool) -> str:
+    """`needed`: a name that is not set is a mistake, not a text."""
+
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
+        if name not in environment and not needed:
+            return match[0]
         if name not in environment:
             raise UsageError(f"run: ${name} is not set. Set it in front: gptworks run -- {name}=... COMMAND.")
         return environment[name]
 
-    return _VARIABLE.sub(value, text)
+    return _VARIABLE.sub(value, text).replace(_KEPT, "$")
 
 
 def flags(words: Sequence[str], switches: Collection[str], *, several: Collection[str] = ()) -> dict[str, str]:

@@ -54,6 +54,11 @@ _INSTEAD = {
     "Tuning": "a layout is chosen by hand here",
 }
 
+_DATA_KINDS = {
+    "dataset.max_seq_len": whole, "dataset.num_samples": whole, "dataset.seed": whole, "dataset.eos_id": whole,
+    "sampler.batch_size": whole, "sampler.shuffle": truth, "sampler.drop_last": truth,
+}  # fmt: skip
+_DATA_DEFAULTS = {"dataset.name": "GPTDataset", "sampler.name": "GPTBatchSampler", "dataset.eos_id": 50256}
 KEYS = [
     Key("Global.device", words, default="gpu"),
     Key("Global.seed", whole, "train.seed", default=1024),
@@ -87,7 +92,7 @@ KEYS = [
     Key("Data.dataset.split", words),
     Key("Data.dataset.max_seq_len", whole),
     *[
-        Key(f"Data.{part}.{key}", words)
+        Key(f"Data.{part}.{key}", _DATA_KINDS.get(key, words), default=_DATA_DEFAULTS.get(key))
         for part in ("Train", "Eval", "Test")
         for key in (
             "dataset.name", "dataset.input_dir", "dataset.split", "dataset.max_seq_len", "dataset.mode",
@@ -220,8 +225,19 @@ def translate(command: Command, find: Any) -> Translation:
         key, equals, value = text.partition("=")
         if not equals or "=" in value:
             raise UsageError(f"-o {text}: needed one =, as in -o Engine.max_steps=10.")
-        values[key] = _evaluated(value)
+        _override(values, key, _evaluated(value))
     return translate_values(values, config, PROGRAMS[Path(command.program).name], command)
+
+
+def _override(values: dict[str, Any], key: str, value: Any) -> None:
+    """A number at the end of a key is a place in a list."""
+    parent, _, place = key.rpartition(".")
+    if not place.isdecimal() or not isinstance(values.get(parent), list):
+        values[key] = value
+        return
+    if int(place) >= len(values[parent]):
+        raise UsageError(f"-o {key}: {parent} has {len(values[parent])} values, from 0.")
+    values[parent] = [value if at == int(place) else each for at, each in enumerate(values[parent])]
 
 
 def translate_yaml(path: Path) -> Translation:
@@ -404,22 +420,23 @@ def _data_of(settings: Settings, part: str, where: str, split: str, length: int)
         settings.map(
             f"{at}.dataset.input_dir", {"data.held_out_path": (folder,)}, why="all of it, not its second share"
         )
-    usual: dict[str, tuple[Any, Any, str]] = {  # what has our outcome, how it is compared, what we do otherwise
-        "dataset.name": ("GPTDataset", str, "read as GPTDataset does"),
-        "dataset.input_dir": (Path(where), Path, "the third share of Data.Train's is the test"),
-        "dataset.split": (_shares(split), _shares, "one split for all: Data.Train's (data.split)"),
-        "dataset.max_seq_len": (length, int, "all samples are as long as Data.Train's (data.seq_len)"),
-        "dataset.eos_id": (50256, int, "the tokenizer says which token ends a text"),
+    usual: dict[str, tuple[Any, str]] = {  # what has our outcome, and what is done where it is another
+        "dataset.name": ("GPTDataset", "read as GPTDataset does"),
+        "dataset.input_dir": (Path(where), "the third share of Data.Train's is the test"),
+        "dataset.split": (_shares(split), "one split for all: Data.Train's (data.split)"),
+        "dataset.max_seq_len": (length, "all samples are as long as Data.Train's (data.seq_len)"),
+        "dataset.eos_id": (50256, "the tokenizer says which token ends a text"),
         "dataset.seed": (
-            settings["Global.seed"], int, "the order is drawn from Global.seed, which FleetX itself puts in its place"
+            settings["Global.seed"], "the order is drawn from Global.seed, which FleetX itself puts in its place"
         ),
-        "sampler.name": ("GPTBatchSampler", str, "samples come as GPTBatchSampler gives them"),
-        "sampler.shuffle": ("false", str.lower, "the data set is in a random order already (data.order)"),
-        "sampler.drop_last": ("true", str.lower, "a step is a whole batch always"),
+        "sampler.name": ("GPTBatchSampler", "samples come as GPTBatchSampler gives them"),
+        "sampler.shuffle": (False, "the data set is in a random order already (data.order)"),
+        "sampler.drop_last": (True, "a step is a whole batch always"),
     }  # fmt: skip
-    for key, (expected, read, otherwise) in usual.items():
+    compared = {"dataset.input_dir": Path, "dataset.split": _shares}
+    for key, (expected, otherwise) in usual.items():
         given = settings[f"{at}.{key}"]
-        if not given or read(given) == expected:
+        if given is None or compared.get(key, lambda value: value)(given) == expected:
             settings.same(f"{at}.{key}", "as it is here: one data set, cut by `split`, in FleetX's order (data.order)")
         else:
             settings.ignore(f"{at}.{key}", otherwise)

@@ -412,7 +412,7 @@ def _mask(settings: Settings, folder: Path, remarks: list[str]) -> None:
     end = _first(settings, names, 50256)
     is_there = "data.tokenizer" in settings.ours and not tools.has_no_ends(folder / str(settings[_TRAIN_DATA] or ""))
     if is_there and end != 50256:
-        why = f"what follows the tokenizer's own end of a text, 50256, is not scored; theirs looks for {end}"
+        why = "what follows the tokenizer's own end of a text, 50256, is not scored; theirs looks for this token"
         settings.map(names, {"data.mask_eod": True}, why=why)
     else:
         settings.map(names, {"data.mask_eod": is_there})

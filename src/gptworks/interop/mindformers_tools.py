@@ -18,7 +18,7 @@ KEYS = {
         Key("--hccn_tool_path", words, why="the addresses of devices are read from /etc/hccn.conf where it is there"),
     ],
     "convert_weight.py": [
-        Key("--layers", whole, default=12, why="all layers that are in the file"),
+        Key("--layers", whole, default=12, same="the file says how many it has"),
         Key("--torch_path", words),
         Key("--mindspore_path", words),
     ],

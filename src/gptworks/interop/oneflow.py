@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gptworks.config import presets
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import command_line, megatron_flags, megatron_prepare
 from gptworks.interop.megatron_flags import KERNEL, SHARED, on_command_line
@@ -75,11 +76,10 @@ VARIABLES = {
 ALWAYS = {
     "--learning-rate": "0.00015", "--min-lr": "1.0e-5", "--lr-decay-style": "cosine", "--lr-decay-iters": "320000",
     "--lr-warmup-fraction": "0.01", "--optimizer": "adamw", "--weight-decay": "1e-2", "--clip-grad": "1.0",
-    "--vocab-size": "50257", "--split": "949,50,1", "--metric-print-format": "table", "--checkpoint-activations": "",
+    "--vocab-size": "50257", "--split": "949,50,1", "--checkpoint-activations": "",
     "--multihead-attention-fusion": "", "--fp16": "",
 }  # fmt: skip
 _SIZED = re.compile(r"pretrain_(117M|345M)\.sh")
-_SIZES = {"117M": (12, 768, 12), "345M": (24, 1024, 16)}
 # {machines}n{devices}d_{data}x{tensor}x{pipeline}_{batch}_{width}x{depth}
 _NAMED = re.compile(r"(?:distribute_)?pretrain_(\d+)n(\d+)d_(\d+)x(\d+)x(\d+)_(\d+)_(\d+)x(\d+)\.sh")
 _EXPORT = re.compile(r"^\s*export\s+(ONEFLOW_GPT_\w+)=[\"']?([^\"'\s#]*)", re.MULTILINE)
@@ -155,11 +155,11 @@ def _script_on_disk(command: Command) -> Path | None:
 def _settings_in_name(name: str) -> dict[str, str]:
     size, named = _SIZED.fullmatch(name), _NAMED.fullmatch(name)
     if size:
-        layers, width, heads = _SIZES[size[1]]
+        shape = presets.find(size[1])
         return {
-            "--num-gpus-per-node": "1", "--seq-length": "1024", "--num-layers": str(layers),
-            "--hidden-size": str(width), "--num-attention-heads": str(heads), "--micro-batch-size": "8",
-            "--global-batch-size": "8",
+            "--num-gpus-per-node": "1", "--seq-length": "1024", "--num-layers": str(shape["num_layers"]),
+            "--hidden-size": str(shape["hidden_size"]), "--num-attention-heads": str(shape["num_heads"]),
+            "--micro-batch-size": "8", "--global-batch-size": "8",
         }  # fmt: skip
     assert named  # or it would not have been recognised
     nodes, devices, replicas, tensor, stages, size_of_batch, width_there, depth = named.groups()

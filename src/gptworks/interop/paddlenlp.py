@@ -153,6 +153,8 @@ def recognise(command: Command) -> bool:
         return True
     if Path(command.program).name == SCRIPT or _checks(command):
         return True
+    if Path(command.program).name == "preprocess_data.py":  # of FleetX; Megatron's has other flags
+        return any(word.partition("=")[0] == "--input_path" for word in command.arguments)
     return Path(command.program).name in PROGRAMS and not any(w in ("-c", "--config") for w in command.arguments)
 
 
@@ -485,5 +487,6 @@ PROGRAMS.update(
         "export_model.py": _export,
         "inference.py": _infer,
         "create_pretraining_data.py": _prepare,
+        "preprocess_data.py": _prepare,
     }
 )

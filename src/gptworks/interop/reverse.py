@@ -7,7 +7,6 @@ import json
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +71,11 @@ def _decay(config: RunConfig) -> tuple[int, float]:
     return steps, config.optim.warmup_steps / steps
 
 
+def _iterations(config: RunConfig, samples: int) -> int:
+    """Of an evaluation of ours, in batches of theirs; the next whole number."""
+    return -(-config.evaluate.batches * _batch(config).micro_size // samples)
+
+
 # FleetX and PaddleNLP
 
 
@@ -84,6 +88,8 @@ def _fleetx(config: RunConfig, where: str) -> str:
         "Engine.mix_precision.use_pure_fp16": half != "fp32",
         **({"Engine.mix_precision.dtype": "bfloat16"} if half == "bf16" else {}),
         "Engine.mix_precision.scale_loss": config.precision.scaler.init,
+        "Engine.eval_freq": config.evaluate.every,
+        **({"Engine.eval_iters": _iterations(config, batch.global_size)} if config.evaluate.batches else {}),
         "Engine.save_load.output_dir": config.run.out or "./output",
         "Engine.save_load.ckpt_dir": config.init.checkpoint or None,
         "Data.batch_size.global_batch_size": batch.global_size,
@@ -157,7 +163,10 @@ def _paddlenlp(config: RunConfig, where: str) -> str:
         "--hidden_dropout_prob": model.dropout_hidden,
         "--attention_probs_dropout_prob": model.dropout_attention,
         "--device": {"cpu": "cpu"}.get(config.run.device, "gpu"),
+        "--eval_freq": config.evaluate.every,
     }
+    if config.evaluate.batches:
+        said["--eval_iters"] = _iterations(config, batch.micro_size * batch.data_parallel)
     if config.train.recompute != "none":
         said["--recompute_granularity"] = config.train.recompute
     said |= _plain(paddlenlp.TRAINING, config) | {"--split": _shares(config), "--micro_batch_size": batch.micro_size}
@@ -199,17 +208,24 @@ def _megatron(config: RunConfig, where: str) -> str:
         "--save": config.run.out or "checkpoints",
         "--save-interval": config.checkpoint.every,
         "--eval-interval": config.evaluate.every or config.train.steps,
-        "--eval-iters": config.evaluate.batches if config.evaluate.every else 0,
     }
+    if not config.evaluate.every or config.evaluate.batches:
+        said["--eval-iters"] = _iterations(config, batch.global_size) if config.evaluate.every else 0
     if config.precision.compute != "fp32":
         said[f"--{config.precision.compute}"] = None
     if config.precision.compute == "fp16":
         scaler = config.precision.scaler
         said |= {"--initial-loss-scale": scaler.init, "--loss-scale-window": scaler.window}
         said |= {"--hysteresis": scaler.hysteresis}
-    if config.train.recompute != "none":
+    if config.train.recompute == "core_attn":
+        said["--recompute-granularity"] = "selective"
+    elif config.train.recompute != "none":
         said["--checkpoint-activations"] = None
     for flag, wanted in (
+        ("--no-bias-gelu-fusion", model.gelu == "erf"),
+        ("--untie-embeddings-and-output-weights", not model.tied),
+        ("--sequence-parallel", config.parallel.sequence and layout.tp > 1),
+        ("--use-distributed-optimizer", layout.fsdp > 1 and layout.dp == 1 and config.parallel.zero == 1),
         ("--eod-mask-loss", config.data.mask_eod),
         ("--reset-position-ids", config.data.reset_positions),
     ):
@@ -257,11 +273,12 @@ def _mindformers(config: RunConfig, where: str) -> str:
             "type": "MFTrainOneStepCell" if layout.pp == 1 else "MFPipelineWithLossScaleCell",
             "scale_sense": {
                 "type": "DynamicLossScaleUpdateCell",
-                "loss_scale_value": int(config.precision.scaler.init),
-                "scale_factor": int(config.precision.scaler.growth),
+                "loss_scale_value": _short(config.precision.scaler.init),
+                "scale_factor": _short(config.precision.scaler.growth),
                 "scale_window": config.precision.scaler.window,
             },
             "use_clip_grad": config.optim.clip > 0,
+            **({"max_grad_norm": config.optim.clip} if config.optim.clip else {}),
         },
         "optimizer": {
             "type": "FusedAdamWeightDecay",
@@ -301,6 +318,10 @@ def _mindformers(config: RunConfig, where: str) -> str:
         "model": _mindformers_model(config, activation),
     }
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def _short(value: float) -> int | float:
+    return int(value) if value == int(value) else value
 
 
 def _mindformers_model(config: RunConfig, activation: str) -> Said:
@@ -358,8 +379,6 @@ def _differences(system: str, text: str, config: RunConfig) -> list[str]:
     """Settings that come out otherwise when the other system's words are read again."""
     try:
         back = _flat(_read_back(system, text))
-    except ModuleNotFoundError:
-        return []
     except GPTWorksError as error:
         return [f"read back, it is refused: {' '.join(str(error).split())}"]
     found = []
@@ -371,8 +390,6 @@ def _differences(system: str, text: str, config: RunConfig) -> list[str]:
 
 
 def _read_back(system: str, text: str) -> RunConfig:
-    if find_spec(f"gptworks.interop.{system}") is None:
-        raise ModuleNotFoundError(system)
     dialect = registry.dialect(system)
     if system in ("fleetx", "mindformers"):
         with tempfile.TemporaryDirectory() as folder:

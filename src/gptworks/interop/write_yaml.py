@@ -1,7 +1,10 @@
 """A translation as our YAML, with the notes as comments."""
 
 import json
+import shlex
+from collections.abc import Sequence
 
+from gptworks.interop.notes import Note
 from gptworks.interop.translation import Translation
 
 
@@ -10,12 +13,12 @@ def as_yaml(translation: Translation) -> str:
     lines = [f"# Translated from {translation.system}."]
     lines += [f"# {_line(remark)}" for remark in translation.remarks]
     if not translation.config:
-        return "\n".join([*lines, f"# gptworks {translation.verb} {' '.join(translation.arguments)}", ""])
+        lines += [_line(f"# {note.theirs}={note.value}: {became(note)}") for note in translation.notes]
+        return "\n".join([*lines, f"# {in_one_line(['gptworks', translation.verb, *translation.arguments])}", ""])
     origin: dict[str, str] = {}
     for note in translation.notes:
         if not note.ours:
-            became = "ignored" if note.how == "ignored" else "the same here"
-            lines.append(_line(f"# {note.theirs}={note.value}: {became}, {note.why}"))
+            lines.append(_line(f"# {note.theirs}={note.value}: {became(note)}"))
             continue
         for told in note.ours.split(", "):
             reason = f" ({note.why})" if note.why else ""
@@ -24,6 +27,24 @@ def as_yaml(translation: Translation) -> str:
         lines.append(f"{section}:")
         lines += _lines(values, section, origin, "  ")
     return "\n".join(lines) + "\n"
+
+
+def became(note: Note) -> str:
+    if note.ours:
+        return f"-> {note.ours}" + (f" ({note.why})" if note.why else "")
+    return ("ignored" if note.how == "ignored" else "the same here") + (f", {note.why}" if note.why else "")
+
+
+def in_one_line(words: Sequence[str]) -> str:
+    """For a shell, whatever is in the words."""
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    if "\n" not in word:
+        return shlex.quote(word)
+    escaped = word.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+    return f"$'{escaped}'"
 
 
 def _lines(values: dict[str, object], path: str, origin: dict[str, str], indent: str) -> list[str]:
