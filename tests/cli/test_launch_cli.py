@@ -39,7 +39,7 @@ def test_s4_04_a_rank_table_is_made_merged_and_shown(
     first, second = "10.155.111.140", "10.155.111.141"
     for machine in (first, second):
         done = call("launch", "--make-rank-table", "[0,8]", "--server-ip", machine)
-        assert f"hccl_8p_01234567_{machine}.json: 1 machines, 8 ranks" in done.out
+        assert f"hccl_8p_01234567_{machine}.json: 1 machine, 8 ranks" in done.out
     tables = [f"hccl_8p_01234567_{machine}.json" for machine in (first, second)]
     call("launch", "--merge-rank-tables", *tables, "--out", "both.json")
     data = json.loads((tmp_path / "both.json").read_text())

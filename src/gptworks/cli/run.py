@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +37,9 @@ def run(args: argparse.Namespace) -> int:
     print(f"\n$ {' '.join(_quoted(word) for word in arguments)}\n", flush=True)
     if args.dry_run:
         if translation.config:
-            from gptworks.config.load import load
+            from gptworks.config.load import from_dict
 
-            load(args.cwd / arguments[arguments.index("-c") + 1])
+            from_dict(translation.sections(), arguments[arguments.index("-c") + 1])
         return 0
     from gptworks.cli.main import main
 
@@ -68,12 +69,17 @@ def translated(args: argparse.Namespace, *, runs: bool = True) -> "Translation":
 
     words = list(args.command[1:]) if args.command[:1] == ["--"] else list(args.command)
     if not words:
-        raise UsageError("run: no command. Needed: gptworks run -- COMMAND as it was written.")
+        verb = "run" if runs else "translate"
+        raise UsageError(f"{verb}: no command. Needed: gptworks {verb} -- COMMAND as it was written.")
     if not args.cwd.is_dir():
         raise UsageError(f"--cwd: {args.cwd} is not a folder.")
-    command = command_line.split(words, os.environ, args.cwd)
     files = registry.Files(args.cwd)
-    found = registry.of_command(command).translate(command, files)
+    try:
+        command = command_line.split(words, os.environ, args.cwd)
+        files.remarks += command_line.emptied(words, command)
+        found = registry.of_command(command).translate(command, files)
+    except UsageError as error:
+        raise UsageError(re.sub(r"^run: ", f"{'run' if runs else 'translate'}: ", str(error))) from None
     found = replace(found, environment={**command.environment, **found.environment})  # NAME=value in front of it
     return adapted_to(args, found, files.remarks, runs=runs)
 
@@ -118,7 +124,8 @@ def _moved(path: str, earlier: Path, later: Path) -> str:
 
 def show(translation: "Translation") -> None:
     """A line per setting of theirs: what it became, and why not where it did not."""
-    print(f"{translation.system}: {len(translation.notes)} settings")
+    count = len(translation.notes)
+    print(f"{translation.system}: {count} setting{'' if count == 1 else 's'}")
     width = max((len(_setting(note)) for note in translation.notes), default=0)
     for note in translation.notes:
         became = f"-> {note.ours}" if note.ours else "ignored" if note.how == "ignored" else "the same here"

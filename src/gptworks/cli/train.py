@@ -126,6 +126,8 @@ def _launch(args: argparse.Namespace, config: Any) -> int:
         table=args.rank_table,
         ranks=args.rank_range,
     )
+    if args.rank_range and args.node_rank is None:
+        nodes.refuse_stranger(Path(args.rank_table), args.rank_range)
     if args.max_restarts < 0:
         raise UsageError(f"--max-restarts: {args.max_restarts}. Needed: 0 or more.")
     nproc = _num_processes(args.nproc, found, config)

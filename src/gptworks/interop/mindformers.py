@@ -9,7 +9,7 @@ from typing import Any
 from gptworks.config.load import flatten
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import mindformers_tools as tools
-from gptworks.interop import yaml_files
+from gptworks.interop import registry, yaml_files
 from gptworks.interop.mindformers_keys import FLAGS, KEYS
 from gptworks.interop.notes import Note
 from gptworks.interop.settings import Key, Settings, truth
@@ -55,16 +55,21 @@ def recognise_yaml(values: Mapping[str, Any]) -> bool:
     return "runner_config" in values or "base_config" in values or (isinstance(model, dict) and "model_config" in model)
 
 
-def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_yaml(path: Path, seen: tuple[Path, ...] = (), told: list[str] | None = None) -> dict[str, Any]:
     """With the files of `base_config`: of these a later one takes the place of a whole block; the file itself changes
-    single keys of what they give."""
+    single keys of what they give. One that is not there may be among those that come with us: `told` takes a remark."""
     if path.resolve() in seen:
         raise ConfigError(str(path), ["base_config: the files include each other."])
     values = yaml_files.read(path)
     bases = values.pop("base_config", None) or []
     merged: dict[str, Any] = {}
     for base in [bases] if isinstance(bases, str) else bases:
-        merged.update(read_yaml(path.parent / str(base), (*seen, path.resolve())))
+        below, ours = path.parent / str(base), registry.shipped(Path(str(base)).name)
+        if not below.is_file() and ours is not None:
+            if told is not None:
+                told.append(f"base_config: {base} is not here; the one that comes with gptworks is used: {ours}")
+            below = ours
+        merged.update(read_yaml(below, (*seen, path.resolve()), told))
     return yaml_files.deep_merge(merged, values)
 
 
@@ -93,14 +98,18 @@ def translate(command: Command, find: Any) -> Translation:
             raise UsageError(
                 f"{command.program}: got {len(command.arguments)} words; needs CONFIG_PATH DEVICE_ID RUN_STATUS."
             )
-        values = keys_of(read_yaml(find(given["CONFIG_PATH"])))
+        values = _read(given["CONFIG_PATH"], find)
         stand_for = {"CONFIG_PATH": "", "DEVICE_ID": "context.device_id", "RUN_STATUS": "run_mode"}
         return _translate(values, given, stand_for, given["CONFIG_PATH"], command)
     flags, overrides = _arguments(command)
     if not flags.get("--config"):
         raise UsageError(f"{command.program}: --config is missing. Needed: --config FILE.yaml.")
-    values = keys_of(read_yaml(find(flags["--config"]))) | overrides
+    values = _read(flags["--config"], find) | overrides
     return _translate(values, flags, FLAGS, flags["--config"], command)
+
+
+def _read(name: str, find: Any) -> dict[str, str]:
+    return keys_of(read_yaml(find(name), told=find.remarks if isinstance(find, registry.Files) else None))
 
 
 def translate_yaml(path: Path) -> Translation:
@@ -152,10 +161,12 @@ def _distribute(command: Command, find: Any) -> Translation:
         )
     file = command.folder / given["RANK_TABLE_FILE"]
     if not file.is_file():
+        named = given["RANK_TABLE_FILE"]
+        place = "" if Path(named).is_absolute() else f" in {command.folder.resolve()}"
         raise UsageError(
-            f"RANK_TABLE_FILE: {given['RANK_TABLE_FILE']}: no such file in {command.folder.resolve()}. Make one on "
-            "each machine: gptworks run -- python mindformers/tools/hccl_tools.py --device_num [0,8]; of those of "
-            "several machines make one: gptworks launch --merge-rank-tables FILE FILE."
+            f"{'' if named == names[0] else f'{names[0]}: '}{named}: no such file{place}. Make one on each machine: "
+            "gptworks run -- python mindformers/tools/hccl_tools.py --device_num [0,8]; of those of several machines "
+            "make one: gptworks launch --merge-rank-tables FILE FILE."
         )
     table = rank_table.read(file)
     ranks = rank_table.parse_range(given["DEVICE_RANGE"], "DEVICE_RANGE")
@@ -170,7 +181,7 @@ def _distribute(command: Command, find: Any) -> Translation:
             f"RANK_SIZE: got {given['RANK_SIZE']}, but {given['RANK_TABLE_FILE']} has {table.world_size} ranks. "
             "Leave it out."
         )
-    values = keys_of(read_yaml(find(given["CONFIG_PATH"])))
+    values = _read(given["CONFIG_PATH"], find)
     stand_for = {name: "run_mode" if name == "RUN_STATUS" else "" for name in names}
     return _translate(values, given, stand_for, given["CONFIG_PATH"], command, table)
 
@@ -337,7 +348,9 @@ def _layout(settings: Settings, table: RankTable | None, remarks: list[str]) -> 
             [
                 f"parallel_config: data_parallel {dp} x model_parallel {tp} x pipeline_stage {pp} = {dp * tp * pp}, "
                 f"but the rank table has {world} devices. Needed: the product is the number of devices, such as "
-                f"data_parallel: {max(1, world // (tp * pp))}."
+                f"data_parallel: {max(1, world // (tp * pp))}. In a file of your own, which has two lines, base_config: "
+                f"{settings.where} and parallel_config: {{data_parallel: {max(1, world // (tp * pp))}}}, and is given in "
+                "the place of that one."
             ],
         )
     settings.map("use_parallel", {"parallel.tp": tp, "parallel.pp": pp})
