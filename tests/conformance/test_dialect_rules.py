@@ -1,6 +1,7 @@
 """Rules of the dialects that a document does not print but its system has: what a setting means, beside its name."""
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 
 from gptworks.cli.main import main
-from gptworks.interop import command_line, registry
+from gptworks.errors import ConfigError
+from gptworks.interop import command_line, fleetx, megatron, mindformers, paddlenlp, registry
+from gptworks.interop.settings import Key, number, truth, whole
 from gptworks.interop.translation import Translation
 
 SMALL = "-o Model.vocab_size=512 -o Data.batch_size.global_batch_size=2 -o Data.batch_size.local_batch_size=2 "
@@ -280,22 +283,22 @@ def test_paddles_launcher_has_notes_before_every_program() -> None:
 # MindFormers
 
 
-def mindformers(folder: Path, more: str = "") -> Translation:
+def of_mindformers(folder: Path, more: str = "") -> Translation:
     command = f"python run_mindformer.py --config configs/gpt2/run_gpt2.yaml --run_mode train --dataset_dir rows {more}"
     return translated(command, folder)
 
 
 def test_mindformers_does_not_score_what_follows_an_end(tmp_path: Path) -> None:
-    found = mindformers(tmp_path)
+    found = of_mindformers(tmp_path)
     assert found.config["data.mask_eod"] is True
     assert note(found, "model.model_config.eos_token").ours == "data.mask_eod=true"
     assert any("hides that token from attention" in remark for remark in found.remarks)
-    other = note(mindformers(tmp_path, "--options model.model_config.eos_token=7"), "model.model_config.eos_token")
+    other = note(of_mindformers(tmp_path, "--options model.model_config.eos_token=7"), "model.model_config.eos_token")
     assert other.how == "approximated" and "theirs looks for" in other.why
 
 
 def test_mindformers_draws_its_embeddings_in_another_way(tmp_path: Path) -> None:
-    told = note(mindformers(tmp_path), "model.model_config.initializer_range")
+    told = note(of_mindformers(tmp_path), "model.model_config.initializer_range")
     assert told.how == "approximated" and "0.02" in told.why
 
 
@@ -387,3 +390,122 @@ def test_a_dollar_between_single_quotes_is_a_dollar() -> None:
     taken = command_line.split(["a=1", "python", "sample.py", "--start=It costs $five", "--out_dir=$a"], {}, Path())
     assert taken.arguments == ["--start=It costs $five", "--out_dir=1"]
     assert command_line.split([r"python sample.py --start=\$five"], {}, Path()).arguments == ["--start=$five"]
+
+
+# Each key of a table that is neither `same` nor ignored decides something: of the values tried, one changes the run
+
+KINDS: dict[Any, list[str]] = {
+    whole: ["1", "2", "3", "4", "8", "64"],
+    number: ["0.5", "0.125", "2"],
+    truth: ["true", "false"],
+}
+# The other words of a key, and what must stand beside it (None: must not).
+OTHER_WORDS = {
+    "--model_type": ["gpt-cn"], "--model_name_or_path": ["gpt2-medium-en"], "--input_dir": ["e"], "--output_dir": ["e"],
+    "--split": ["1,1,1"], "--lr_decay_style": ["none"], "--recompute_granularity": ["core_attn"], "--device": ["cpu"],
+    "-p": ["batch_range=[1,2]"], "--profiler_options": ["batch_range=[1,2]"],
+    "--rampup-batch-size": [], "--data-path": ["e"], "--lr-decay-style": ["cosine"], "--load": ["."], "--save": ["e"],
+    "--recompute-granularity": ["selective"], "--vocab-file": [],
+    "Global.device": ["cpu"], "Data.dataset.input_dir": ["e"], "Data.dataset.split": ["1,1,1"],
+    "Data.Train.dataset.input_dir": ["e"], "Data.Train.dataset.split": ["1,1,1"], "Data.Eval.dataset.input_dir": ["e"],
+    "Engine.mix_precision.dtype": ["bfloat16"], "Engine.save_load.output_dir": ["e"], "Profiler.scheduler": ["2,9"],
+    "Engine.save_load.ckpt_dir": ["e"], "Model.recompute_granularity": ["core_attn"],
+    "Generation.decode_strategy": ["greedy_search"],
+    "run_mode": ["finetune"], "output_dir": ["e"], "load_checkpoint": ["e"], "resume_or_finetune_checkpoint": ["e"],
+    "context.device_target": ["CPU"], "parallel.parallel_mode": ["1"], "optimizer.betas": ["[0.1,0.2]"],
+    "runner_wrapper.scale_sense.type": ["DynamicLossScaleUpdateCell"], "lr_schedule.type": ["cosine"],
+    "callbacks.CheckpointMointor": [""], "callbacks.CheckpointMointor.prefix": ["e"],
+    "callbacks.CheckpointMointor.directory": ["e"], "train_dataset.data_loader.dataset_dir": ["e"],
+    "model.model_config.hidden_act": ["fast_gelu"], "model.model_config.compute_dtype": ["float32"],
+    "model.model_config.checkpoint_name_or_path": ["e", "f"],
+}  # fmt: skip
+
+
+def idle(keys: list[Key], read: Callable[[dict[str, str]], Translation], beside: dict[str, dict[str, str]]) -> set[str]:
+    """Keys said to become something of ours whose value changes nothing. `beside`: what makes them count."""
+    left = set()
+    for key in [key for key in keys if not (key.same or key.why)]:
+        with_it, means, claims = beside.get(key.theirs, {}), set(), False
+        values = [""] if key.switch else OTHER_WORDS.get(key.theirs) or KINDS.get(key.read, ["x", "y"])
+        for value in [None, *values]:
+            try:
+                found = read(with_it if value is None else {**with_it, key.theirs: value})
+            except ConfigError:  # it does not go with the rest
+                continue
+            means.add(repr((found.verb, found.config, found.arguments, found.after, found.device)))
+            claims = claims or any(note.ours for note in found.notes if note.theirs == key.theirs)
+        if claims and len(means) < 2:
+            left.add(key.theirs)
+    return left
+
+
+def test_every_mapped_flag_of_paddlenlp_decides_something() -> None:
+    base = "python run_pretrain.py --model_type gpt --model_name_or_path gpt2-en --input_dir d --output_dir o"
+
+    def read(more: dict[str, str]) -> Translation:
+        return translated(f"{base} {' '.join(f'{flag} {text}' for flag, text in more.items())}")
+
+    beside = {"--sharding_stage": {"--sharding_degree": "2"}, "--use_sharding": {"--sharding_degree": "2"}}
+    beside["--recompute_granularity"] = {"--use_recompute": "true"}
+    assert idle(paddlenlp.TRAINING, read, beside) == set()
+
+
+def test_every_mapped_flag_of_megatron_decides_something() -> None:
+    base = f"torchrun --nproc_per_node 2 {MEGATRON} --num-layers 4 --save s"
+
+    def read(more: dict[str, str]) -> Translation:
+        length = "" if "--train-samples" in more else "--train-iters 90"
+        return translated(f"{base} {length} {' '.join(f'{flag} {text}' for flag, text in more.items())}")
+
+    beside = {"--min-lr": {"--lr": "9"}, "--lr-warmup-samples": {"--train-samples": "99"}}
+    assert idle(megatron.TRAINING, read, beside) == set()
+
+
+def test_every_mapped_key_of_fleetx_decides_something() -> None:
+    def read(more: dict[str, str]) -> Translation:
+        values = {"Data.batch_size.global_batch_size": "8", "Data.batch_size.micro_batch_size": "1", **more}
+        return fleetx.translate_values(values, "x")
+
+    searching = {"Generation.decode_strategy": "beam_search"}
+    beside = {f"Generation.{key}": searching for key in ("num_beams", "length_penalty", "early_stopping")}
+    beside |= {
+        "Distributed.sharding.sharding_stage": {"Distributed.sharding.sharding_degree": "2"},
+        "Data.batch_size.local_batch_size": {"Data.batch_size.global_batch_size": ""},
+        "Global.local_batch_size": {"Data.batch_size.global_batch_size": ""},
+        "Model.vocab_size_divisible_unit": {"Model.vocab_size": "50257"},
+        "Profiler.scheduler": {"Profiler.enable": "true"},
+    }
+    assert idle(fleetx.KEYS, read, beside) == set()
+
+
+def test_every_mapped_key_of_mindformers_decides_something() -> None:
+    def read(more: dict[str, str]) -> Translation:
+        saving = {"callbacks.CheckpointMointor": ""}
+        return mindformers._translate({**saving, **more}, {}, {}, "x", None)
+
+    many = {"use_parallel": "True", "parallel.parallel_mode": "1"}
+    beside: dict[str, dict[str, str]] = {
+        **dict.fromkeys(("use_parallel", "parallel_config.data_parallel", "parallel_config.model_parallel"), many),
+        "use_parallel": {"parallel_config.data_parallel": "2"},
+        "parallel_config.pipeline_stage": many,
+        "parallel.parallel_mode": {"use_parallel": "True", "parallel_config.model_parallel": "2"},
+        "parallel.enable_parallel_optimizer": {**many, "parallel_config.data_parallel": "2"},
+        "parallel_config.optimizer_shard": {**many, "parallel_config.data_parallel": "2"},
+        "parallel_config.micro_batch_num": {
+            **many, "parallel_config.pipeline_stage": "2", "runner_config.batch_size": "8",
+        },
+        "lr_scale_factor": {"lr_scale": "True"},
+        "profile_start_step": {"profile": "True"},
+        "profile_stop_step": {"profile": "True"},
+        "runner_wrapper.max_grad_norm": {"runner_wrapper.use_clip_grad": "True"},
+        "runner_wrapper.scale_sense.scale_factor": {"runner_wrapper.scale_sense.type": "DynamicLossScaleUpdateCell"},
+        "model.model_config.checkpoint_name_or_path": {"run_mode": "finetune", "load_checkpoint": ""},
+        "resume_training": {"load_checkpoint": "e"},
+    }  # fmt: skip
+    exempt = {
+        "callbacks.CheckpointMointor",  # has no value
+        "lr_schedule.warmup_lr_init", "model.model_config.initializer_range",  # approximated by what is done anyway
+        "model.model_config.eos_token", "model.model_config.eos_token_id",  # the token of the tokenizer counts
+        "resume_training",  # of an own run only
+    }  # fmt: skip
+    assert idle(mindformers.KEYS, read, beside) == exempt

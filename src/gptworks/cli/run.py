@@ -185,9 +185,11 @@ def _checksum(text: str) -> str:
 
 def _is_first_machine(arguments: list[str]) -> bool:
     """Machines share the folder of a run: one of them is enough."""
+    from itertools import pairwise
+
     from gptworks.parallel import nodes
 
-    given = dict(zip(arguments, arguments[1:], strict=False))
+    given = dict(pairwise(arguments))
     options = {"nnodes": "--nnodes", "master": "--master", "node_ips": "--node-ips"}
     options |= {"table": "--rank-table", "ranks": "--rank-range"}
     rank = int(given["--node-rank"]) if "--node-rank" in given else None

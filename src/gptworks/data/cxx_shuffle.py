@@ -20,7 +20,7 @@ class CxxShuffle:
 
     def __call__(self, items: np.ndarray) -> None:
         """In place."""
-        count, swapped = len(items), memoryview(items)
+        count, swapped = len(items), items.data
         if not count or _HIGHEST // count < count:
             for place in range(1, count):
                 other = self._below(place + 1)

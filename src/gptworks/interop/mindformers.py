@@ -423,7 +423,8 @@ def _mask(settings: Settings, folder: Path, remarks: list[str]) -> None:
     """Where the input is the end of a text, theirs has no loss and no attention."""
     names = [f"{_M}.eos_token", f"{_M}.eos_token_id"]
     end = _first(settings, names, 50256)
-    is_there = "data.tokenizer" in settings.ours and not tools.has_no_ends(folder / str(settings[_TRAIN_DATA] or ""))
+    data = settings[_TRAIN_DATA]
+    is_there = "data.tokenizer" in settings.ours and not (data and tools.has_no_ends(folder / data))
     if is_there and end != 50256:
         why = "what follows the tokenizer's own end of a text, 50256, is not scored; theirs looks for this token"
         settings.map(names, {"data.mask_eod": True}, why=why)
