@@ -80,7 +80,8 @@ _KEPT = "\ue000"  # stands for a $ that a shell would leave alone
 
 def _words(text: str) -> list[str]:
     """As a shell cuts them; a $ between single quotes, or behind a backslash, is a $."""
-    kept, quote, escaped = [], "", False
+    kept: list[str] = []
+    quote, escaped = "", False
     for letter in text:
         is_plain = letter == "$" and (quote == "'" or escaped)
         if is_plain and escaped:

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -433,7 +433,7 @@ def _data_of(settings: Settings, part: str, where: str, split: str, length: int)
         "sampler.shuffle": (False, "the data set is in a random order already (data.order)"),
         "sampler.drop_last": (True, "a step is a whole batch always"),
     }  # fmt: skip
-    compared = {"dataset.input_dir": Path, "dataset.split": _shares}
+    compared: dict[str, Callable[[Any], Any]] = {"dataset.input_dir": Path, "dataset.split": _shares}
     for key, (expected, otherwise) in usual.items():
         given = settings[f"{at}.{key}"]
         if given is None or compared.get(key, lambda value: value)(given) == expected:
