@@ -259,7 +259,8 @@ def row(system: str, command: str, key: Key, index: int, written: str | None) ->
     told = "; ".join(filter(None, remarks)).replace("|", "\\|")
     ignored = "ignored: " if is_ignored and not ours else ""
     if ignored and key.usual:
-        ignored = f"the same if {' or '.join(f'`{value}`' for value in key.usual) if any(key.usual) else 'empty'}; else {ignored}"
+        usual = " or ".join(f"`{value}`" if value else "empty" for value in key.usual)
+        ignored = f"the same if {usual}; else {ignored}"
     return default, ", ".join(f"`{name}`" for name in ours), ignored + told
 
 

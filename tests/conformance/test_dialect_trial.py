@@ -6,13 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from gptworks.checkpoint.systems import huggingface
 from gptworks.cli.main import main
+from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.data.store import locate_stores
 from gptworks.errors import DataError, UsageError
 from gptworks.interop import command_line, registry, shrink
 from gptworks.interop.translation import Translation
 from gptworks.parallel import nodes, rank_table
+from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.launch import World
 from gptworks.parallel.meeting import Meeting
 
 TINY = ("--device", "cpu", "--shrink", "tiny")
@@ -241,3 +246,15 @@ def test_the_note_on_shrinking_says_each_change_once() -> None:
     told = shrink.describe(config, shrink.tiny(config))
     assert told.count("model.num_layers") == 1 and "model.num_layers: 12 -> that of the checkpoint" in told
     assert "train.epochs: 1.0 -> unset" in told
+
+
+def test_s4_10_convert_weight_looks_at_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tool = "python convert_weight.py --layers {} --torch_path hf/model.safetensors --mindspore_path m.ckpt"
+    shape = ModelConfig(num_layers=2, hidden_size=8, num_heads=2, vocab_size=32, max_positions=8)
+    (tmp_path / "hf").mkdir()
+    gpt = build(shape, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(), 2, seed=5))
+    huggingface.save(tmp_path / "hf", shape, dict(gpt.named_parameters()), eod_id=31)
+    assert run(tmp_path, tool.format(12), "--dry-run") == 2
+    assert "--layers: got 12, but hf/model.safetensors has 2." in capsys.readouterr().err
+    assert run(tmp_path, tool.format(2), "--dry-run") == 0
+    assert "num_heads" not in capsys.readouterr().out

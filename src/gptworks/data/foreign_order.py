@@ -86,7 +86,8 @@ class IndexedSource:
         self.shuffle_index = shuffle_index(before_last if self.last_apart else total, total, shuffle)
         self.note = (
             f"{store.file}: samples as {ORDERS[cfg.order]} would lay out {asked:,} of them, {self.epochs:,} "
-            f"epoch{'s' * (self.epochs > 1)} of {len(sequences):,} sequences" + (", the last epoch shuffled apart" if self.last_apart else "")
+            f"epoch{'s' * (self.epochs > 1)} of {len(sequences):,} sequences"
+            + (", the last epoch shuffled apart" if self.last_apart else "")
         )
 
     def __len__(self) -> int:

@@ -139,8 +139,8 @@ def emptied(words: Sequence[str], command: Command) -> list[str]:
     name = next(iter(command.environment))
     options = [*command.launcher_options.values(), *command.arguments]
     return [
-        f"{word} looks as if your shell had put nothing in the place of ${name}, which it looks up before {name}= counts. "
-        "Put the whole command in single quotes, or export it first."
+        f"{word} looks as if your shell had put nothing in the place of ${name}, which it looks up before {name}= "
+        "counts. Put the whole command in single quotes, or export it first."
         for word in options
         if (word.endswith("/") or "//" in word) and "://" not in word
     ][:1]

@@ -343,14 +343,14 @@ def _layout(settings: Settings, table: RankTable | None, remarks: list[str]) -> 
             settings.map(names[0], told)
         settings.same(names, "parallel_mode 0 is plain data parallelism, as many replicas as there are devices")
     elif world is not None and dp * tp * pp != world:
+        fits = f"data_parallel: {max(1, world // (tp * pp))}"
         raise ConfigError(
             settings.where,
             [
                 f"parallel_config: data_parallel {dp} x model_parallel {tp} x pipeline_stage {pp} = {dp * tp * pp}, "
                 f"but the rank table has {world} devices. Needed: the product is the number of devices, such as "
-                f"data_parallel: {max(1, world // (tp * pp))}. In a file of your own, which has two lines, base_config: "
-                f"{settings.where} and parallel_config: {{data_parallel: {max(1, world // (tp * pp))}}}, and is given in "
-                "the place of that one."
+                f"{fits}. In a file of your own, which has two lines, base_config: {settings.where} and "
+                f"parallel_config: {{{fits}}}, and is given in the place of that one."
             ],
         )
     settings.map("use_parallel", {"parallel.tp": tp, "parallel.pp": pp})

@@ -36,7 +36,7 @@ def _datasets() -> list[Key]:
             Key(f"{part}.drop_remainder", truth, why="a run is whole batches always", usual=("true",)),
             Key(f"{part}.batch_size", whole, same="MindFormers puts runner_config.batch_size in its place"),
             Key(f"{part}.repeat", whole, default=1),
-            Key(f"{part}.eod_reset", truth, why="false in GPT-2's files; data.reset_attention and its like do it", usual=("false",)),
+            Key(f"{part}.eod_reset", truth, why="data.reset_attention and its like do it", usual=("false",)),
             *[
                 Key(f"{part}.{key}", words, same=_WORKERS)
                 for key in ("num_parallel_workers", "python_multiprocessing", "numa_enable", "prefetch_size", "do_eval")
@@ -69,7 +69,9 @@ def _callbacks() -> list[Key]:
         Key("callbacks.SummaryMonitor", words, same="the scalars are in metrics.jsonl and TensorBoard's files"),
         *[
             Key(
-                f"callbacks.SummaryMonitor.{key}", words, same="the scalars are in metrics.jsonl and TensorBoard's files"
+                f"callbacks.SummaryMonitor.{key}",
+                words,
+                same="the scalars are in metrics.jsonl and TensorBoard's files",
             )
             for key in ("summary_dir", "collect_freq", "keep_default_action", "max_file_size")
         ],
@@ -84,7 +86,9 @@ def _callbacks() -> list[Key]:
             "callbacks.CheckpointMointor.integrated_save", truth, same="a checkpoint is whole here, whatever the layout"
         ),
         Key("callbacks.CheckpointMointor.async_save", truth, "checkpoint.asynchronous", default=False),
-        Key("callbacks.CheckpointMointor.save_network_params", truth, same="the weights are always there by themselves"),
+        Key(
+            "callbacks.CheckpointMointor.save_network_params", truth, same="the weights are always there by themselves"
+        ),
         Key("callbacks.CheckpointMointor.save_trainable_params", truth, same="all parameters are trained"),
         Key("callbacks.CheckpointMointor.exception_save", truth, same="a signal ends a run with a checkpoint"),
         Key("callbacks.ProfileMonitor", words, why="train.profile: `profile: True`"),
@@ -127,10 +131,11 @@ KEYS = [
     *[
         Key(key, words, same=_CLOUD)
         for key in (
-            "remote_save_url", "local_path", "aicc_config.obs_path", "aicc_config.upload_frequence",
+            "local_path", "aicc_config.obs_path", "aicc_config.upload_frequence",
             "aicc_config.keep_last",
         )
     ],
+    Key("remote_save_url", words, why="nothing is sent anywhere", usual=("",)),
     Key("micro_batch_interleave_num", whole, same=_SAME_NUMBERS),
     Key("predict_batch_size", whole, same="all prompts are one batch"),
     Key("register_path", words, why="no code from outside is run"),

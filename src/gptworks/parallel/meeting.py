@@ -66,8 +66,14 @@ class Alone:
 
 
 class Meeting:
-    def __init__(self, nodes: Nodes, nproc: int, say: Callable[[str], None], timeout: float = 900.0,
-        idle: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        nproc: int,
+        say: Callable[[str], None],
+        timeout: float = 900.0,
+        idle: Callable[[], None] = lambda: None,
+    ) -> None:
         """`idle`: called while node 0 is not there; what it raises ends the wait."""
         from torch import distributed
 
@@ -110,8 +116,8 @@ class Meeting:
             idle()
             time.sleep(0.5)
         raise UsageError(
-            f"{where}: node {self.nodes.rank} cannot reach node 0 there ({reason}). Check that the address is node 0's, "
-            "that node 0 runs, and that the port is free."
+            f"{where}: node {self.nodes.rank} cannot reach node 0 there ({reason}). Check that the address is node "
+            "0's, that node 0 runs, and that the port is free."
         )
 
     def next(self, idle: Callable[[], None]) -> Round:

@@ -105,8 +105,8 @@ def refuse_stranger(path: Path, ranks: str) -> None:
         else f"None of its addresses ({', '.join(server.address for server in table.servers)}) is this machine's."
     )
     raise UsageError(
-        f"--rank-range: {ranks} of {path} is {table.servers[rank].address}, which is not this machine. {found} If it is "
-        f"this machine all the same, under another address (in a container), say so with --node-rank {rank}."
+        f"--rank-range: {ranks} of {path} is {table.servers[rank].address}, which is not this machine. {found} If it "
+        f"is this machine all the same, under another address (in a container), say so with --node-rank {rank}."
     )
 
 

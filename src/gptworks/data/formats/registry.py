@@ -140,6 +140,6 @@ def _nothing_at(path: Path) -> str:
         return f"{path}: not a dataset of a known format. Known: {kinds}. `gptworks prepare` makes one from text."
     near = _nearest(path)
     return (
-        f"{path}: no such dataset.{f' Did you mean {near}?' if near else ''} Needed: the prefix, a file or the folder of a dataset ({kinds}); "
-        "`gptworks prepare FILE... --out PREFIX` makes one."
+        f"{path}: no such dataset.{f' Did you mean {near}?' if near else ''} Needed: the prefix, a file or the folder of a "
+        f"dataset ({kinds}); `gptworks prepare FILE... --out PREFIX` makes one."
     )
