@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gptworks.cli.main import main
+from gptworks.config.load import flatten
 from gptworks.errors import ConfigError
 from gptworks.interop import command_line, fleetx, megatron, mindformers, paddlenlp, registry
 from gptworks.interop.settings import Key, number, truth, whole
@@ -167,6 +168,14 @@ def test_fused_tensors_decay_biases_there_and_it_is_told(folder: Path) -> None:
     fused = note(translated(f"{FLEETX} -o Fused.tensor_fusion=True", folder), "Fused.tensor_fusion")
     assert fused.how == "approximated" and "biases" in fused.why
     assert note(translated(FLEETX, folder), "Fused.tensor_fusion").how == "mapped"
+
+
+def test_every_key_of_the_file_has_a_note_when_text_is_generated(folder: Path) -> None:
+    command = "python -m paddle.distributed.launch --devices 0 run_generation.py -c configs_345m_single_card.yaml"
+    found = translated(f"{command} -o Engine.save_load.ckpt_dir=./ckpt", folder)
+    in_file = set(flatten(fleetx.read_yaml(registry.Files(folder)("configs_345m_single_card.yaml"))))
+    told = [each.theirs for each in found.notes]
+    assert set(told) == in_file | {"--devices"} and len(told) == len(set(told))
 
 
 def test_one_beam_is_no_beam_search(folder: Path) -> None:
