@@ -90,8 +90,6 @@ def test_the_earlier_run_is_gone_on_with_as_the_note_says(
 
 def test_a_translated_file_that_was_edited_stays(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, missing = folder / "run_pretrain.gptworks.yaml", f"{PADDLE} --output_dir output --input_dir ./nowhere"
-    assert run(folder, missing, *TINY, "--dry-run") == 0
-    assert not file.exists(), "a dry run writes nothing"
     assert run(folder, missing, *TINY) == 2
     first = file.read_text(encoding="utf-8")
     assert run(folder, f"{missing} --seed 7", *TINY) == 2
@@ -99,6 +97,9 @@ def test_a_translated_file_that_was_edited_stays(folder: Path, capsys: pytest.Ca
     mine = file.read_text(encoding="utf-8").replace("seed: 7", "seed: 8")
     file.write_text(mine, encoding="utf-8")
     capsys.readouterr()
+    assert run(folder, missing, *TINY, "--dry-run") == 0
+    assert file.read_text(encoding="utf-8") == mine, "a dry run changes nothing of it"
+    assert "run_pretrain.gptworks.yaml was changed by hand, and is left as it is" in capsys.readouterr().out
     assert run(folder, missing, *TINY) == 2
     assert file.read_text(encoding="utf-8") == first
     assert (folder / "run_pretrain.gptworks.yaml.edited-1").read_text(encoding="utf-8") == mine
@@ -107,9 +108,7 @@ def test_a_translated_file_that_was_edited_stays(folder: Path, capsys: pytest.Ca
     )
 
 
-def test_s0_11_the_documents_command_has_the_documents_numbers(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_documents_command_has_the_documents_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = translated(FLEETX, folder).config
     assert (config["optim.lr"], config["optim.min_lr"], config["train.recompute"]) == (1e-5, 5e-5, "full")
     assert run(folder, FLEETX, *TINY, "--dry-run") == 0
@@ -180,9 +179,7 @@ def test_what_another_shell_or_system_would_have_read_is_said(
     assert "gptworks run -- 'NOWHERE_SET=... COMMAND'" in capsys.readouterr().err
 
 
-def test_s4_02_the_documents_yaml_of_mindformers_is_strict_enough(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_documents_yaml_of_mindformers_is_strict_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train = "python run_mindformer.py --config configs/gpt2/run_gpt2.yaml --run_mode train --dataset_dir ./x"
     assert run(tmp_path, train, "--strict", "--device", "cpu", "--dry-run") == 0
     for changed in ("model.model_config.layernorm_dtype=float16", "layer_scale=True", "train_dataset.eod_reset=True"):
@@ -191,7 +188,7 @@ def test_s4_02_the_documents_yaml_of_mindformers_is_strict_enough(
         assert f"--strict: 1 problem\n  {changed.partition('=')[0]}: ignored (" in capsys.readouterr().err
 
 
-def test_s4_04_the_file_for_32_devices_on_16_is_mended_by_two_lines(
+def test_the_file_for_32_devices_on_16_is_mended_by_two_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for machine in ("10.0.0.1", "10.0.0.2"):
@@ -216,7 +213,7 @@ def test_s4_04_the_file_for_32_devices_on_16_is_mended_by_two_lines(
     assert capsys.readouterr().err.startswith("error: RANK_TABLE_FILE: no such file")
 
 
-def test_s4_05_a_machine_that_is_not_in_the_rank_table_does_not_wait(
+def test_a_machine_that_is_not_in_the_rank_table_does_not_wait(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tables = [rank_table.make(range(8), address) for address in ("203.0.113.1", "203.0.113.2")]
@@ -226,14 +223,14 @@ def test_s4_05_a_machine_that_is_not_in_the_rank_table_does_not_wait(
         assert main([*words, "data.path=x", "train.steps=1", "--device", "cpu"]) == 2
         told = capsys.readouterr().err
         assert f"{machine}, which is not this machine. None of its addresses" in told and "--node-rank" in told
-    mixed = rank_table.merge([tables[0], rank_table.make(range(8), "127.0.0.1")])
+    mixed = rank_table.merge([tables[0], rank_table.make(range(8), "127.0.0.1:29500")])
     (tmp_path / "t.json").write_text(rank_table.dump(mixed), encoding="utf-8")
-    with pytest.raises(UsageError, match=r"This one is 127\.0\.0\.1, with \[8,16\]"):
+    with pytest.raises(UsageError, match=r"This one is 127\.0\.0\.1:29500, with \[8,16\]"):
         nodes.refuse_stranger(tmp_path / "t.json", "[0,8]")
     nodes.refuse_stranger(tmp_path / "t.json", "[8,16]")
 
 
-def test_s4_05_a_node_says_for_whom_it_waits() -> None:
+def test_a_node_says_for_whom_it_waits() -> None:
     said: list[str] = []
     lost = nodes.Nodes(2, 2, 1, "127.0.0.1", nodes.free_port())
     with pytest.raises(UsageError, match="node 1 cannot reach node 0 there"):
@@ -248,7 +245,7 @@ def test_the_note_on_shrinking_says_each_change_once() -> None:
     assert "train.epochs: 1.0 -> unset" in told
 
 
-def test_s4_10_convert_weight_looks_at_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_weight_looks_at_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tool = "python convert_weight.py --layers {} --torch_path hf/model.safetensors --mindspore_path m.ckpt"
     shape = ModelConfig(num_layers=2, hidden_size=8, num_heads=2, vocab_size=32, max_positions=8)
     (tmp_path / "hf").mkdir()

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     as_written = translated(args)
     translation = _beside_earlier_runs(as_written, args.cwd)
     show(translation)
-    arguments = native(translation, args.cwd, writes=not args.dry_run)
+    arguments = native(translation, args.cwd, keeps=args.dry_run)
     print(f"\n$ {' '.join(_quoted(word) for word in arguments)}\n", flush=True)
     if args.dry_run:
         if translation.config:
@@ -139,24 +139,29 @@ def _setting(note: "Note") -> str:
     return f"{note.theirs} {note.value}" if note.value else note.theirs
 
 
-def native(translation: "Translation", folder: Path, *, writes: bool = True) -> list[str]:
-    """Our command line. A configuration is written down first, where it can be looked at and used again."""
+def native(translation: "Translation", folder: Path, *, keeps: bool = False) -> list[str]:
+    """Our command line. A configuration is written down first, where it can be looked at and used again.
+
+    `keeps`: not if that would move one that was changed by hand.
+    """
     if not translation.config:
         return ["gptworks", translation.verb, *translation.arguments]
     file = f"{Path(translation.program).stem or translation.system}.gptworks.yaml"
-    if writes:
-        _write_config(translation, folder / file)
+    _write_config(translation, folder / file, keeps)
     out = str(Path(str(translation.config["run.out"])))
     return ["gptworks", translation.verb, "-c", file, "--out", out, *translation.arguments]
 
 
-def _write_config(translation: "Translation", file: Path) -> None:
+def _write_config(translation: "Translation", file: Path, keeps: bool) -> None:
     """One that was changed by hand since we wrote it stays, under another name."""
     from contextlib import suppress
 
     from gptworks.interop.write_yaml import as_yaml
 
     if file.is_file() and not _is_as_written(file.read_text(encoding="utf-8", errors="replace")):
+        if keeps:
+            print(f"note: {file.name} was changed by hand, and is left as it is")
+            return
         number = 1
         while (aside := file.with_name(f"{file.name}.edited-{number}")).exists():
             number += 1

@@ -158,7 +158,7 @@ KEYS = [
     Key("parallel.enable_parallel_optimizer", truth, default=False),
     Key("parallel.gradients_mean", truth, same=_MEAN),
     Key("parallel.loss_repeated_mean", truth, same=_MEAN),
-    Key("parallel.full_batch", truth, why="each rank reads its own samples; together they are the batch"),
+    Key("parallel.full_batch", truth, same="each rank reads its own samples; together they are the batch"),
     *[
         Key(f"parallel.{key}", words, same=_LAYOUT)
         for key in (

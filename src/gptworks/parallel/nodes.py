@@ -96,9 +96,9 @@ def refuse_stranger(path: Path, ranks: str) -> None:
     """Before it waits for the others in vain: ranks of a rank table that are not those of this machine."""
     table = rank_table.read(path)
     rank = table.server_of(rank_table.parse_range(ranks, "--rank-range"))
-    if len(table.servers) == 1 or is_mine(table.servers[rank].address):
+    mine = [server for server in table.servers if is_mine(_endpoint(server.address)[0])]
+    if len(table.servers) == 1 or table.servers[rank] in mine:
         return
-    mine = [server for server in table.servers if is_mine(server.address)]
     found = (
         f"This one is {mine[0].address}, with {rank_table.shown(mine[0].ranks)}."
         if mine

@@ -139,7 +139,8 @@ def _nothing_at(path: Path) -> str:
     if path.is_file():
         return f"{path}: not a dataset of a known format. Known: {kinds}. `gptworks prepare` makes one from text."
     near = _nearest(path)
+    meant = f" Did you mean {near}?" if near else ""
     return (
-        f"{path}: no such dataset.{f' Did you mean {near}?' if near else ''} Needed: the prefix, a file or the folder of a "
+        f"{path}: no such dataset.{meant} Needed: the prefix, a file or the folder of a "
         f"dataset ({kinds}); `gptworks prepare FILE... --out PREFIX` makes one."
     )
