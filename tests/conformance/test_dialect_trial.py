@@ -82,6 +82,10 @@ def test_the_earlier_run_is_gone_on_with_as_the_note_says(
     said = capsys.readouterr().out
     assert (folder / "output.2/step_2/model.pdparams").is_file()
     assert (folder / "output/step_1/model.pdparams").is_file(), "what the killed run could not write"
+    other = command.replace("vocab_size=512", "vocab_size=640")
+    shutil.rmtree(folder / "output/step_1")
+    assert run(folder, f"{other} -o Data.dataset.input_dir=./nowhere", *TINY) == 2
+    assert not (folder / "output/step_1").exists(), "another model: not the run of this command"
     advice = said.split("To go on with the earlier one: ")[1].splitlines()[0]
     monkeypatch.chdir(folder)
     assert main(shlex.split(advice)[1:]) == 0

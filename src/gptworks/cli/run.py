@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         os.environ.update(translation.environment)
         is_first = _is_first_machine(translation.arguments)
-        if is_first and translation is not as_written:
+        if is_first and translation is not as_written and _has_its_model(as_written):
             _write_their_names(as_written)  # a run that was killed could not
         code = main(arguments[1:])
         _name_logs(translation)
@@ -199,6 +199,18 @@ def _is_first_machine(arguments: list[str]) -> bool:
     options |= {"table": "--rank-table", "ranks": "--rank-range"}
     rank = int(given["--node-rank"]) if "--node-rank" in given else None
     return nodes.solve(**{key: given.get(name, "") for key, name in options.items()}, node_rank=rank).rank == 0
+
+
+def _has_its_model(translation: "Translation") -> bool:
+    """Whether the run in the folder of a command is one of the same command: as far as its checkpoints can tell."""
+    from gptworks.config.load import from_dict, load
+    from gptworks.errors import GPTWorksError
+
+    try:
+        earlier = load(Path(str(translation.config["run.out"])) / "config.yaml")
+        return earlier.model == from_dict(translation.sections()).model
+    except GPTWorksError:
+        return False
 
 
 def _write_their_names(translation: "Translation") -> None:
