@@ -258,6 +258,9 @@ def row(system: str, command: str, key: Key, index: int, written: str | None) ->
             remarks = [f"refused: {refusal}" if refusal else "by a rule, together with other settings"]
     told = "; ".join(filter(None, remarks)).replace("|", "\\|")
     ignored = "ignored: " if is_ignored and not ours else ""
+    if ignored and key.usual:
+        usual = " or ".join(f"`{value}`" if value else "empty" for value in key.usual)
+        ignored = f"the same if {usual}; else {ignored}"
     return default, ", ".join(f"`{name}`" for name in ours), ignored + told
 
 
@@ -317,7 +320,8 @@ def ours(system: str, command: str) -> str:
 def commands(system: str) -> str:
     lines = []
     for command in COMMANDS[system]:
-        lines += ["```", f"$ gptworks run -- {command}", ours(system, command), "```", ""]
+        typed = f"'{command}'" if "$" in command else command  # or the shell would look it up too early
+        lines += ["```", f"$ gptworks run -- {typed}", ours(system, command), "```", ""]
     return "\n".join(lines)
 
 

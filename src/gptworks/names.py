@@ -146,7 +146,8 @@ def _what_to_do(name: str) -> str:
     if name not in GPT2_NAMES:
         elsewhere = f" It is not in {home() / 'models'} or {hub_cache()} either." if is_hub_name else ""
         return (
-            f"{name}: no such folder. Needed: a run folder of gptworks, a Hugging Face GPT-2 folder, or one of the "
+            f"{name}: no such folder. Needed: a run folder of gptworks, a Hugging Face GPT-2 folder, weights of FleetX "
+            "(the folder of model.pdparams), PaddleNLP, MindSpore (.ckpt), OneFlow, Megatron or nanoGPT, or one of the "
             f"names {', '.join(GPT2_NAMES)}.{elsewhere}"
         )
     size = GPT2_NAMES[name]

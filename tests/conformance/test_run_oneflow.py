@@ -401,7 +401,7 @@ def test_s1_03_a_dataset_that_megatron_made_is_trained_on(
     assert len(foreign.losses(tmp_path / "checkpoint")) == 3
     monkeypatch.chdir(tmp_path)
     (source,) = setup.prepare(load("oneflow_gpt.gptworks.yaml")).train_samples.sources
-    assert source.note.endswith(f"OneFlow would lay out 6 of them, 1 epochs of {len(source.document_index)} sequences")
+    assert source.note.endswith(f"OneFlow would lay out 6 of them, 1 epoch of {len(source.document_index)} sequences")
 
 
 def test_s1_03_with_the_external_dataset_the_order_is_megatrons(capsys: pytest.CaptureFixture[str]) -> None:

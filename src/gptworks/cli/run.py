@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,15 +30,16 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    translation = _beside_earlier_runs(translated(args), args.cwd)
+    as_written = translated(args)
+    translation = _beside_earlier_runs(as_written, args.cwd)
     show(translation)
-    arguments = native(translation, args.cwd)
+    arguments = native(translation, args.cwd, keeps=args.dry_run)
     print(f"\n$ {' '.join(_quoted(word) for word in arguments)}\n", flush=True)
     if args.dry_run:
         if translation.config:
-            from gptworks.config.load import load
+            from gptworks.config.load import from_dict
 
-            load(args.cwd / arguments[arguments.index("-c") + 1])
+            from_dict(translation.sections(), arguments[arguments.index("-c") + 1])
         return 0
     from gptworks.cli.main import main
 
@@ -45,9 +47,12 @@ def run(args: argparse.Namespace) -> int:
     os.chdir(args.cwd)
     try:
         os.environ.update(translation.environment)
+        is_first = _is_first_machine(translation.arguments)
+        if is_first and translation is not as_written and _has_its_model(as_written):
+            _write_their_names(as_written)  # a run that was killed could not
         code = main(arguments[1:])
         _name_logs(translation)
-        if code == 0 and _is_first_machine(translation.arguments):
+        if is_first:
             _write_their_names(translation)
         return code
     finally:
@@ -64,12 +69,17 @@ def translated(args: argparse.Namespace, *, runs: bool = True) -> "Translation":
 
     words = list(args.command[1:]) if args.command[:1] == ["--"] else list(args.command)
     if not words:
-        raise UsageError("run: no command. Needed: gptworks run -- COMMAND as it was written.")
+        verb = "run" if runs else "translate"
+        raise UsageError(f"{verb}: no command. Needed: gptworks {verb} -- COMMAND as it was written.")
     if not args.cwd.is_dir():
         raise UsageError(f"--cwd: {args.cwd} is not a folder.")
-    command = command_line.split(words, os.environ, args.cwd)
     files = registry.Files(args.cwd)
-    found = registry.of_command(command).translate(command, files)
+    try:
+        command = command_line.split(words, os.environ, args.cwd)
+        files.remarks += command_line.emptied(words, command)
+        found = registry.of_command(command).translate(command, files)
+    except UsageError as error:
+        raise UsageError(re.sub(r"^run: ", f"{'run' if runs else 'translate'}: ", str(error))) from None
     found = replace(found, environment={**command.environment, **found.environment})  # NAME=value in front of it
     return adapted_to(args, found, files.remarks, runs=runs)
 
@@ -89,21 +99,33 @@ def _beside_earlier_runs(translation: "Translation", folder: Path) -> "Translati
     resume = dict(zip(translation.arguments, translation.arguments[1:], strict=False)).get("--resume", "never")
     if not out or resume != "never" or not (folder / out / "environment.json").is_file():
         return translation
-    number = 2
-    while (folder / f"{out}.{number}").exists():
+    earlier, number = Path(out), 2
+    if earlier.name in ("", ".."):
+        earlier = (folder / out).resolve()
+    while (folder / earlier.with_name(f"{earlier.name}.{number}")).exists():
         number += 1
-    free = f"{out}.{number}"
+    free = earlier.with_name(f"{earlier.name}.{number}")
+    remark = (
+        f"{earlier} holds a run already, which this one would write over: it is {free} now. To go on with the earlier "
+        f"one: gptworks train -c {earlier / 'config.yaml'} --out {earlier} --resume auto"
+    )
     return replace(
         translation,
-        config={**translation.config, "run.out": free},
-        after=[replace(each, path=each.path.replace(out, free, 1)) for each in translation.after],
-        remarks=[*translation.remarks, f"{out} holds a run already, which this one would write over: it is {free} now"],
+        config={**translation.config, "run.out": str(free)},
+        after=[replace(each, path=_moved(each.path, earlier, free)) for each in translation.after],
+        remarks=[*translation.remarks, remark],
     )
+
+
+def _moved(path: str, earlier: Path, later: Path) -> str:
+    inside = Path(path).is_relative_to(earlier)
+    return str(later / Path(path).relative_to(earlier)) if inside else path
 
 
 def show(translation: "Translation") -> None:
     """A line per setting of theirs: what it became, and why not where it did not."""
-    print(f"{translation.system}: {len(translation.notes)} settings")
+    count = len(translation.notes)
+    print(f"{translation.system}: {count} setting{'' if count == 1 else 's'}")
     width = max((len(_setting(note)) for note in translation.notes), default=0)
     for note in translation.notes:
         became = f"-> {note.ours}" if note.ours else "ignored" if note.how == "ignored" else "the same here"
@@ -117,18 +139,53 @@ def _setting(note: "Note") -> str:
     return f"{note.theirs} {note.value}" if note.value else note.theirs
 
 
-def native(translation: "Translation", folder: Path) -> list[str]:
-    """Our command line. A configuration is written down first, where it can be looked at and used again."""
+def native(translation: "Translation", folder: Path, *, keeps: bool = False) -> list[str]:
+    """Our command line. A configuration is written down first, where it can be looked at and used again.
+
+    `keeps`: not if that would move one that was changed by hand.
+    """
     if not translation.config:
         return ["gptworks", translation.verb, *translation.arguments]
-    from gptworks.interop.write_yaml import as_yaml
-
     file = f"{Path(translation.program).stem or translation.system}.gptworks.yaml"
-    part = folder / f".{file}.{os.getpid()}"  # another machine may be writing, or reading, the same one
-    part.write_text(as_yaml(translation), encoding="utf-8")
-    part.replace(folder / file)
+    _write_config(translation, folder / file, keeps)
     out = str(Path(str(translation.config["run.out"])))
     return ["gptworks", translation.verb, "-c", file, "--out", out, *translation.arguments]
+
+
+def _write_config(translation: "Translation", file: Path, keeps: bool) -> None:
+    """One that was changed by hand since we wrote it stays, under another name."""
+    from contextlib import suppress
+
+    from gptworks.interop.write_yaml import as_yaml
+
+    if file.is_file() and not _is_as_written(file.read_text(encoding="utf-8", errors="replace")):
+        if keeps:
+            print(f"note: {file.name} was changed by hand, and is left as it is")
+            return
+        number = 1
+        while (aside := file.with_name(f"{file.name}.edited-{number}")).exists():
+            number += 1
+        with suppress(FileNotFoundError):  # another machine was faster
+            file.rename(aside)
+            print(f"note: {file.name} was changed by hand; it is {aside.name} now. To run it: gptworks train -c FILE")
+    part = file.with_name(f".{file.name}.{os.getpid()}")  # another machine may be writing, or reading, the same one
+    text = as_yaml(translation)
+    part.write_text(f"{text}{_SEAL}{_checksum(text)}\n", encoding="utf-8")
+    part.replace(file)
+
+
+_SEAL = "# by gptworks run, which keeps this file under another name if you change it: "
+
+
+def _is_as_written(text: str) -> bool:
+    body, seal, checksum = text.rpartition(_SEAL)
+    return bool(seal) and checksum.strip() == _checksum(body)
+
+
+def _checksum(text: str) -> str:
+    import hashlib
+
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
 
 
 def _is_first_machine(arguments: list[str]) -> bool:
@@ -142,6 +199,18 @@ def _is_first_machine(arguments: list[str]) -> bool:
     options |= {"table": "--rank-table", "ranks": "--rank-range"}
     rank = int(given["--node-rank"]) if "--node-rank" in given else None
     return nodes.solve(**{key: given.get(name, "") for key, name in options.items()}, node_rank=rank).rank == 0
+
+
+def _has_its_model(translation: "Translation") -> bool:
+    """Whether the run in the folder of a command is one of the same command: as far as its checkpoints can tell."""
+    from gptworks.config.load import from_dict, load
+    from gptworks.errors import GPTWorksError
+
+    try:
+        earlier = load(Path(str(translation.config["run.out"])) / "config.yaml")
+        return earlier.model == from_dict(translation.sections()).model
+    except GPTWorksError:
+        return False
 
 
 def _write_their_names(translation: "Translation") -> None:
@@ -158,10 +227,13 @@ def _name_logs(translation: "Translation") -> None:
 
     if not translation.logs:
         return
-    for log in sorted((Path(str(translation.config["run.out"])) / "logs").glob("rank-*.log")):
+    found = sorted((Path(str(translation.config["run.out"])) / "logs").glob("rank-*.log"))
+    for log in found:
         target = Path(translation.logs.format(rank=log.stem.removeprefix("rank-")))
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(log, target)
+    if found:
+        print(f"logs also in {Path(translation.logs).parent}, as {Path(translation.logs.format(rank='N')).name}")
 
 
 def _quoted(word: Any) -> str:

@@ -126,10 +126,17 @@ def _launch(args: argparse.Namespace, config: Any) -> int:
         table=args.rank_table,
         ranks=args.rank_range,
     )
+    if args.rank_range and args.node_rank is None:
+        nodes.refuse_stranger(Path(args.rank_table), args.rank_range)
     if args.max_restarts < 0:
         raise UsageError(f"--max-restarts: {args.max_restarts}. Needed: 0 or more.")
     nproc = _num_processes(args.nproc, found, config)
     _refuse_unfit(config, found, nproc)
+    if config.run.device == "cuda":
+        from gptworks.parallel.launch import pick_device
+
+        # That of the last process. Which ones a rank table means, the processes see.
+        pick_device("cuda", 0 if found.devices else nproc - 1)
     folder = Path(config.run.out)
     if found.rank == 0:  # on the others the run may have begun it by now
         run_folder.refuse_foreign(folder, args.resume)

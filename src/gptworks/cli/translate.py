@@ -20,6 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     words = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if len(words) > 1 and words is args.command and _is_file(words[0], args.cwd) and words[1].startswith("-"):
+        parser = argparse.ArgumentParser(prog="gptworks translate")  # options behind the file
+        add_arguments(parser)
+        return run(parser.parse_args([*words[1:], words[0]], args))
     if args.to:
         from gptworks.interop.reverse import to_foreign
 

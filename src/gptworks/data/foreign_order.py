@@ -85,8 +85,9 @@ class IndexedSource:
         self.sample_index = sample_index(store.contents.sizes, self.document_index, self.seq_len, total)
         self.shuffle_index = shuffle_index(before_last if self.last_apart else total, total, shuffle)
         self.note = (
-            f"{store.file}: samples as {ORDERS[cfg.order]} would lay out {asked:,} of them, {self.epochs:,} epochs of "
-            f"{len(sequences):,} sequences" + (", the last epoch shuffled apart" if self.last_apart else "")
+            f"{store.file}: samples as {ORDERS[cfg.order]} would lay out {asked:,} of them, {self.epochs:,} "
+            f"epoch{'s' * (self.epochs > 1)} of {len(sequences):,} sequences"
+            + (", the last epoch shuffled apart" if self.last_apart else "")
         )
 
     def __len__(self) -> int:

@@ -67,6 +67,8 @@ def adapted(
             shrinking.tiny(config) | vocabulary_of_data(config, folder) | {"train.log_every": 1}
         )  # so few are all shown
         told.append(shrinking.describe(config, small))
+        if chosen == "cpu" and config.get("precision.compute") == "fp16":
+            told.append("fp16 on a CPU is many times slower than fp32; of a tiny model, too")
         config = small
     elif shrink and "--model" in arguments:
         at = arguments.index("--model") + 1

@@ -123,10 +123,27 @@ def _expand(text: str, environment: Mapping[str, str], needed: bool) -> str:
         if name not in environment and not needed:
             return match[0]
         if name not in environment:
-            raise UsageError(f"run: ${name} is not set. Set it in front: gptworks run -- {name}=... COMMAND.")
+            raise UsageError(
+                f"run: ${name} is not set. Set it (export {name}=...), or in front of the "
+                f"command and all of it in single quotes: gptworks run -- '{name}=... COMMAND'."
+            )
         return environment[name]
 
     return _VARIABLE.sub(value, text).replace(_KEPT, "$")
+
+
+def emptied(words: Sequence[str], command: Command) -> list[str]:
+    """`NAME=x program --out y/$NAME` typed into a shell: it has looked up $NAME before NAME was set."""
+    if len(words) == 1 or not command.environment:
+        return []
+    name = next(iter(command.environment))
+    options = [*command.launcher_options.values(), *command.arguments]
+    return [
+        f"{word} looks as if your shell had put nothing in the place of ${name}, which it looks up before {name}= "
+        "counts. Put the whole command in single quotes, or export it first."
+        for word in options
+        if (word.endswith("/") or "//" in word) and "://" not in word
+    ][:1]
 
 
 def flags(words: Sequence[str], switches: Collection[str], *, several: Collection[str] = ()) -> dict[str, str]:

@@ -276,7 +276,7 @@ def translate_values(
     _model(settings)
     _batch(settings, _layout(settings, launched if verb == "train" else 0))
     _data(settings)
-    _optimizer(settings, remarks)
+    _optimizer(settings, remarks if verb == "train" else [])
     _precision(settings)
     _engine(settings)
     _generation(settings)

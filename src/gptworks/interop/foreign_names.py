@@ -17,7 +17,9 @@ RECORD = "foreign_names.json"  # in the run folder: what was written -> the chec
 def write(after: AfterTraining, run_folder: Path) -> None:
     """Of each checkpoint that was kept. What was made from another one, of the same step, makes way for it."""
     steps = CheckpointFolder(run_folder).steps()
-    if "{" not in after.path and not after.spread and steps:
+    if not steps:
+        return
+    if "{" not in after.path and not after.spread:
         steps = {max(steps): steps[max(steps)]}
     by_epoch = "{epoch}" in after.path
     per_epoch = (after.steps_per_epoch or _steps_per_epoch(run_folder)) if by_epoch else 1

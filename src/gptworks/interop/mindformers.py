@@ -9,7 +9,7 @@ from typing import Any
 from gptworks.config.load import flatten
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import mindformers_tools as tools
-from gptworks.interop import yaml_files
+from gptworks.interop import registry, yaml_files
 from gptworks.interop.mindformers_keys import FLAGS, KEYS
 from gptworks.interop.notes import Note
 from gptworks.interop.settings import Key, Settings, truth
@@ -55,16 +55,21 @@ def recognise_yaml(values: Mapping[str, Any]) -> bool:
     return "runner_config" in values or "base_config" in values or (isinstance(model, dict) and "model_config" in model)
 
 
-def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_yaml(path: Path, seen: tuple[Path, ...] = (), told: list[str] | None = None) -> dict[str, Any]:
     """With the files of `base_config`: of these a later one takes the place of a whole block; the file itself changes
-    single keys of what they give."""
+    single keys of what they give. One that is not there may be among those that come with us: `told` takes a remark."""
     if path.resolve() in seen:
         raise ConfigError(str(path), ["base_config: the files include each other."])
     values = yaml_files.read(path)
     bases = values.pop("base_config", None) or []
     merged: dict[str, Any] = {}
     for base in [bases] if isinstance(bases, str) else bases:
-        merged.update(read_yaml(path.parent / str(base), (*seen, path.resolve())))
+        below, ours = path.parent / str(base), registry.shipped(Path(str(base)).name)
+        if not below.is_file() and ours is not None:
+            if told is not None:
+                told.append(f"base_config: {base} is not here; the one that comes with gptworks is used: {ours}")
+            below = ours
+        merged.update(read_yaml(below, (*seen, path.resolve()), told))
     return yaml_files.deep_merge(merged, values)
 
 
@@ -93,14 +98,18 @@ def translate(command: Command, find: Any) -> Translation:
             raise UsageError(
                 f"{command.program}: got {len(command.arguments)} words; needs CONFIG_PATH DEVICE_ID RUN_STATUS."
             )
-        values = keys_of(read_yaml(find(given["CONFIG_PATH"])))
+        values = _read(given["CONFIG_PATH"], find)
         stand_for = {"CONFIG_PATH": "", "DEVICE_ID": "context.device_id", "RUN_STATUS": "run_mode"}
         return _translate(values, given, stand_for, given["CONFIG_PATH"], command)
     flags, overrides = _arguments(command)
     if not flags.get("--config"):
         raise UsageError(f"{command.program}: --config is missing. Needed: --config FILE.yaml.")
-    values = keys_of(read_yaml(find(flags["--config"]))) | overrides
+    values = _read(flags["--config"], find) | overrides
     return _translate(values, flags, FLAGS, flags["--config"], command)
+
+
+def _read(name: str, find: Any) -> dict[str, str]:
+    return keys_of(read_yaml(find(name), told=find.remarks if isinstance(find, registry.Files) else None))
 
 
 def translate_yaml(path: Path) -> Translation:
@@ -152,10 +161,12 @@ def _distribute(command: Command, find: Any) -> Translation:
         )
     file = command.folder / given["RANK_TABLE_FILE"]
     if not file.is_file():
+        named = given["RANK_TABLE_FILE"]
+        place = "" if Path(named).is_absolute() else f" in {command.folder.resolve()}"
         raise UsageError(
-            f"RANK_TABLE_FILE: {given['RANK_TABLE_FILE']}: no such file in {command.folder.resolve()}. Make one on "
-            "each machine: gptworks run -- python mindformers/tools/hccl_tools.py --device_num [0,8]; of those of "
-            "several machines make one: gptworks launch --merge-rank-tables FILE FILE."
+            f"{'' if named == names[0] else f'{names[0]}: '}{named}: no such file{place}. Make one on each machine: "
+            "gptworks run -- python mindformers/tools/hccl_tools.py --device_num [0,8]; of those of several machines "
+            "make one: gptworks launch --merge-rank-tables FILE FILE."
         )
     table = rank_table.read(file)
     ranks = rank_table.parse_range(given["DEVICE_RANGE"], "DEVICE_RANGE")
@@ -170,7 +181,7 @@ def _distribute(command: Command, find: Any) -> Translation:
             f"RANK_SIZE: got {given['RANK_SIZE']}, but {given['RANK_TABLE_FILE']} has {table.world_size} ranks. "
             "Leave it out."
         )
-    values = keys_of(read_yaml(find(given["CONFIG_PATH"])))
+    values = _read(given["CONFIG_PATH"], find)
     stand_for = {name: "run_mode" if name == "RUN_STATUS" else "" for name in names}
     return _translate(values, given, stand_for, given["CONFIG_PATH"], command, table)
 
@@ -261,7 +272,7 @@ def _placed(
         else:
             told.append(Note(flag, flags[flag], "ignored", "", "one process is enough for this"))
     if "RANK_SIZE" in flags:
-        told.append(Note("RANK_SIZE", flags["RANK_SIZE"], "ignored", "", "the rank table says it too"))
+        told.append(Note("RANK_SIZE", flags["RANK_SIZE"], "mapped", "", "the rank table says it too"))
     return arguments, told + notes
 
 
@@ -291,7 +302,7 @@ def _model(settings: Settings) -> None:
     for key, needed in ((f"{_M}.type", "GPT2Config"), ("model.arch.type", "GPT2LMHeadModel")):
         if settings[key] != needed:
             problems.append(f"{key}: got {settings[key]!r}; needs {needed}: the model here is a GPT.")
-        settings.ignore(key, "there is one model")
+        settings.same(key, "there is one model")
     if settings[f"{_M}.post_layernorm_residual"]:
         problems.append(f"{_M}.post_layernorm_residual: got True; needs False: LayerNorm stands before each part here.")
     if settings["moe_config.expert_num"] > 1:
@@ -300,8 +311,8 @@ def _model(settings: Settings) -> None:
         )
     if problems:
         raise ConfigError(settings.where, problems)
-    settings.ignore([f"{_M}.post_layernorm_residual"], "False: LayerNorm stands before each part")
-    settings.ignore("moe_config.expert_num", "one expert is none")
+    settings.same([f"{_M}.post_layernorm_residual"], "False: LayerNorm stands before each part")
+    settings.same("moe_config.expert_num", "one expert is none")
     settings.map(f"{_M}.hidden_act", {"model.gelu": GELU[activation]})
     settings.ours |= {"model.tied": True, "model.attention": "auto", "init.std": 0.01, "init.residual_scale": "none"}
     why = "its matrices are drawn with 0.01 whatever it says; the document's version drew embeddings from a truncated "
@@ -323,21 +334,23 @@ def _layout(settings: Settings, table: RankTable | None, remarks: list[str]) -> 
                 "MindFormers. --use_parallel True, or run_distribute.sh, starts them all."
             )
         dp = tp = pp = 1
-        settings.ignore([*names, "parallel.parallel_mode"], "use_parallel is False: one process")
+        settings.same([*names, "parallel.parallel_mode"], "use_parallel is False: one process")
     elif plain:
         dp, tp, pp = world or dp, 1, 1
         told = {"parallel.dp": dp}
         settings.map("parallel.parallel_mode", told)
         if world is None:
             settings.map(names[0], told)
-        settings.ignore(names, "parallel_mode 0 is plain data parallelism, as many replicas as there are devices")
+        settings.same(names, "parallel_mode 0 is plain data parallelism, as many replicas as there are devices")
     elif world is not None and dp * tp * pp != world:
+        fits = f"data_parallel: {max(1, world // (tp * pp))}"
         raise ConfigError(
             settings.where,
             [
                 f"parallel_config: data_parallel {dp} x model_parallel {tp} x pipeline_stage {pp} = {dp * tp * pp}, "
                 f"but the rank table has {world} devices. Needed: the product is the number of devices, such as "
-                f"data_parallel: {max(1, world // (tp * pp))}."
+                f"{fits}. In a file of your own, which has two lines, base_config: {settings.where} and "
+                f"parallel_config: {{{fits}}}, and is given in the place of that one."
             ],
         )
     settings.map("use_parallel", {"parallel.tp": tp, "parallel.pp": pp})
@@ -348,12 +361,12 @@ def _layout(settings: Settings, table: RankTable | None, remarks: list[str]) -> 
         told = {"parallel.fsdp": dp, "parallel.dp": 1, "parallel.zero": 1}
         settings.map([name for name in shards if settings[name]], told)
         settings.map(names[0], {"parallel.fsdp": dp})
-        settings.ignore(shards, "the other of the two says to shard the optimizer, and one is enough")
+        settings.same(shards, "the other of the two says to shard the optimizer, and one is enough")
     else:
         settings.map(names[0], {"parallel.dp": dp})
         settings.map(shards, {"parallel.fsdp": 1})
     if not plain:
-        settings.ignore("parallel.parallel_mode", "the layout is what parallel_config says")
+        settings.same("parallel.parallel_mode", "the layout is what parallel_config says")
     settings.map(f"{_PARALLEL}.use_seq_parallel", {"parallel.sequence": settings[f"{_PARALLEL}.use_seq_parallel"]})
 
 
@@ -374,7 +387,7 @@ def _batch(settings: Settings) -> None:
             )
         settings.map(f"{_PARALLEL}.micro_batch_num", {"batch.micro_size": size // parts})
     else:
-        settings.ignore(f"{_PARALLEL}.micro_batch_num", "only a pipeline (pipeline_stage above 1) cuts a batch")
+        settings.same(f"{_PARALLEL}.micro_batch_num", "only a pipeline (pipeline_stage above 1) cuts a batch")
         settings.ours["batch.micro_size"] = size
     settings.map(f"{_RUNNER}.batch_size", {"batch.global_size": size * replicas * more})
     settings.map(f"{_RUNNER}.gradient_accumulation_steps", {"batch.global_size": size * replicas * more})
@@ -383,12 +396,12 @@ def _batch(settings: Settings) -> None:
 def _data(settings: Settings, folder: Path, remarks: list[str]) -> None:
     if settings[_TRAIN_DATA]:
         settings.map(_TRAIN_DATA, {"data.path": (settings[_TRAIN_DATA],)})
-    settings.ignore(_TRAIN_DATA, "empty: no data yet; --dataset_dir DIR names it")
-    settings.ignore(_EVAL_DATA, "for run_mode eval" if settings[_EVAL_DATA] else "empty")
+    settings.same(_TRAIN_DATA, "empty: no data yet; --dataset_dir DIR names it")
+    settings.same(_EVAL_DATA, "for run_mode eval" if settings[_EVAL_DATA] else "empty")
     shuffled = settings["train_dataset.data_loader.shuffle"]
     settings.map("train_dataset.data_loader.shuffle", {"data.order": "shuffled" if shuffled else "sequential"})
-    settings.ignore("eval_dataset.data_loader.shuffle", "the loss of all samples has no order")
-    settings.ignore(["eval_dataset.data_loader.num_samples", "eval_dataset.repeat"], "for run_mode eval: all, once")
+    settings.same("eval_dataset.data_loader.shuffle", "the loss of all samples has no order")
+    settings.same(["eval_dataset.data_loader.num_samples", "eval_dataset.repeat"], "for run_mode eval: all, once")
     settings.ours |= {"data.split": "1", "data.tokenizer": "gpt2", "data.too_long": "refuse", "evaluate.every": 0}
     if settings[f"{_M}.vocab_size"] < 50257:
         del settings.ours["data.tokenizer"]  # another one, which the data may know
@@ -403,7 +416,7 @@ def _data(settings: Settings, folder: Path, remarks: list[str]) -> None:
         )
     else:
         settings.map(lasting[:2], {"train.epochs": float(epochs)})
-        settings.ignore(lasting[2], "empty: all samples")
+        settings.same(lasting[2], "empty: all samples")
 
 
 def _mask(settings: Settings, folder: Path, remarks: list[str]) -> None:
@@ -441,7 +454,7 @@ def _optimizer(settings: Settings) -> None:
     settings.map("runner_wrapper.use_clip_grad", {"optim.clip": clip})
     if clip:
         settings.map("runner_wrapper.max_grad_norm", {"optim.clip": clip})
-    settings.ignore("runner_wrapper.max_grad_norm", "use_clip_grad is False")
+    settings.same("runner_wrapper.max_grad_norm", "use_clip_grad is False")
 
 
 def _rates(settings: Settings) -> None:
@@ -469,10 +482,10 @@ def _rates(settings: Settings) -> None:
     settings.map("lr_scale", {"optim.lr": highest * scale})
     if factor:
         settings.map("lr_scale_factor", {"optim.lr": highest * scale})
-    settings.ignore("lr_scale_factor", "lr_scale is False")
+    settings.same("lr_scale_factor", "lr_scale is False")
     settings.map(ends, {"optim.min_lr": lowest})
     settings.map(f"{at}.type", {"optim.schedule": shape})
-    settings.ignore(f"{at}.power", "1: a straight line")
+    settings.same(f"{at}.power", "1: a straight line")
     lasts = [f"{at}.total_steps", f"{at}.decay_steps"]
     total = next((settings[name] for name in lasts if settings[name] > 0), 0)
     settings.map(lasts, {"optim.decay_steps": total})
@@ -510,9 +523,9 @@ def _running(settings: Settings) -> None:
     settings.map("profile", {"train.profile": profiled})
     if profiled:
         settings.map(steps, {"train.profile": profiled})
-    settings.ignore(steps, "no profile")
+    settings.same(steps, "no profile")
     sinking = "how MindSpore hands data to the device; the names of its checkpoints follow from it"
-    settings.ignore([f"{_RUNNER}.sink_mode", f"{_RUNNER}.sink_size"], sinking)
+    settings.same([f"{_RUNNER}.sink_mode", f"{_RUNNER}.sink_size"], sinking)
 
 
 def _generation(settings: Settings) -> None:
@@ -531,7 +544,7 @@ def _names(settings: Settings) -> list[AfterTraining]:
     path = f"{folder}/{prefix}_rank_0-{{epoch}}_{{step_in_epoch}}.ckpt"
     names = [f"{at}.prefix", f"{at}.directory"]
     if not settings.is_given(at):
-        settings.ignore(names, "there is no CheckpointMointor")
+        settings.same(names, "there is no CheckpointMointor")
         return []
     settings.map(names, {"theirs": path})
     del settings.ours["theirs"]
@@ -548,7 +561,7 @@ _LOADING = ["load_checkpoint", "resume_or_finetune_checkpoint"]
 
 def _start(settings: Settings, mode: str, folder: Path) -> list[str]:
     """Fresh weights, weights of a checkpoint, or where a run of ours has stopped."""
-    settings.ignore("input_data", "for run_mode predict")
+    settings.same("input_data", "for run_mode predict")
     given = next((str(settings[name]) for name in _LOADING if settings[name]), "")
     named = settings[f"{_M}.checkpoint_name_or_path"]
     asked = str(settings["resume_training"] or "false").lower()  # True, or the name of a file
@@ -559,11 +572,11 @@ def _start(settings: Settings, mode: str, folder: Path) -> list[str]:
                 settings.where, ["load_checkpoint: empty, and run_mode is finetune. Give --load_checkpoint FILE."]
             )
         settings.map(f"{_M}.checkpoint_name_or_path", {"init.checkpoint": named})
-    settings.ignore(
+    settings.same(
         f"{_M}.checkpoint_name_or_path", "training begins afresh; run_mode finetune begins with these weights"
     )
     if not given:
-        settings.ignore([*_LOADING, "resume_training"], "empty: fresh weights")
+        settings.same([*_LOADING, "resume_training"], "empty: fresh weights")
         return []
     ours = _our_step(settings, given, folder) if mode == "train" and resumes else None
     if ours is not None:
@@ -599,9 +612,9 @@ def _use(settings: Settings, mode: str, folder: Path) -> tuple[list[str], dict[s
         )
     settings.map([name for name in names if settings[name] == model], {"--model": model})
     del settings.ours["--model"]
-    settings.ignore([*names, "resume_training"], "the weights are those of --model")
+    settings.same([*names, "resume_training"], "the weights are those of --model")
     at = "callbacks.CheckpointMointor"
-    settings.ignore([f"{at}.prefix", f"{at}.directory"], "for run_mode train")
+    settings.same([f"{at}.prefix", f"{at}.directory"], "for run_mode train")
     arguments, stated = ["--model", model], {}
     if model.endswith(".ckpt"):
         keys = ("model.num_heads", "model.gelu", "parallel.tp")
@@ -609,7 +622,7 @@ def _use(settings: Settings, mode: str, folder: Path) -> tuple[list[str], dict[s
         arguments += ["--tokenizer", settings.ours["data.tokenizer"]] if "data.tokenizer" in settings.ours else []
     if mode == "predict":
         return _predict(settings, arguments, stated, folder)
-    settings.ignore("input_data", "for run_mode predict")
+    settings.same("input_data", "for run_mode predict")
     data = settings[_EVAL_DATA] or settings[_TRAIN_DATA]
     if not data:
         raise ConfigError(settings.where, [f"{_EVAL_DATA}: empty, and run_mode is eval. Give --eval_dataset_dir DIR."])

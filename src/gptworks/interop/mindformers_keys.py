@@ -6,7 +6,7 @@ A key in lists of callbacks is written callbacks.TYPE.KEY, and callbacks.TYPE al
 from gptworks.interop.settings import Key, number, truth, whole, words
 
 _GRAPH = "about MindSpore's graphs and devices; torch has neither"
-_CLOUD = "for Huawei's cloud"
+_CLOUD = "it does something in Huawei's cloud only"
 _MASTERS = "parameters are fp32 masters here always"
 _EXACT = "LayerNorm and softmax are computed in fp32 here always"
 _SAME_NUMBERS = "a matter of communication, not of numbers"
@@ -27,29 +27,29 @@ def _datasets() -> list[Key]:
     keys = []
     for part in ("train_dataset", "eval_dataset"):
         keys += [
-            Key(f"{part}.data_loader.type", words, why="the format is seen in the files"),
+            Key(f"{part}.data_loader.type", words, same="the format is seen in the files"),
             Key(f"{part}.data_loader.dataset_dir", words),
             Key(f"{part}.data_loader.shuffle", truth, default=True),
             Key(f"{part}.data_loader.num_samples", whole),
-            Key(f"{part}.input_columns", words, why=_COLUMNS),
-            Key(f"{part}.output_columns", words, why=_COLUMNS),
-            Key(f"{part}.drop_remainder", truth, why="a run is whole batches always"),
-            Key(f"{part}.batch_size", whole, why="MindFormers puts runner_config.batch_size in its place"),
+            Key(f"{part}.input_columns", words, same=_COLUMNS),
+            Key(f"{part}.output_columns", words, same=_COLUMNS),
+            Key(f"{part}.drop_remainder", truth, why="a run is whole batches always", usual=("true",)),
+            Key(f"{part}.batch_size", whole, same="MindFormers puts runner_config.batch_size in its place"),
             Key(f"{part}.repeat", whole, default=1),
-            Key(f"{part}.eod_reset", truth, why="false in GPT-2's files; data.reset_attention and its like do it"),
+            Key(f"{part}.eod_reset", truth, why="data.reset_attention and its like do it", usual=("false",)),
             *[
-                Key(f"{part}.{key}", words, why=_WORKERS)
+                Key(f"{part}.{key}", words, same=_WORKERS)
                 for key in ("num_parallel_workers", "python_multiprocessing", "numa_enable", "prefetch_size", "do_eval")
             ],
-            *[Key(f"{part}.{key}", words, why=_AUTOTUNE) for key in _TUNING],
+            *[Key(f"{part}.{key}", words, same=_AUTOTUNE) for key in _TUNING],
             Key(f"{part}.profile", truth, why="train.profile has it all"),
-            Key(f"{part}.tokenizer.type", words, why="the rows are tokens already"),
-            Key(f"{part}.tokenizer.max_length", whole, why="the rows are tokens already"),
+            Key(f"{part}.tokenizer.type", words, same="the rows are tokens already"),
+            Key(f"{part}.tokenizer.max_length", whole, same="the rows are tokens already"),
             Key(f"{part}.seed", whole, why="the order follows from seed"),
-            Key(f"{part}_task.type", words, why=_TASK),
+            Key(f"{part}_task.type", words, same=_TASK),
             # An anchor in YAML: the same block again.
             *[
-                Key(f"{part}_task.dataset_config.{key}", words, why=f"the same as {part}.{key}")
+                Key(f"{part}_task.dataset_config.{key}", words, same=f"the same as {part}.{key}")
                 for key in (
                     "data_loader.type", "data_loader.dataset_dir", "data_loader.shuffle", "data_loader.num_samples",
                     "input_columns", "output_columns", "drop_remainder", "batch_size", "repeat", "eod_reset",
@@ -64,12 +64,14 @@ def _datasets() -> list[Key]:
 
 def _callbacks() -> list[Key]:
     return [
-        Key("callbacks.MFLossMonitor", words, why="the losses are in the log and in metrics.jsonl"),
+        Key("callbacks.MFLossMonitor", words, same="the losses are in the log and in metrics.jsonl"),
         Key("callbacks.MFLossMonitor.per_print_times", whole, "train.log_every", default=1),
-        Key("callbacks.SummaryMonitor", words, why="the scalars are in metrics.jsonl and TensorBoard's files"),
+        Key("callbacks.SummaryMonitor", words, same="the scalars are in metrics.jsonl and TensorBoard's files"),
         *[
             Key(
-                f"callbacks.SummaryMonitor.{key}", words, why="the scalars are in metrics.jsonl and TensorBoard's files"
+                f"callbacks.SummaryMonitor.{key}",
+                words,
+                same="the scalars are in metrics.jsonl and TensorBoard's files",
             )
             for key in ("summary_dir", "collect_freq", "keep_default_action", "max_file_size")
         ],
@@ -81,16 +83,18 @@ def _callbacks() -> list[Key]:
         Key("callbacks.CheckpointMointor.keep_checkpoint_max", whole, default=5),
         Key("callbacks.CheckpointMointor.keep_checkpoint_per_n_minutes", whole, why="checkpoints are counted in steps"),
         Key(
-            "callbacks.CheckpointMointor.integrated_save", truth, why="a checkpoint is whole here, whatever the layout"
+            "callbacks.CheckpointMointor.integrated_save", truth, same="a checkpoint is whole here, whatever the layout"
         ),
         Key("callbacks.CheckpointMointor.async_save", truth, "checkpoint.asynchronous", default=False),
-        Key("callbacks.CheckpointMointor.save_network_params", truth, why="the weights are always there by themselves"),
-        Key("callbacks.CheckpointMointor.save_trainable_params", truth, why="all parameters are trained"),
-        Key("callbacks.CheckpointMointor.exception_save", truth, why="a signal ends a run with a checkpoint"),
+        Key(
+            "callbacks.CheckpointMointor.save_network_params", truth, same="the weights are always there by themselves"
+        ),
+        Key("callbacks.CheckpointMointor.save_trainable_params", truth, same="all parameters are trained"),
+        Key("callbacks.CheckpointMointor.exception_save", truth, same="a signal ends a run with a checkpoint"),
         Key("callbacks.ProfileMonitor", words, why="train.profile: `profile: True`"),
         Key("callbacks.EvalCallBack", words, why="evaluate.every, with a held-out share or file"),
         *[
-            Key(f"{where}.ObsMonitor{key}", words, why=_CLOUD)
+            Key(f"{where}.ObsMonitor{key}", words, same=_CLOUD)
             for where in ("callbacks", "eval_callbacks")
             for key in ("", ".src_dir", ".target_dir", ".step_upload_frequence", ".upload_frequence", ".keep_last")
         ],
@@ -113,48 +117,50 @@ KEYS = [
         Key(key, words, why="the trace of train.profile holds all of it")
         for key in ("init_start_profile", "profile_communication", "profile_memory")
     ],
-    Key("auto_trans_ckpt", truth, why="a checkpoint is read by any layout"),
-    Key("src_strategy_path_or_dir", words, why="a checkpoint is read by any layout"),
-    Key("only_save_strategy", truth, why="there are no strategy files"),
-    Key("do_eval", truth, why="evaluate.every, with a held-out share or file"),
+    Key("auto_trans_ckpt", truth, same="a checkpoint is read by any layout"),
+    Key("src_strategy_path_or_dir", words, same="a checkpoint is read by any layout"),
+    Key("only_save_strategy", truth, why="there are no strategy files", usual=("false",)),
+    Key("do_eval", truth, why="evaluate.every, with a held-out share or file", usual=("false",)),
     Key("eval_step_interval", whole, why="evaluate.every, with a held-out share or file"),
     Key("eval_epoch_interval", whole, why="evaluate.every, with a held-out share or file"),
     Key("lr_scale", truth, default=False),
     Key("lr_scale_factor", whole, default=256),
-    Key("layer_scale", truth, why=_LAYERWISE),
-    Key("layer_decay", number, why=_LAYERWISE),
-    *[Key(key, words, why=_AUTOTUNE) for key in _TUNING],
+    Key("layer_scale", truth, why=_LAYERWISE, usual=("false",)),
+    Key("layer_decay", number, same="of layer_scale, which is another key"),
+    *[Key(key, words, same=_AUTOTUNE) for key in _TUNING],
     *[
-        Key(key, words, why=_CLOUD)
+        Key(key, words, same=_CLOUD)
         for key in (
-            "remote_save_url", "local_path", "aicc_config.obs_path", "aicc_config.upload_frequence",
+            "local_path", "aicc_config.obs_path", "aicc_config.upload_frequence",
             "aicc_config.keep_last",
         )
     ],
-    Key("micro_batch_interleave_num", whole, why=_SAME_NUMBERS),
-    Key("predict_batch_size", whole, why="all prompts are one batch"),
+    Key("remote_save_url", words, why="nothing is sent anywhere", usual=("",)),
+    Key("micro_batch_interleave_num", whole, same=_SAME_NUMBERS),
+    Key("predict_batch_size", whole, same="all prompts are one batch"),
     Key("register_path", words, why="no code from outside is run"),
     Key("moe_config.expert_num", whole, default=1),
     *[
-        Key(f"moe_config.{key}", words, why="one expert is none")
+        Key(f"moe_config.{key}", words, same="one expert is none")
         for key in ("capacity_factor", "aux_loss_factor", "num_experts_chosen")
     ],
     Key("context.device_target", words, default="Ascend"),
     *[
-        Key(f"context.{key}", words, why=_GRAPH)
+        Key(f"context.{key}", words, same=_GRAPH)
         for key in (
             "mode", "device_id", "max_device_memory", "enable_graph_kernel", "graph_kernel_flags", "max_call_depth",
-            "save_graphs", "save_graphs_path", "mempool_block_size", "memory_optimize_level", "deterministic",
-            "ascend_config.precision_mode",
+            "save_graphs", "save_graphs_path", "mempool_block_size", "memory_optimize_level",
         )
     ],
+    Key("context.deterministic", words, why="torch's own rules hold", usual=("off", "false")),
+    Key("context.ascend_config.precision_mode", words, why="torch's own rules hold", usual=("must_keep_origin_dtype",)),
     Key("parallel.parallel_mode", words, default="0"),
     Key("parallel.enable_parallel_optimizer", truth, default=False),
-    Key("parallel.gradients_mean", truth, why=_MEAN),
-    Key("parallel.loss_repeated_mean", truth, why=_MEAN),
-    Key("parallel.full_batch", truth, why="each rank reads its own samples; together they are the batch"),
+    Key("parallel.gradients_mean", truth, same=_MEAN),
+    Key("parallel.loss_repeated_mean", truth, same=_MEAN),
+    Key("parallel.full_batch", truth, same="each rank reads its own samples; together they are the batch"),
     *[
-        Key(f"parallel.{key}", words, why=_LAYOUT)
+        Key(f"parallel.{key}", words, same=_LAYOUT)
         for key in (
             "search_mode", "strategy_ckpt_save_file", "strategy_ckpt_load_file", "strategy_ckpt_config.save_file",
             "strategy_ckpt_config.only_trainable_params", "dataset_strategy", "device_num", "enable_alltoall",
@@ -167,14 +173,14 @@ KEYS = [
     Key("parallel_config.pipeline_stage", whole, default=1),
     Key("parallel_config.micro_batch_num", whole, default=1),
     Key("parallel_config.optimizer_shard", truth, default=False),
-    Key("parallel_config.expert_parallel", whole, why="there are no experts"),
+    Key("parallel_config.expert_parallel", whole, why="there are no experts", usual=("1",)),
     Key("parallel_config.use_seq_parallel", truth, default=False),
-    Key("parallel_config.vocab_emb_dp", truth, why="with tp the vocabulary is split too; the same numbers"),
-    Key("parallel_config.gradient_aggregation_group", whole, why=_SAME_NUMBERS),
+    Key("parallel_config.vocab_emb_dp", truth, same="with tp the vocabulary is split too; the same numbers"),
+    Key("parallel_config.gradient_aggregation_group", whole, same=_SAME_NUMBERS),
     Key("recompute_config.recompute", truth, default=False),
     Key("recompute_config.select_recompute", truth, why="what is recomputed is what train.recompute says"),
     *[
-        Key(f"recompute_config.{key}", truth, why=_SAME_NUMBERS)
+        Key(f"recompute_config.{key}", truth, same=_SAME_NUMBERS)
         for key in ("parallel_optimizer_comm_recompute", "mp_comm_recompute", "recompute_slice_activation")
     ],
     Key("runner_config.epochs", whole, default=1),
@@ -182,13 +188,13 @@ KEYS = [
     Key("runner_config.gradient_accumulation_steps", whole, default=1),
     Key("runner_config.sink_mode", truth, default=True),
     Key("runner_config.sink_size", whole, default=1),
-    Key("runner_config.image_size", whole, why="for models of pictures"),
-    Key("runner_config.per_epoch_size", whole, why="an epoch is what the data has"),
+    Key("runner_config.image_size", whole, same="for models of pictures"),
+    Key("runner_config.per_epoch_size", whole, why="an epoch is what the data has", usual=("-1", "0")),
     *[
-        Key(f"runner_config.{key}", whole, why=_TRAINED)
+        Key(f"runner_config.{key}", whole, why=_TRAINED, usual=("0",))
         for key in ("initial_epoch", "has_trained_epoches", "has_trained_steps")
     ],
-    Key("runner_wrapper.type", words, why="with or without a pipeline follows from the layout"),
+    Key("runner_wrapper.type", words, same="with or without a pipeline follows from the layout"),
     Key("runner_wrapper.use_clip_grad", truth, default=False),
     Key("runner_wrapper.max_grad_norm", number, default=1.0),
     Key("runner_wrapper.scale_sense", number),
@@ -214,9 +220,9 @@ KEYS = [
     Key("lr_schedule.power", number, default=1.0),
     *_callbacks(),
     *_datasets(),
-    Key("trainer.type", words, why=_TASK),
-    Key("trainer.model_name", words, why="the shape is in model.model_config"),
-    Key("metric.type", words, why="loss and perplexity are measured always"),
+    Key("trainer.type", words, same=_TASK),
+    Key("trainer.model_name", words, same="the shape is in model.model_config"),
+    Key("metric.type", words, same="loss and perplexity are measured always"),
     Key("model.arch.type", words, default="GPT2LMHeadModel"),
     Key("model.model_config.type", words, default="GPT2Config"),
     Key("model.model_config.seq_length", whole, default=1024),
@@ -236,9 +242,9 @@ KEYS = [
     Key("model.model_config.initializer_range", number, default=0.02),
     Key("model.model_config.layernorm_epsilon", number, "model.layernorm_eps", default=1e-5),
     Key("model.model_config.post_layernorm_residual", truth, default=False),
-    Key("model.model_config.param_init_type", words, why=_MASTERS),
+    Key("model.model_config.param_init_type", words, why=_MASTERS, usual=("float32",)),
     *[
-        Key(f"model.model_config.{key}", words, why=_EXACT)
+        Key(f"model.model_config.{key}", words, why=_EXACT, usual=("float32",))
         for key in ("layernorm_dtype", "layernorm_compute_type", "softmax_dtype", "softmax_compute_type")
     ],
     Key("model.model_config.compute_dtype", words, default="float16"),
@@ -246,7 +252,7 @@ KEYS = [
     Key("model.model_config.eos_token", whole),
     Key("model.model_config.eos_token_id", whole),
     *[
-        Key(f"model.model_config.{key}", whole, why="the tokenizer says which token it is")
+        Key(f"model.model_config.{key}", whole, same="the tokenizer says which token it is")
         for key in ("bos_token_id", "pad_token_id", "unk_token_id")
     ],
     Key("model.model_config.repetition_penalty", number, "generate.repetition_penalty", default=1.0),
@@ -255,15 +261,18 @@ KEYS = [
     Key("model.model_config.top_p", number, "generate.top_p", default=1.0),
     Key("model.model_config.do_sample", truth, default=True),
     *[
-        Key(f"model.model_config.{key}", words, why=_OTHER_MODEL)
+        Key(f"model.model_config.{key}", words, same=_OTHER_MODEL)
         for key in ("use_past", "batch_size", "is_dynamic", "use_flash_attention", "use_prompt_flash_attention",
                     "use_moe", "type_vocab_size", "use_relative_positions", "use_legacy", "return_tensors")
     ],
     *[
-        Key(f"processor.{key}", words, why=_TOKENIZER)
+        Key(f"processor.{key}", words, same=_TOKENIZER)
         for key in ("type", "return_tensors", "tokenizer.type", "tokenizer.unk_token", "tokenizer.bos_token",
                     "tokenizer.eos_token", "tokenizer.pad_token", "tokenizer.add_bos_token", "tokenizer.add_eos_token",
-                    "tokenizer.max_length", "tokenizer.vocab_file", "tokenizer.merges_file")
+                    "tokenizer.max_length")
+    ],
+    *[
+        Key(f"processor.tokenizer.{key}", words, why=_TOKENIZER, usual=("",)) for key in ("vocab_file", "merges_file")
     ],
 ]  # fmt: skip
 

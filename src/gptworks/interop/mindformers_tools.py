@@ -45,7 +45,7 @@ def translate(command: Command) -> Translation:
         return _merge(command)
     settings = Settings(name, KEYS[name], command_line.flags(command.arguments, ()))
     settings.map_plain()
-    verb, arguments, remarks = _TOOLS[name](settings)
+    verb, arguments, remarks = _TOOLS[name](settings, command.folder)
     settings.require_noted()
     return Translation(NAME, verb, command.program, arguments=arguments, notes=settings.notes, remarks=remarks)
 
@@ -64,7 +64,7 @@ def _needed(settings: Settings, name: str) -> str:
     return str(value)
 
 
-def _make_table(settings: Settings) -> tuple[str, list[str], list[str]]:
+def _make_table(settings: Settings, _: Path) -> tuple[str, list[str], list[str]]:
     arguments = _told(settings, "--device_num", "--make-rank-table", str(settings["--device_num"]))
     visible = [text.strip() for text in str(settings["--visible_devices"] or "").split(",") if text.strip()]
     if visible and visible != [str(number) for number in range(len(visible))]:
@@ -90,22 +90,39 @@ def _merge(command: Command) -> Translation:
     return Translation(NAME, "launch", command.program, arguments=arguments, notes=notes)
 
 
-def _convert(settings: Settings) -> tuple[str, list[str], list[str]]:
+def _convert(settings: Settings, folder: Path) -> tuple[str, list[str], list[str]]:
+    source = _needed(settings, "--torch_path")
     arguments = [
-        *_told(settings, "--torch_path", "SOURCE", _needed(settings, "--torch_path")),
+        *_told(settings, "--torch_path", "SOURCE", source),
         *_told(settings, "--mindspore_path", "DESTINATION", _needed(settings, "--mindspore_path")),
         *("--from", "hf", "--to", "mindspore"),
-        # A bare file does not say its heads; q, k and v go apart whole, so that any number writes the same bytes.
-        *("-o", "model.num_heads=1"),
     ]
-    remark = (
+    remarks = [
         "the names are those MindFormers has had since July 2023; its own converter of the document's time wrote names "
         "that its model did not know"
-    )
-    return "convert", arguments, [remark]
+    ]
+    heads_known = False
+    if (folder / source).exists():
+        from gptworks.checkpoint.inspect import inspect
+
+        report = inspect(folder / source, {}, name="hf")
+        heads_known, layers = report.heads_known, report.opened.model.num_layers
+        asked = settings["--layers"] if settings.is_given("--layers") else layers
+        if asked > layers:
+            raise UsageError(f"--layers: got {asked}, but {source} has {layers}. Leave it out, or give {layers}.")
+        if asked < layers:
+            remarks.append(
+                f"--layers {asked}: theirs takes the first {asked} of {layers} layers; all are converted here"
+            )
+    if not heads_known:  # q, k and v go apart whole, so that any number writes the same bytes
+        arguments += ["-o", "model.num_heads=1"]
+        remarks.append(
+            "a bare file does not say how many heads there are, nor does a .ckpt: 1 stands for any number here"
+        )
+    return "convert", arguments, remarks
 
 
-def _prepare(settings: Settings) -> tuple[str, list[str], list[str]]:
+def _prepare(settings: Settings, _: Path) -> tuple[str, list[str], list[str]]:
     """The whole file encoded at once and cut into rows that share no token; the rest is dropped."""
     target = _needed(settings, "--output_file").removesuffix(".mindrecord")
     arguments = [
@@ -121,7 +138,7 @@ def _prepare(settings: Settings) -> tuple[str, list[str], list[str]]:
     return "prepare", [*arguments, "--format", "mindrecord", "--input-format", "text", "--doc-separator", ""], [remark]
 
 
-_TOOLS: dict[str, Callable[[Settings], tuple[str, list[str], list[str]]]] = {
+_TOOLS: dict[str, Callable[[Settings, Path], tuple[str, list[str], list[str]]]] = {
     "hccl_tools.py": _make_table,
     "convert_weight.py": _convert,
     "wikitext2_data_process.py": _prepare,

@@ -102,7 +102,11 @@ def recognise(command: Command) -> bool:
         return True
     if Path(command.program).name not in ("train.py", "sample.py"):
         return False
-    return all(word.startswith("--") or word.endswith(".py") for word in command.arguments)
+    if any(word in ("-c", "--config") for word in command.arguments):
+        return False
+    names = {f"--{key.theirs}" for key in (*TRAINING, *SAMPLING)}
+    plain = all(word.startswith("--") or word.endswith(".py") for word in command.arguments)
+    return plain or any(word in names for word in command.arguments)  # perhaps --key value
 
 
 def recognise_yaml(values: Mapping[str, Any]) -> bool:
@@ -128,13 +132,17 @@ def translate(command: Command, find: Any) -> Translation:
 def _given(command: Command, find: Any, keys: list[Key], remarks: list[str]) -> dict[str, str]:
     """Files and --key=value, the later over the earlier, as their configurator takes them."""
     given: dict[str, str] = {}
-    for word in command.arguments:
+    for place, word in enumerate(command.arguments):
         if not word.startswith("--"):
             given |= _of_file(word, command, find, keys, remarks)
             continue
         name, equals, value = word[2:].partition("=")
         if not equals:
-            raise UsageError(f"{command.program}: {word}: nanoGPT takes --key=value, with the equals sign.")
+            value = next(iter(command.arguments[place + 1 : place + 2]), "VALUE")
+            raise UsageError(
+                f"{command.program}: {word}: nanoGPT takes --key=value, with the equals sign: "
+                f"{word}={'True' if value.startswith('--') else value}"
+            )
         given[name] = value
     return given
 

@@ -62,7 +62,14 @@ def notes(command: Command | None, verb: str = "train") -> list[Note]:
         if verb != "train":
             found.append(Note(name, value, "mapped", "", "one process does it"))
         elif name == "--log_dir":
-            found.append(Note(name, value, "mapped", "logs of the ranks, as workerlog.N"))
+            found.append(
+                Note(
+                    name,
+                    value,
+                    "mapped",
+                    f"{value}/workerlog.N, when it has ended; until then the logs of the run folder",
+                )
+            )
         elif name in _DEVICES:
             count = len(_list(value))
             found.append(Note(name, value, "mapped", f"{count} process{'es' if count > 1 else ''}"))

@@ -1,5 +1,6 @@
 """Which system a command or a YAML file belongs to, and the files their documents name."""
 
+import difflib
 from importlib import import_module, resources
 from pathlib import Path
 from typing import Any, Protocol
@@ -62,8 +63,25 @@ class Files:
         here = self.folder / name
         if here.is_file():
             return here
-        ours = resources.files("gptworks.interop") / "shipped" / Path(name).name
-        if ours.is_file():
-            self.remarks.append(f"{name} is not here: the one of the document is used, which comes with gptworks.")
-            return Path(str(ours))
-        raise UsageError(f"{name}: no such file in {self.folder.resolve()}. Give its path, or --cwd DIR.")
+        ours = shipped(Path(name).name)
+        if ours is not None:
+            what = ours.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+            self.remarks.append(f"{name} is not here: used is {what}. It comes with gptworks: {ours}")
+            return ours
+        place = "" if here.is_absolute() and Path(name).is_absolute() else f" in {self.folder.resolve()}"
+        raise UsageError(f"{name}: no such file{place}.{_nearest(here)} Give its path, or --cwd DIR.")
+
+
+def shipped(name: str) -> Path | None:
+    """A file that a document names, of those that come with us."""
+    found = Path(str(resources.files("gptworks.interop"))) / "shipped" / name
+    return found if found.is_file() else None
+
+
+def _nearest(path: Path) -> str:
+    there = sorted(each.name for each in path.parent.iterdir() if each.is_file()) if path.parent.is_dir() else []
+    ours = [each.name for each in (Path(str(resources.files("gptworks.interop"))) / "shipped").iterdir()]
+    near = difflib.get_close_matches(path.name, [*there, *sorted(ours)], 1, cutoff=0.7)
+    if not near:
+        return ""
+    return f" Did you mean {near[0]}{'' if near[0] in there else ', which comes with gptworks'}?"

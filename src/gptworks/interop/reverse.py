@@ -26,6 +26,8 @@ _NOT_COMPARED = ("run.", "parallel.timeout", "generate.", "train.log_style", "da
 def to_foreign(system: str, path: Path) -> str:
     if system not in WRITERS:
         raise UsageError(f"--to {system}: needed one of {', '.join(WRITERS)}.")
+    if not path.is_file():
+        raise UsageError(f"translate --to {system}: {path}: no such file. Needed: a configuration of ours.")
     config = load(path)
     if not config.train.steps:
         config = config.model_copy(update={"train": config.train.model_copy(update={"steps": _steps(config, path)})})
@@ -380,7 +382,10 @@ def _differences(system: str, text: str, config: RunConfig) -> list[str]:
     try:
         back = _flat(_read_back(system, text))
     except GPTWorksError as error:
-        return [f"read back, it is refused: {' '.join(str(error).split())}"]
+        raise UsageError(
+            f"translate --to {system}: it cannot be said in these words; they would be refused there: "
+            f"{' '.join(str(error).split())}"
+        ) from None
     found = []
     for key, value in _flat(config).items():
         idle = key == "parallel.sequence" and config.parallel.tp == 1

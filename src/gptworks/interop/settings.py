@@ -53,6 +53,7 @@ class Key:
     default: Any = None
     why: str = ""
     same: str = ""
+    usual: tuple[str, ...] = ()  # beside `why`: values that have our outcome, in small letters
     switch: bool = False  # a flag without a value
 
 
@@ -139,6 +140,8 @@ class Settings:
                 self.same(name, "empty: their default and ours is to leave it open")
             elif key.same:
                 self.same(name, key.same)
+            elif key.why and self.given.get(name, "").lower() in ("", *key.usual) and key.usual:
+                self.same(name, key.why)
             elif key.why:
                 self.ignore(name, key.why)
 

@@ -60,12 +60,16 @@ def tiny(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe(config: Mapping[str, Any], small: Mapping[str, Any]) -> str:
+    def after(key: str) -> Any:
+        if key in small:
+            return small[key]
+        return "that of the checkpoint" if key.startswith("model.") else "unset"
+
     changed = [
-        f"{key}: {config.get(key, 'unset')} -> {small.get(key, 'unset')}"
+        f"{key}: {config.get(key, 'unset')} -> {after(key)}"
         for key in {**config, **small}
         if config.get(key) != small.get(key)
     ]
-    changed += [f"{key}: {value} -> that of the checkpoint" for key, value in config.items() if key not in small]
     return "--shrink tiny: " + ", ".join(changed)
 
 

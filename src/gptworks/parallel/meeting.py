@@ -5,6 +5,7 @@ them) has come, and a node that needs a new start comes to the next round, which
 """
 
 import json
+import socket
 import time
 import uuid
 from collections.abc import Callable
@@ -65,13 +66,23 @@ class Alone:
 
 
 class Meeting:
-    def __init__(self, nodes: Nodes, nproc: int, say: Callable[[str], None], timeout: float = 900.0) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        nproc: int,
+        say: Callable[[str], None],
+        timeout: float = 900.0,
+        idle: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`idle`: called while node 0 is not there; what it raises ends the wait."""
         from torch import distributed
 
         self.nodes, self.nproc, self.say, self.timeout = nodes, nproc, say, timeout
         self.number = 0
         self.me = uuid.uuid4().hex
         where = f"{nodes.master}:{nodes.port}"
+        if nodes.rank:
+            self._wait_for_node_0(where, idle)
         try:
             self.store: Any = distributed.TCPStore(
                 nodes.master,
@@ -88,6 +99,26 @@ class Meeting:
                 + f" ({said}). Check that the address is node 0's, that node 0 runs, and that the port is free."
             ) from None
         self.store.set_timeout(timedelta(seconds=30))
+
+    def _wait_for_node_0(self, where: str, idle: Callable[[], None]) -> None:
+        """Aloud: torch would knock for as long and say nothing that a user can use."""
+        started, told = time.monotonic(), 0.0
+        while (waited := time.monotonic() - started) < self.timeout:
+            try:
+                with socket.create_connection((self.nodes.master, self.nodes.port), timeout=5):
+                    return
+            except OSError as error:
+                reason = error.strerror or str(error)
+            if waited >= told:
+                left = (self.timeout - waited) / 60
+                self.say(f"waiting for node 0 at {where} ({reason}); {left:.0f} minutes left")
+                told = waited + 60
+            idle()
+            time.sleep(0.5)
+        raise UsageError(
+            f"{where}: node {self.nodes.rank} cannot reach node 0 there ({reason}). Check that the address is node "
+            "0's, that node 0 runs, and that the port is free."
+        )
 
     def next(self, idle: Callable[[], None]) -> Round:
         """Wait for the others. `idle` is called meanwhile; what it raises ends the wait."""

@@ -92,6 +92,24 @@ def _of_table(path: Path, ranks: str, node_rank: int | None, master: str) -> Nod
     )
 
 
+def refuse_stranger(path: Path, ranks: str) -> None:
+    """Before it waits for the others in vain: ranks of a rank table that are not those of this machine."""
+    table = rank_table.read(path)
+    rank = table.server_of(rank_table.parse_range(ranks, "--rank-range"))
+    mine = [server for server in table.servers if is_mine(_endpoint(server.address)[0])]
+    if len(table.servers) == 1 or table.servers[rank] in mine:
+        return
+    found = (
+        f"This one is {mine[0].address}, with {rank_table.shown(mine[0].ranks)}."
+        if mine
+        else f"None of its addresses ({', '.join(server.address for server in table.servers)}) is this machine's."
+    )
+    raise UsageError(
+        f"--rank-range: {ranks} of {path} is {table.servers[rank].address}, which is not this machine. {found} If it "
+        f"is this machine all the same, under another address (in a container), say so with --node-rank {rank}."
+    )
+
+
 def _endpoint(text: str) -> tuple[str, int]:
     """ADDRESS, ADDRESS:PORT, [IPV6]:PORT"""
     address, colon, port = text.rpartition(":")

@@ -175,7 +175,8 @@ def default_name(table: RankTable) -> str:
 
 
 def describe(table: RankTable) -> str:
-    lines = [f"{len(table.servers)} machines, {table.world_size} ranks"]
+    machines, ranks = len(table.servers), table.world_size
+    lines = [f"{machines} machine{'s' * (machines > 1)}, {ranks} rank{'s' * (ranks > 1)}"]
     for number, server in enumerate(table.servers):
         ids = ", ".join(str(device.device) for device in server.devices)
         lines.append(f"node {number}  {server.address}  ranks {shown(server.ranks)}  devices {ids}")

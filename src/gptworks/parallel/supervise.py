@@ -179,7 +179,7 @@ def run(job: Job) -> int:
     meeting: Alone | Meeting | None = None
     with _Signals() as signals:
         try:
-            meeting = Alone(job.nproc) if job.nodes.count == 1 else Meeting(job.nodes, job.nproc, _say)
+            meeting = Alone(job.nproc) if job.nodes.count == 1 else _meeting(job, signals)
             return _attempts(job, meeting, signals)
         except _Interrupted:
             return 128 + signals.received[0]
@@ -195,6 +195,10 @@ def run(job: Job) -> int:
                 raise
             _say(f"error: node 0 at {job.nodes.master}:{job.nodes.port} does not answer any more; stopped here too.")
             return 2
+
+
+def _meeting(job: Job, signals: _Signals) -> Meeting:
+    return Meeting(job.nodes, job.nproc, _say, idle=signals.leave_if_received)
 
 
 def _attempts(job: Job, meeting: Alone | Meeting, signals: _Signals) -> int:

@@ -212,8 +212,9 @@ class Run:
         say(
             f"model: {sizes.num_parameters(cfg.model) / 1e6:,.1f}M parameters, {cfg.precision.compute} on "
             f"{device.type}\n"
-            f"batch: {batch.global_size} samples of {cfg.data.seq_len} tokens = {batch.micro_size} micro-batch "
-            f"x {batch.accumulation} accumulation x {batch.data_parallel} data-parallel\n"
+            f"batch: {batch.global_size} sample{'s' * (batch.global_size > 1)} of {cfg.data.seq_len} tokens = "
+            f"{batch.micro_size} micro-batch x {batch.accumulation} accumulation x "
+            f"{batch.data_parallel} data-parallel\n"
             f"data:  {self.setup.train_samples.per_epoch:,} samples per epoch; {self.setup.last_step:,} steps"
         )
         if self.ranks.size > 1:

@@ -1,5 +1,6 @@
 """Which format is this, and where are its files?"""
 
+import difflib
 import glob
 import re
 from dataclasses import dataclass
@@ -101,6 +102,20 @@ def _candidates(path: Path) -> list[Located]:
     return [Located(format_, main) for format_, main in mains if main is not None]
 
 
+def _nearest(path: Path) -> Path | None:
+    """What is there instead: a dataset whose name goes on (X_text_document), or a name that is nearly the same."""
+    there = path.parent
+    while not there.is_dir() and there != there.parent:
+        path, there = there, there.parent
+    found = {each.name: each for each in sorted(there.iterdir()) if not each.name.startswith(".")}
+    longer = [each for name, each in found.items() if name.startswith(f"{path.name}_") and _candidates(each)]
+    if longer:
+        main = _candidates(longer[0])[0].main
+        return main.with_suffix("") if main.suffix == ".bin" else main
+    near = difflib.get_close_matches(path.name, found, 1, cutoff=0.75)
+    return found[near[0]] if near and near[0] != path.name else None
+
+
 def _nothing_at(path: Path) -> str:
     kinds = ", ".join(FORMATS)
     index = megatron.beside(megatron.prefix_of(path), ".idx")
@@ -123,7 +138,9 @@ def _nothing_at(path: Path) -> str:
         return f"{path}: is in shards. Give the folder they are in, or the pattern '{path}_*.bin'."
     if path.is_file():
         return f"{path}: not a dataset of a known format. Known: {kinds}. `gptworks prepare` makes one from text."
+    near = _nearest(path)
+    meant = f" Did you mean {near}?" if near else ""
     return (
-        f"{path}: no such dataset. Needed: the prefix, a file or the folder of a dataset ({kinds}); "
-        "`gptworks prepare FILE... --out PREFIX` makes one."
+        f"{path}: no such dataset.{meant} Needed: the prefix, a file or the folder of a "
+        f"dataset ({kinds}); `gptworks prepare FILE... --out PREFIX` makes one."
     )
