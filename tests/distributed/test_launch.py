@@ -195,6 +195,14 @@ def test_ctrl_c_lets_all_ranks_save_and_end(tmp_path: Path) -> None:
     assert err == ""
 
 
+def test_ctrl_c_before_there_are_ranks_ends_it_without_a_word(tmp_path: Path) -> None:
+    with launched(tmp_path, 3) as process:
+        wait_for(process, lambda: bool(children(process.pid)))  # it imports torch now, for a second or more
+        process.send_signal(signal.SIGINT)
+        _, err = finish(process, code=130)
+    assert err == ""
+
+
 def test_the_second_ctrl_c_ends_all_ranks_at_once(tmp_path: Path) -> None:
     with launched(tmp_path, 10, "--mishap", "1:2:late", restarts=2) as process:
         wait_for(process, lambda: len(values(tmp_path)) >= 1)

@@ -25,9 +25,9 @@ sys.exit(int(os.environ["RANK"]) * 7)
 """
 
 
-def start(folder: Path, *, preload_seconds: float = 0, pause: float = 0) -> Copies:
+def start(folder: Path, *, preload_seconds: float = 0, pause: float = 0, script: str = SCRIPT) -> Copies:
     (folder / "slow.py").write_text(SLOW.format(seconds=preload_seconds))
-    (folder / "script.py").write_text(SCRIPT)
+    (folder / "script.py").write_text(script)
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
@@ -68,7 +68,8 @@ def test_a_signal_before_there_are_ranks_ends_all(tmp_path: Path, number: int) -
     copies = start(tmp_path, preload_seconds=60)
     wait_for(tmp_path / "begun")
     copies.ranks[0].send_signal(number)
-    assert [copy.wait() for copy in copies.ranks.values()] == [-number, -number]
+    ended_by = signal.SIGTERM if number == signal.SIGINT else number
+    assert [copy.wait() for copy in copies.ranks.values()] == [-ended_by, -ended_by]
     assert not (tmp_path / "0").exists()
 
 
@@ -79,6 +80,30 @@ def test_a_rank_is_signalled_alone(tmp_path: Path) -> None:
     assert copies.ranks[0].wait() == -signal.SIGKILL
     assert copies.ranks[1].wait() == 7
     copies.ranks[0].send_signal(signal.SIGKILL)  # of one that has ended: nothing happens
+
+
+SAVING = """\
+import os, pathlib, signal, time
+where = pathlib.Path(os.environ["WHERE"]) / os.environ["RANK"]
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+where.touch()
+while not asked:
+    time.sleep(0.01)
+time.sleep(0.5)
+where.with_suffix(".saved").touch()
+"""
+
+
+def test_a_signal_to_all_processes_lets_the_ranks_save(tmp_path: Path) -> None:
+    """As batch systems send it: the copied process must not take the ranks with it."""
+    copies = start(tmp_path, script=SAVING)
+    wait_for(tmp_path / "0", tmp_path / "1")
+    os.kill(copies.pid, signal.SIGTERM)
+    for copy in copies.ranks.values():
+        copy.send_signal(signal.SIGTERM)
+    assert [copy.wait() for copy in copies.ranks.values()] == [0, 0]
+    assert (tmp_path / "0.saved").exists() and (tmp_path / "1.saved").exists()
 
 
 def test_no_rank_outlives_the_process_it_was_copied_from(tmp_path: Path) -> None:

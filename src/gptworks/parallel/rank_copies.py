@@ -22,6 +22,7 @@ from contextlib import suppress
 from gptworks.parallel import rank_process
 
 _POLL = 0.05  # seconds
+_FOR_RANKS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # Elsewhere libraries are not safe to copy once they are loaded.
 POSSIBLE = sys.platform == "linux"
@@ -34,6 +35,7 @@ class Copy:
         self._source = source
         self.pid: int | None = None  # not copied yet
         self.returncode: int | None = None
+        self._waiting: list[int] = []  # signals that came before there was a process
 
     def poll(self) -> int | None:
         self._source.listen(0)
@@ -45,9 +47,20 @@ class Copy:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:
+        if self.poll() is not None:
+            return
+        if self.pid is None:
+            self._waiting.append(number)
+            # Ends it, and all with it, as long as it imports. Of Ctrl-C a Python that just begins would make a traceback.
+            os.kill(self._source.pid, signal.SIGTERM if number == signal.SIGINT else number)
+        else:
             # An ended rank keeps its number for as long as the process it was copied from: it is nobody else's.
-            os.kill(self.pid or self._source.pid, number)
+            os.kill(self.pid, number)
+
+    def begins(self, pid: int) -> None:
+        self.pid = pid
+        for number in self._waiting:
+            os.kill(pid, number)
 
 
 class Copies:
@@ -61,8 +74,8 @@ class Copies:
         environment: Mapping[str, str],
     ) -> None:
         self.ranks = {rank: Copy(self) for rank in ranks}
-        self._news, told = os.pipe()
         self._heard = b""
+        self._news, told = os.pipe()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "gptworks.parallel.rank_copies", str(told)],
@@ -71,6 +84,9 @@ class Copies:
                 pass_fds=[told],
                 start_new_session=True,  # a terminal's Ctrl-C goes to the launcher only, and is passed on once
             )
+        except BaseException:
+            os.close(self._news)
+            raise
         finally:
             os.close(told)
         self.pid = self._process.pid
@@ -87,7 +103,10 @@ class Copies:
             *lines, self._heard = (self._heard + said).split(b"\n")
             for line in lines:
                 rank, what, number = json.loads(line)
-                setattr(self.ranks[rank], what, number)
+                if what == "begins":
+                    self.ranks[rank].begins(number)
+                else:
+                    self.ranks[rank].returncode = number
             if not said or all(copy.returncode is not None for copy in self.ranks.values()):
                 self._end()
 
@@ -103,7 +122,6 @@ class Copies:
 
 def main() -> None:
     rank_process.end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it without a word
     told = int(sys.argv[1])
     os.set_inheritable(told, False)
     asked = json.load(sys.stdin)
@@ -113,6 +131,9 @@ def main() -> None:
     for name in asked["preload"]:
         with suppress(Exception):  # the ranks will run into the same, and say so
             importlib.import_module(name)
+    # From here on a signal is for the ranks, which save and end. A batch system sends it to all processes at once.
+    for number in _FOR_RANKS:
+        signal.signal(number, signal.SIG_IGN)
     left: dict[int, int] = {}
     for rank, environment in asked["ranks"].items():
         sys.stdout.flush()
@@ -123,19 +144,20 @@ def main() -> None:
         if pid == 0:
             os.close(told)
             os.setsid()
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            for number in _FOR_RANKS:
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
             os.environ.update(environment)
             rank_process.main(asked["command"])
             return
         left[int(rank)] = pid
-        _tell(told, int(rank), "pid", pid)
+        _tell(told, int(rank), "begins", pid)
     while left:
         for rank, pid in list(left.items()):
             # It is looked at and left where it is, so that its number is not given to another process.
             found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if found is not None:
                 code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-                _tell(told, rank, "returncode", code)
+                _tell(told, rank, "ends", code)
                 del left[rank]
         time.sleep(_POLL)
 

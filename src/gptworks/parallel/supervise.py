@@ -35,7 +35,7 @@ class Job:
     nodes: Nodes = field(default_factory=Nodes)
     max_restarts: int = 0
     quiet: bool = False  # say nothing of the start
-    preload: tuple[str, ...] = ()  # modules that every rank will import
+    preload: tuple[str, ...] = ()  # modules that every rank will import; not the one that is run
 
 
 class _Interrupted(Exception):
@@ -107,6 +107,10 @@ class _Ranks:
         except BaseException:
             self.kill()
             raise
+
+    @property
+    def have_begun(self) -> bool:
+        return any(process.pid is not None for process in self.processes.values())
 
     def send(self, number: int) -> None:
         for process in self.processes.values():
@@ -219,6 +223,8 @@ def _attempts(job: Job, meeting: Alone | Meeting, signals: _Signals) -> int:
                     print("\x1b[?25h", end="", flush=True)  # the live bar of rank 0 may have hidden the cursor
         if len(signals.received) > 1:
             return 128 + signals.received[1]
+        if signals.received and not ranks.have_begun:
+            return 128 + signals.received[0]
         if failure is None and not has_joined and meeting.all_done(lambda: None):
             return 0
         if failure is None or (has_joined and failure.can_restart):

@@ -117,7 +117,7 @@ def verify_layout(cfg: RunConfig, layout: Layout, *, steps: int = 3, shrink: str
         spec = folder / "spec.json"
         spec.write_text(json.dumps(asked), encoding="utf-8")
         command = ("-m", "gptworks.verify.rank", str(spec))
-        job = supervise.Job(command, layout.world_size, logs, quiet=True, preload=("gptworks.verify.rank",))
+        job = supervise.Job(command, layout.world_size, logs, quiet=True, preload=("gptworks.verify.measure",))
         code = supervise.run(job)
         return code or judge(comparison, folder, numbers, Found.read(folder / rank.RESULT))
     finally:
