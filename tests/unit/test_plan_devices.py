@@ -54,7 +54,8 @@ def test_a_custom_device_has_the_numbers_it_is_given():
     own = custom_device(memory=24e9, tflops=165, bandwidth=1008e9, per_node=4)
     assert (own.memory, own.bandwidth, own.per_node, own.name) == (24_000_000_000, 1008e9, 4, "custom")
     assert own.peak == {"fp32": 165e12, "fp16": 165e12, "bf16": 165e12}
-    assert own.capacity == 24_000_000_000
+    assert own.capacity == 24_000_000_000 - device("a100-80g").reserved, "a context and its like lie there too"
+    assert custom_device(memory=24e9, tflops=165, reserved=0).capacity == 24_000_000_000
     half = custom_device(memory=24e9, tflops=156)
     assert half.bandwidth == pytest.approx(device("a100-80g").bandwidth / 2), "of half the FLOP/s"
     with pytest.raises(UsageError, match=r"tflops is -1; needs a number above 0"):

@@ -30,7 +30,7 @@ def job_of(cfg: RunConfig) -> Job:
 
 
 def card(gib: float) -> Device:
-    return custom_device(memory=gib * 2**30, tflops=100)
+    return custom_device(memory=gib * 2**30, tflops=100, reserved=0)
 
 
 def searched(cfg: RunConfig, on: Device, devices: int, global_size: int, **fixed: Any) -> Found:
@@ -119,7 +119,7 @@ def test_what_is_fixed_stays() -> None:
 def test_what_is_said_of_those_at_the_border_is_true_of_all() -> None:
     """More recomputation or a smaller micro-batch never holds more: each candidate is computed and compared."""
     cfg = load(preset="345M", overrides=["precision.compute=bf16"])
-    job, on = job_of(cfg), custom_device(memory=6 * 2**30, tflops=100)
+    job, on = job_of(cfg), custom_device(memory=6 * 2**30, tflops=100, reserved=0)
     found = searched(cfg, on, 4, 64)
     fitting = {str(fit.choice) for fit in found.fits}
     told = {each.what: each.reason for each in found.rejected}

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 import gptworks
-from gptworks.config.derive import BatchPlan
+from gptworks.config.derive import BatchPlan, Layout
 from gptworks.config.schema import ModelConfig, ParallelConfig, PrecisionConfig
 from gptworks.errors import UsageError
 from gptworks.plan import time as plan_time
@@ -144,6 +144,14 @@ def test_the_bubble_is_stages_less_one_over_micro_batches():
 def test_more_micro_batches_make_the_bubble_a_smaller_share():
     shares = [(t := timed(MODEL, plan(1, m), pp=4)).bubble / t.total for m in (4, 8, 16, 32)]
     assert shares == sorted(shares, reverse=True)
+
+
+def test_zero_1_in_a_pipeline_sums_when_all_passes_are_done():
+    """Its gradients do not travel during the last backward pass; parameters still do, during the first forward pass."""
+    pipeline = ParallelConfig(pp=2, fsdp=4, zero=1)
+    assert plan_time._window(pipeline, Layout(pp=2, fsdp=4), 8, True) == pytest.approx(1 / 3 / 8)
+    assert plan_time._window(pipeline, Layout(pp=2, fsdp=4), 8, False) == pytest.approx(1 / 8)
+    assert plan_time._window(ParallelConfig(fsdp=4, zero=1), Layout(fsdp=4), 8, True) == pytest.approx(1 / 8)
 
 
 def test_interleaving_divides_the_bubble_and_a_zero_bubble_schedule_leaves_a_third():

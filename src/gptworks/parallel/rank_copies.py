@@ -51,7 +51,7 @@ class Copy:
             return
         if self.pid is None:
             self._waiting.append(number)
-            # Ends it, and all with it, as long as it imports. Of Ctrl-C a Python that just begins would make a traceback.
+            # Ends it, and all with it, as long as it imports. (A Python that begins makes a traceback of Ctrl-C.)
             os.kill(self._source.pid, signal.SIGTERM if number == signal.SIGINT else number)
         else:
             # An ended rank keeps its number for as long as the process it was copied from: it is nobody else's.

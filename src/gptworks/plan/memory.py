@@ -306,7 +306,7 @@ class _StageMemory:
         if not self.backwards:
             return NOTHING
         if self.zero == 1:  # whole until the last micro-batch is done
-            return Bytes(communication=self.sizes.blocks * self.sizes.reduced_block + self.sizes.reduced_around)
+            return Bytes(gradients=self.sizes.blocks * self.sizes.reduced_block + self.sizes.reduced_around)
         return Bytes(gradients=self.sizes.here)
 
     def _gathered(self) -> Bytes:

@@ -76,6 +76,7 @@ class Kernels:
     repeated_sums: int
     overlaps: tuple[str, ...]
     one_stream_with: tuple[str, ...]
+    sums_after_pipeline: bool
     scattered_sends: bool
     written_scores: tuple[float, float] = (0.0, 0.0)  # in place of `scores` with model.attention: math
 
@@ -231,7 +232,7 @@ def count(
         sharded * 4 * _copies(parallel, batch.accumulation) if parallel.offload else 0.0,
         _messages(model, parallel, layout, batch, seq_len, precision, recompute, device, link, facts),
         _overlapping(facts, layout),
-        _window(parallel, layout, batch.accumulation),
+        _window(parallel, layout, batch.accumulation, facts.sums_after_pipeline),
     )
 
 
@@ -284,12 +285,14 @@ def _overlapping(facts: Kernels, layout: Layout) -> tuple[str, ...]:
     return tuple(axis for axis in facts.overlaps if not (one_stream and axis in {"dp", "fsdp"}))
 
 
-def _window(parallel: ParallelConfig, layout: Layout, micro_batches: int) -> float:
+def _window(parallel: ParallelConfig, layout: Layout, micro_batches: int, sums_after_pipeline: bool) -> float:
     """Share of the computing in which data-parallel messages travel, where they do: gradients in the backward pass
     (two thirds) of the last micro-batch, with several stages per rank of the last one of each; gathered parameters in
     the forward pass of the first. With zero 2 and 3 in all micro-batches."""
     zero = parallel.zero if layout.fsdp > 1 else 0
     last = 1.0 if zero >= 2 else min(1.0, (layout.pp if parallel.virtual_stages > 1 else 1) / micro_batches)
+    if zero == 1 and layout.pp > 1 and sums_after_pipeline:
+        return last * (1.0 - BACKWARD)
     return last * (1.0 if zero else BACKWARD)
 
 
