@@ -55,7 +55,7 @@ def load_with_origins(
     shape_of: ShapeOf | None = None,
     without: Collection[Callable[..., list[str]]] = (),
 ) -> Loaded:
-    """`values` are overrides of a program, dotted or nested. `without`: checks of config/contradictions.py to leave out.
+    """`values` are overrides of a program, dotted or nested; `without`: checks of contradictions.py to leave out.
 
     `shape_of` gives the model section of the folder in `init.checkpoint`, so that fine-tuning need not repeat it.
     """

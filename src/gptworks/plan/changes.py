@@ -47,8 +47,13 @@ class Change:
         )
 
     def __str__(self) -> str:
-        why = {RUN: "", DEVICES: f"{self.devices} devices: ", MODEL: "another model: "}[self.kind]
-        return f"{why}{self.overrides}  ({amount(self.needed)})"
+        return f"{self.words}  ({amount(self.needed)})"
+
+    @property
+    def words(self) -> str:
+        more = "machines" if self.job.kernels == "cpu" else "devices"  # processes of a machine share its memory
+        why = {RUN: "", DEVICES: f"{self.devices} {more}: ", MODEL: "another model: "}[self.kind]
+        return f"{why}{self.overrides}"
 
 
 @dataclass(frozen=True)
