@@ -51,8 +51,9 @@ class Change:
 
     @property
     def words(self) -> str:
-        more = "machines" if self.job.kernels == "cpu" else "devices"  # processes of a machine share its memory
-        why = {RUN: "", DEVICES: f"{self.devices} {more}: ", MODEL: "another model: "}[self.kind]
+        # Processes of one machine share its memory: more of them there would need more of it.
+        more = f"on {self.devices} machines: " if self.job.kernels == "cpu" else f"{self.devices} devices: "
+        why = {RUN: "", DEVICES: more, MODEL: "another model: "}[self.kind]
         return f"{why}{self.overrides}"
 
 

@@ -32,7 +32,7 @@ class Prediction:
     choice: Choice
     memories: list[RankMemory]
     room: Room
-    has_own_memory: bool = True  # that of a GPU; a process more does not share it
+    can_be_many: bool = True  # such devices: of a Mac's there is one
 
     @property
     def needed(self) -> int:
@@ -53,8 +53,7 @@ class Prediction:
     def advice(self, capacity: float) -> list[str]:
         """The three smallest changes; where there are not so many, what makes another model too."""
         room = Room(capacity, self.room.shared_by)
-        # Processes of one machine share its memory: more of them would need more of it.
-        found = changes.smallest(self.job, self.choice, room, may_add_devices=self.has_own_memory)
+        found = changes.smallest(self.job, self.choice, room, may_add_devices=self.can_be_many)
         kept = [change for change in found if change.kind != changes.MODEL]
         lines = [f"  {change}" for change in (found if len(kept) < 3 else kept)[:4]]
         if not lines:
@@ -66,7 +65,7 @@ def predict(cfg: RunConfig, setup: Setup) -> Prediction:
     device = setup.world.device
     choice = Choice(setup.parallel, setup.batch, cfg.train.recompute)
     job = Job.of(cfg, "cpu" if device.type == "cpu" else "cuda")
-    return Prediction(job, choice, choice.memory(job), _room(device), has_own_memory=device.type == "cuda")
+    return Prediction(job, choice, choice.memory(job), _room(device), can_be_many=device.type != "mps")
 
 
 def _room(device: torch.device) -> Room:
