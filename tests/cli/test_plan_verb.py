@@ -165,7 +165,7 @@ def test_simulate_runs_a_step_of_the_same_layout(call: Call) -> None:
     out = call("plan", "--simulate", "--device", "a100-40g", "precision.compute=bf16", *small).out
     assert "simulated        pp2: 2 processes" in out
     table = out[out.index("planned and simulated peaks") :].splitlines()
-    assert table[1].split("  ")[-1] == "difference" and all(line.endswith("%") for line in table[2:4])
+    assert table[1].split("  ")[-1] == "difference" and all(line.endswith(" %") for line in table[2:4])
     assert "The kernels of a GPU keep other things" in table[4]
     assert "--simulate: is about one layout" in call("plan", "--simulate", "--search", expect=2).err
 

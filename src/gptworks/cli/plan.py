@@ -263,7 +263,7 @@ def parse_count(text: str, option: str) -> float:
 def _given(asked: _Asked) -> "tuple[Choice, list[str]]":
     """With what is left open of the batch; or what a run would refuse."""
     from gptworks.config import contradictions
-    from gptworks.config.derive import Layout, solve_batch, solve_layout, with_layout
+    from gptworks.config.derive import solve_batch, solve_layout, with_layout
     from gptworks.config.schema import BatchConfig
     from gptworks.errors import ConfigError
     from gptworks.plan.job import Choice
@@ -271,14 +271,7 @@ def _given(asked: _Asked) -> "tuple[Choice, list[str]]":
 
     config, batch = asked.config, asked.config.batch
     notes: list[str] = []
-
-    def takes(layout: Layout) -> bool:
-        parallel = with_layout(config.parallel, layout)
-        of_the_model = [*contradictions.matrices_divide(config.model, parallel)]
-        of_the_model += contradictions.stages_have_layers(config.model, parallel)
-        return not of_the_model + contradictions.sequence_divides(config.data, parallel)
-
-    layout = solve_layout(config.parallel, asked.devices, takes)
+    layout = solve_layout(config.parallel, asked.devices, partial(contradictions.suits, config))
     parallel = with_layout(config.parallel, layout)
     is_open = not batch.micro_size and not batch.accumulation
     if is_open and not batch.global_size:
@@ -581,20 +574,14 @@ def _simulate(args: argparse.Namespace, made: "Report") -> list[dict[str, Any]]:
     planned = [max(alike[rank].peak for rank in each.pp_ranks) for each in found]
     if not args.json:
         print(f"\n{describe(found)}\n\nplanned and simulated peaks, GiB:")
-        above = [max(made.memories[rank].peak for rank in each.pp_ranks) for each in found]
         titles = ["stage", f"planned for {made.device.name}", "planned as simulated", "simulated", "difference"]
-        rows = [
-            [
-                f"{each.pp_ranks.start}-{each.pp_ranks.stop - 1}"
-                if len(each.pp_ranks) > 1
-                else str(each.pp_ranks.start),
-                _gib(there),
-                _gib(here),
-                _gib(each.peak),
-                f"{(here - each.peak) / each.peak:+.1%}",
-            ]
-            for each, there, here in zip(found, above, planned, strict=True)
-        ]
+        rows = []
+        for each, here in zip(found, planned, strict=True):
+            first, last = each.pp_ranks.start, each.pp_ranks.stop - 1
+            there = max(made.memories[rank].peak for rank in each.pp_ranks)
+            stage = str(first) if first == last else f"{first}-{last}"
+            apart = f"{100 * (here - each.peak) / each.peak:.1f} %"
+            rows.append([stage, _gib(there), _gib(here), _gib(each.peak), apart.replace("-0.0 ", "0.0 ")])
         tables.show(titles, rows)
         if made.job.kernels != "cpu":
             print(

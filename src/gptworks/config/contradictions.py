@@ -193,6 +193,13 @@ def find(sections: dict[str, Any], without: Collection[Callable[..., Complaints]
     return complaints
 
 
+def suits(cfg: RunConfig, layout: Layout) -> bool:
+    """Whether the model can be cut so."""
+    parallel = with_layout(cfg.parallel, layout)
+    complaints = matrices_divide(cfg.model, parallel) + stages_have_layers(cfg.model, parallel)
+    return not complaints + sequence_divides(cfg.data, parallel)
+
+
 def fit_layout(cfg: RunConfig, layout: Layout) -> ParallelConfig:
     """The parallel section with all numbers known, or what does not go together then."""
     parallel = with_layout(cfg.parallel, layout)
