@@ -208,6 +208,18 @@ def test_the_nearest_is_one_whose_weights_fit() -> None:
     assert not found.nearest.at_least
 
 
+def test_an_accumulation_that_is_asked_for_makes_the_micro_batch() -> None:
+    """Also one that is no power of two, or larger than a search would try."""
+    found = searched(small(), card(8), 2, 96, fixed={"batch.accumulation": 2, "parallel.dp": 2})
+    assert {fit.choice.batch.micro_size for fit in found.fits} == {24}
+    found = searched(small(), card(8), 2, 96, fixed={"batch.accumulation": 5})
+    assert not found.fits
+    assert {each.reason for each in found.rejected} == {
+        "batch.accumulation=5 does not make 48 samples of a rank",
+        "batch.accumulation=5 does not make 96 samples of a rank",
+    }
+
+
 def test_a_schedule_that_is_asked_for_is_searched() -> None:
     found = searched(small(), card(1), 8, 64, fixed={"parallel.schedule": "gpipe"})
     assert found.fits and {fit.choice.parallel.schedule for fit in found.fits} == {"gpipe"}

@@ -180,10 +180,13 @@ def _batches(
         found.rejected.append(Rejected(_named(parallel), " ".join(problems)))
         return []
     batches = []
-    for micro in _micro_sizes(of_a_rank, fixed.get("batch.micro_size")):
+    asked = fixed.get("batch.micro_size"), fixed.get("batch.accumulation")
+    micro_sizes = _micro_sizes(of_a_rank, *asked)
+    if not micro_sizes:
+        said = " ".join(f"{key}={fixed[key]}" for key in ("batch.micro_size", "batch.accumulation") if key in fixed)
+        found.rejected.append(Rejected(_named(parallel), f"{said} does not make {of_a_rank} samples of a rank"))
+    for micro in micro_sizes:
         batch = BatchPlan(global_size, micro, of_a_rank // micro, ranks)
-        if fixed.get("batch.accumulation", batch.accumulation) != batch.accumulation:
-            continue
         problems = refused(job, parallel, batch) if micro > 1 else []
         if problems:
             found.rejected.append(Rejected(f"{_named(parallel)}, micro-batch {micro}", " ".join(problems)))
@@ -202,10 +205,12 @@ def best_micro_size(
     return fastest.batch.micro_size if fastest else 1
 
 
-def _micro_sizes(of_a_rank: int, asked: int | None) -> list[int]:
+def _micro_sizes(of_a_rank: int, asked: int | None, accumulation: int | None = None) -> list[int]:
     """Powers of two, for the sake of speed, or the one that is asked for."""
     sizes = [asked] if asked else [2**n for n in range(_MOST_MICRO.bit_length())]
-    return [size for size in sizes if size <= of_a_rank and of_a_rank % size == 0]
+    if accumulation:
+        sizes = [size for size in [asked or of_a_rank // accumulation] if size * accumulation == of_a_rank]
+    return [size for size in sizes if 0 < size <= of_a_rank and of_a_rank % size == 0]
 
 
 def _named(parallel: ParallelConfig) -> str:
