@@ -120,6 +120,8 @@ def test_out_of_memory_is_told_with_what_was_predicted_and_what_helps(
     assert len(changes) == 3
     assert "  batch.micro_size=32 batch.accumulation=2  (" in "\n".join(changes)
     assert "another model" not in done.err
+    # Processes of this machine would share the memory that is too small already.
+    assert "\n  on 2 machines: parallel.fsdp=2 " in done.err and " devices: " not in done.err
 
 
 def test_other_errors_are_not_taken_for_it(

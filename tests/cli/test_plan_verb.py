@@ -161,7 +161,12 @@ def test_simulate_runs_a_step_of_the_same_layout(call: Call) -> None:
     assert [each["pp_ranks"] for each in told["simulated"]] == [[0], [1]]
     for planned, simulated in zip(told["stages"], told["simulated"], strict=True):
         assert planned["peak"] == pytest.approx(simulated["bytes"]["peak"], rel=0.05)
-    assert "simulated        pp2: 2 processes" in call("plan", "--simulate", "--device", "cpu", *small).out
+        assert simulated["planned_peak"] == planned["peak"]
+    out = call("plan", "--simulate", "--device", "a100-40g", "precision.compute=bf16", *small).out
+    assert "simulated        pp2: 2 processes" in out
+    table = out[out.index("planned and simulated peaks") :].splitlines()
+    assert table[1].split("  ")[-1] == "difference" and all(line.endswith(" %") for line in table[2:4])
+    assert "The kernels of a GPU keep other things" in table[4]
     assert "--simulate: is about one layout" in call("plan", "--simulate", "--search", expect=2).err
 
 
@@ -242,6 +247,95 @@ def test_a_search_that_finds_nothing_says_what_is_needed(call: Call) -> None:
     assert json.loads(call(*more, "batch.global_size=64", "--json").out)["fits"] > 0
 
 
+def test_a_search_asks_nothing_of_what_it_is_to_choose(call: Call) -> None:
+    """pp=4 with one micro-batch would be refused; but nobody has said one micro-batch."""
+    told = json.loads(call(*SEARCH, "batch.global_size=512", "parallel.pp=4", "--top", "5", "--json").out)
+    assert {each["settings"]["parallel.pp"] for each in told["found"]} == {4}
+    assert all(each["settings"]["batch.accumulation"] >= 4 for each in told["found"])
+    zero = json.loads(call(*SEARCH, "batch.global_size=512", "parallel.zero=3", "--top", "5", "--json").out)
+    assert {each["settings"]["parallel.zero"] for each in zero["found"]} == {3}
+
+
+@pytest.mark.parametrize("said", [["parallel.pp=4", "parallel.tp=8"], ["parallel.fsdp=8", "parallel.dp=4"]])
+def test_more_devices_than_there_are_is_said_at_once(said: list[str], call: Call) -> None:
+    err = call(*SEARCH, *said, expect=2).err
+    assert "needs 32 devices or a multiple of them, but there are 16" in err and "--devices 32" in err
+
+
+def test_enough_devices_are_enough_for_what_was_said(call: Call) -> None:
+    err = call(*SEARCH, "batch.micro_size=64", "train.recompute=none", expect=2).err
+    assert "would be enough" not in err
+    assert "do not help as long as it is batch.micro_size=64 train.recompute=none" in err
+
+
+def test_a_pipeline_gets_its_micro_batches(call: Call) -> None:
+    said = ["plan", "--preset", "6.7B", "--devices", "16", "--device", "v100-32g", "precision.compute=fp16"]
+    said += ["parallel.pp=2", "parallel.fsdp=8", "parallel.zero=3", "batch.global_size=512"]
+    told = json.loads(call(*said, "--json").out)
+    assert told["fits"] is True and told["settings"]["batch.accumulation"] >= 2
+    assert any(note.startswith("batch.micro_size is not set: ") for note in told["notes"])
+    err = call(*said, "batch.micro_size=64", expect=2).err
+    assert "1 micro-batches per step and data-parallel rank are fewer than the 2 pipeline stages" in err
+
+
+@pytest.mark.parametrize("layout", [["--devices", "16", "parallel.fsdp=16"], ["--devices", "1"]])
+def test_a_batch_that_nobody_chose_is_said(layout: list[str], call: Call) -> None:
+    said = ["plan", "--preset", "6.7B", "--device", "v100-32g", "precision.compute=fp16", *layout]
+    told = json.loads(call(*said, "--tokens", "300B", "--json").out)
+    assert told["settings"]["batch.global_size"] == 2048
+    assert any("batch.global_size is not set: 2,048 samples" in note for note in told["notes"])
+    chosen = json.loads(call(*said, "batch.micro_size=1", "--json").out)
+    assert chosen["settings"]["batch.global_size"] == told["devices"] and not chosen["notes"]
+
+
+def test_changes_have_their_speed_and_the_best_beside_them(call: Call) -> None:
+    said = ["plan", "--preset", "6.7B", "--devices", "16", "--device", "v100-32g", "precision.compute=fp16"]
+    said += ["parallel.dp=16", "batch.global_size=512", "batch.micro_size=4", "--tokens", "300B"]
+    told = json.loads(call(*said, "--json").out)
+    for change in told["changes"]:
+        if change["kind"] == "run":
+            again = [f"{key}={value}" for key, value in change["settings"].items()]
+            mended = json.loads(call(*said, *again, "--json").out)
+            assert mended["step"]["seconds"] == pytest.approx(change["seconds"])
+            assert mended["days"] == pytest.approx(change["days"])
+    best = json.loads(call(*SEARCH, "batch.global_size=512", "--json").out)["found"][0]
+    assert told["search"]["seconds"] == pytest.approx(best["step"]["seconds"])
+    assert told["search"]["seconds"] < min(each["seconds"] for each in told["changes"] if each["kind"] == "run")
+    lines = call(*said).out
+    assert "GiB, 54.15 s a step, 358.6 days)" in lines and "\nOf all layouts, --search: " in lines
+
+
+def test_what_a_search_costs(call: Call) -> None:
+    paid = [*SEARCH, "batch.global_size=512", "--price", "2", "--top", "1"]
+    assert " cost\n" in call(*paid, "--tokens", "300B").out
+    assert "note: --price: how many tokens?" in call(*paid).out
+
+
+def test_rejected_ones_are_grouped_for_people(call: Call) -> None:
+    out = call(*SEARCH, "batch.global_size=512", "--rejected").out
+    told = json.loads(call(*SEARCH, "batch.global_size=512", "--rejected", "--json").out)["rejected"]
+    listed = out[out.index(" rejected:\n") :].splitlines()[1:]
+    counts = [int(line.split(":")[0].replace(",", "")) for line in listed if line[:2] == "  " and line[2].isdigit()]
+    assert sum(counts) == len(told) and len(listed) < 60
+
+
+def test_a_cpu_says_what_it_is_taken_for(call: Call) -> None:
+    said = ["plan", "--preset", "345M", "--device", "cpu", "batch.micro_size=1"]
+    out = call(*said, "--devices", "4", "parallel.dp=4").out
+    assert "two cores with 16 GB is assumed" in out and "4 devices are 4 machines" in out
+    told = json.loads(call(*said, "--memory", "64GB", "--json").out)
+    assert told["capacity"] == 64e9 and not told["notes"]
+
+
+def test_a_search_of_a_file_has_as_many_devices_as_the_file(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "four.yaml"
+    file.write_text("preset: 345M\nparallel: {dp: 4}\nbatch: {global_size: 64}\n")
+    told = json.loads(call("plan", "-c", file, "--search", "--device", "a100-40g", "--json").out)
+    assert told["found"][0]["devices"] == 4
+    saved = call("plan", "-c", file, "--device", "a100-40g", "--save", tmp_path / "one.yaml").out
+    assert f"This layout is in {tmp_path / 'one.yaml'}" in saved
+
+
 # Mistakes
 
 
@@ -250,6 +344,10 @@ def test_a_search_that_finds_nothing_says_what_is_needed(call: Call) -> None:
     [
         (["--device", "v100"], "error: device 'v100' is unknown. Nearest: v100-"),
         (["--device", "a10080g"], "a100-80g"),
+        (["--device", "A100"], "Nearest: a100-40g, a100-80g."),
+        (["--device", "v100-32g", "--price", "$2"], "error: --price: '$2' is not a number. Needed: 0 or more"),
+        (["--device", "v100-32g", "--devices", "sixteen"], "error: --devices: 'sixteen' is not a number."),
+        (["--device", "v100-32g", "6.7b.yaml"], "Did you mean -c 6.7b.yaml?"),
         ([], "error: --device: not given. Needed: one of v100-16g, v100-32g, a100-40g"),
         (["--device", "v100-32g", "--devices", "12"], "needs 16 ranks, but the world has 12"),
         (["--device", "v100-32g", "--devices", "0"], "--devices: 0. Needed: 1 or more."),
@@ -281,7 +379,18 @@ def test_a_search_needs_the_number_of_devices(call: Call) -> None:
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("300B", 3e11), ("3e11", 3e11), ("1.5T", 1.5e12), ("20m", 2e7), ("300_000", 3e5), ("1,000", 1e3), ("2 K", 2e3)],
+    [
+        ("300B", 3e11),
+        ("3e11", 3e11),
+        ("1.5T", 1.5e12),
+        ("20m", 2e7),
+        ("300_000", 3e5),
+        ("1,000", 1e3),
+        ("2 K", 2e3),
+        ("300 billion", 3e11),
+        ("2 thousand", 2e3),
+        ("1.5 trillion", 1.5e12),
+    ],
 )
 def test_numbers_of_tokens(text: str, number: float) -> None:
     assert parse_count(text, "--tokens") == pytest.approx(number)
@@ -291,6 +400,17 @@ def test_numbers_of_tokens(text: str, number: float) -> None:
 def test_numbers_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="--tokens"):
         parse_count(text, "--tokens")
+
+
+def test_a_device_is_known_however_it_is_written(call: Call) -> None:
+    for name in ("v100-32G", "v100-32gb", "V100-32GB"):
+        assert json.loads(call("plan", "--preset", "345M", "--device", name, "--json").out)["device"] == "v100-32g"
+
+
+def test_bf16_is_no_larger_than_fp16(call: Call) -> None:
+    said = call("plan", "--preset", "345M", "--device", "v100-32g", "precision.compute=bf16").out
+    assert "precision.compute=fp16 is faster." in said and "half as large" not in said
+    assert "(of 15.7 TFLOP/s, bf16)" in said
 
 
 # The look of tables
@@ -312,6 +432,13 @@ def test_lines_are_no_wider_than_the_terminal(width: int) -> None:
     assert max(map(len, lines)) <= width
     words = " ".join(lines).split()
     assert all(cell in words for row in ROWS for cell in row), "nothing is left out"
+
+
+def test_a_pipe_is_as_wide_as_columns_says(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    out = call(*PLAN).out
+    table = out[out.index("stage 0") : out.index("\na step takes")]
+    assert max(map(len, table.splitlines())) <= 60
 
 
 @pytest.mark.parametrize("columns", [40, 150])

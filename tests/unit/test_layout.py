@@ -63,6 +63,19 @@ def test_the_words_of_a_refusal(asked: dict[str, int | str], world: int, message
     assert caught.value.problems[0].startswith(message)
 
 
+def test_only_layouts_that_the_model_takes_are_proposed() -> None:
+    with pytest.raises(ConfigError) as caught:
+        solve_layout(ParallelConfig(tp=2), 15, lambda layout: 32 % layout.tp == 0)
+    said = caught.value.problems[0]
+    assert "tp=15" not in said and "tp=3" not in said and "Fits: " in said
+    assert said.endswith("tp=2 itself goes with 14 or 16 ranks (and parallel.dp=auto).")
+
+
+def test_a_tp_beyond_the_one_asked_for_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"model\.num_heads \(32\)\. tp that would fit: 1, 2, 4, 8\."):
+        load(preset="6.7B", overrides=["parallel.tp=3", "parallel.sequence=false", "model.ffn_size=16384"])
+
+
 def test_two_autos_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"parallel\.tp: auto, but parallel\.dp is auto too\. Say a number for one"):
         load(overrides=["parallel.tp=auto", "parallel.dp=auto"])
@@ -130,11 +143,11 @@ SMALL = ["model.num_layers=4", "model.hidden_size=24", "model.num_heads=6", "mod
     [
         (
             ["parallel.tp=4"],
-            "parallel.tp: 4 does not divide model.num_heads (6). tp that would fit: 1, 2, 3.",
+            "parallel.tp: 4 does not divide model.num_heads (6). tp that would fit: 1, 2, 3, 6.",
         ),
         (
             ["parallel.tp=2", "model.ffn_size=33"],
-            "parallel.tp: 2 does not divide model.ffn_size (33). tp that would fit: 1.",
+            "parallel.tp: 2 does not divide model.ffn_size (33). tp that would fit: 1, 3.",
         ),
         (
             ["parallel.tp=2", "model.vocab_size=1"],
@@ -147,7 +160,7 @@ SMALL = ["model.num_layers=4", "model.hidden_size=24", "model.num_heads=6", "mod
         (
             ["parallel.tp=3"],
             "data.seq_len: 32 is not a multiple of parallel.tp (3), along which the sequence is split. "
-            "Set data.seq_len=30, or parallel.sequence: false.",
+            "Use a parallel.tp that divides it (next below: 2), or parallel.sequence: false.",
         ),
         (
             ["parallel.pp=8", "batch.accumulation=8"],

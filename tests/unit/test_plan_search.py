@@ -14,8 +14,9 @@ from gptworks.errors import ConfigError
 from gptworks.plan import changes
 from gptworks.plan.devices import Device, custom_device, device, link
 from gptworks.plan.job import Choice, Job, Room
-from gptworks.plan.memory import RankMemory
+from gptworks.plan.memory import RankMemory, states
 from gptworks.plan.search import Found, fewest_devices, search, usual_batch
+from gptworks.plan.sizes import num_parameters
 
 SMALL = ["model.num_layers=4", "model.hidden_size=64", "model.num_heads=4", "model.vocab_size=512"]
 SMALL += ["model.max_positions=64", "precision.compute=fp16"]
@@ -154,7 +155,7 @@ def test_nothing_found_says_what_would_be_needed() -> None:
     assert not found.fits
     assert found.nearest is not None and found.nearest.needed is not None
     assert found.nearest.needed == min(each.needed for each in found.rejected if each.needed is not None)
-    enough = fewest_devices(job_of(cfg), on, link(of=on), 2, 64)
+    enough = fewest_devices(job_of(cfg), lambda devices: (on, link(of=on)), 2, 64)
     assert enough is not None and enough > 2
     assert searched(cfg, on, enough, 64).fits
     for fewer in range(3, min(enough, 9)):
@@ -165,7 +166,63 @@ def test_devices_that_do_not_help() -> None:
     """A card that has no room for one layer's activations."""
     cfg = load(preset="6.7B", overrides=["precision.compute=fp16"])
     on = card(0.01)
-    assert fewest_devices(job_of(cfg), on, link(of=on), 8, 64) is None
+    assert fewest_devices(job_of(cfg), lambda devices: (on, link(of=on)), 8, 64) is None
+
+
+def test_so_many_devices_are_enough_for_what_is_fixed_too() -> None:
+    """Activations of a fixed micro-batch: more devices do not make them smaller, or only with more tp."""
+    cfg, on = load(preset="6.7B", overrides=["precision.compute=fp16"]), device("v100-32g")
+    hardware = lambda devices: (on, link(of=on))  # noqa: E731
+    fixed = {"batch.micro_size": 64, "train.recompute": "none"}
+    assert fewest_devices(job_of(cfg), hardware, 16, 2048) is not None
+    assert fewest_devices(job_of(cfg), hardware, 16, 2048, fixed=fixed) is None
+    fixed = {"batch.micro_size": 16, "parallel.tp": 4, "train.recompute": "none"}
+    enough = fewest_devices(job_of(cfg), hardware, 4, 512, fixed=fixed)
+    assert enough is not None and searched(cfg, on, enough, 512, fixed=fixed).fits
+    assert enough == 16 and not searched(cfg, on, 8, 512, fixed=fixed).fits
+
+
+@pytest.mark.parametrize(
+    "said", [["parallel.dp=8"], ["parallel.fsdp=8"], ["parallel.fsdp=8", "parallel.zero=1"], ["parallel.pp=8"]]
+)
+def test_what_is_too_large_without_activations_is_named_truly(said: list[str]) -> None:
+    """Weights, gradients and moments: as the table of the same layout has them when it updates."""
+    cfg = load(preset="1.3B", overrides=["precision.compute=bf16", "batch.accumulation=8", *said])
+    choice, job = Choice.of(cfg, 8), job_of(cfg)
+    memories = choice.memory(job)
+    least = states(job.model, choice.parallel, cuda=True)
+    assert least == max(2 * each.parameters + each.optimizer for each in memories)
+    assert all(each.peak >= 2 * each.parameters + each.optimizer for each in memories)
+    if "parallel.pp=8" not in said:  # whose first stage has the embeddings besides
+        assert least == pytest.approx(16 * num_parameters(job.model) / (1 if "parallel.dp=8" in said else 8), rel=1e-3)
+    found = search(job, card(0.5), link(of=card(0.5)), 8, 64, fixed={"parallel.dp": 8})
+    assert found.rejected[0].reason.startswith("weights, gradients and Adam's moments alone are 19.")
+
+
+def test_the_nearest_is_one_whose_weights_fit() -> None:
+    """Its activations are the trouble; what is too large without any is further away, though that is less so far."""
+    cfg, on = load(preset="1.3B", overrides=["precision.compute=fp16"]), device("v100-16g")
+    found = searched(cfg, on, 2, 64, fixed={"batch.micro_size": 32, "train.recompute": "none"})
+    assert not found.fits and found.nearest is not None
+    assert any(each.at_least for each in found.rejected)
+    assert not found.nearest.at_least
+
+
+def test_an_accumulation_that_is_asked_for_makes_the_micro_batch() -> None:
+    """Also one that is no power of two, or larger than a search would try."""
+    found = searched(small(), card(8), 2, 96, fixed={"batch.accumulation": 2, "parallel.dp": 2})
+    assert {fit.choice.batch.micro_size for fit in found.fits} == {24}
+    found = searched(small(), card(8), 2, 96, fixed={"batch.accumulation": 5})
+    assert not found.fits
+    assert {each.reason for each in found.rejected} == {
+        "batch.accumulation=5 does not make 48 samples of a rank",
+        "batch.accumulation=5 does not make 96 samples of a rank",
+    }
+
+
+def test_a_schedule_that_is_asked_for_is_searched() -> None:
+    found = searched(small(), card(1), 8, 64, fixed={"parallel.schedule": "gpipe"})
+    assert found.fits and {fit.choice.parallel.schedule for fit in found.fits} == {"gpipe"}
 
 
 @pytest.mark.parametrize(

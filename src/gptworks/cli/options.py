@@ -1,6 +1,7 @@
 """Options that several verbs share."""
 
 import argparse
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,17 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="the same without -o")
 
 
-def load_config(args: argparse.Namespace, *more: str, shape_of: "ShapeOf | None" = None) -> Any:
+def load_config(
+    args: argparse.Namespace,
+    *more: str,
+    shape_of: "ShapeOf | None" = None,
+    without: Collection[Callable[..., list[str]]] = (),
+) -> Any:
     """The configuration and its origins; `more` are overrides that come from other options."""
     from gptworks.config.load import load_with_origins
 
     overrides = [*args.override, *args.overrides, *more]
-    return load_with_origins(args.config, preset=args.preset, overrides=overrides, shape_of=shape_of)
+    return load_with_origins(args.config, preset=args.preset, overrides=overrides, shape_of=shape_of, without=without)
 
 
 def shape_of_checkpoint(checkpoint: str, stated: dict[str, Any]) -> dict[str, Any]:

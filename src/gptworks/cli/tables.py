@@ -1,5 +1,6 @@
 """Tables for people: with colours on a terminal, plain text elsewhere; stacked where the terminal is narrow."""
 
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ def show(titles: Sequence[str], rows: Sequence[Sequence[str]], bars: Sequence[fl
     """Columns of numbers are aligned on the right. `bars`: one share for each row, drawn behind it; above 1 is too
     much."""
     if not sys.stdout.isatty():
-        print("\n".join(plain(titles, rows, bars)))
+        asked = os.environ.get("COLUMNS", "")  # a pipe has no width of its own
+        print("\n".join(plain(titles, rows, bars, width=int(asked) if asked.isdecimal() and int(asked) else None)))
         return
     width = shutil.get_terminal_size((80, 24)).columns
     wide = max(map(len, plain(titles, rows, bars)))

@@ -1,7 +1,7 @@
 """Checks that need more than one section. Each takes just the sections it reads and returns its complaints."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from gptworks.config.derive import Layout, cooldown_steps, solve_batch, with_layout
@@ -20,6 +20,8 @@ from gptworks.config.stages import assign_layers, check_micro_batches, check_sch
 from gptworks.errors import ConfigError
 
 Complaints = list[str]
+
+_USUAL_TENSOR_PARALLEL = 8  # devices of a machine: so far, tp that would fit are named
 
 
 def sequence_fits_positions(data: DataConfig, model: ModelConfig) -> Complaints:
@@ -75,7 +77,8 @@ def matrices_divide(model: ModelConfig, parallel: ParallelConfig) -> Complaints:
     for name in ("num_heads", "ffn_size"):
         size = getattr(model, name)
         if size % parallel.tp:
-            fits = ", ".join(str(n) for n in range(1, parallel.tp) if model.num_heads % n == model.ffn_size % n == 0)
+            most = max(parallel.tp, _USUAL_TENSOR_PARALLEL)
+            fits = ", ".join(str(n) for n in range(1, most + 1) if model.num_heads % n == model.ffn_size % n == 0)
             complaints.append(
                 f"parallel.tp: {parallel.tp} does not divide model.{name} ({size}). tp that would fit: {fits}."
             )
@@ -91,10 +94,10 @@ def matrices_divide(model: ModelConfig, parallel: ParallelConfig) -> Complaints:
 def sequence_divides(data: DataConfig, parallel: ParallelConfig) -> Complaints:
     if not parallel.sequence or parallel.tp == "auto" or data.seq_len % parallel.tp == 0:
         return []
-    below = data.seq_len // parallel.tp * parallel.tp
+    below = max(n for n in range(1, parallel.tp) if data.seq_len % n == 0)
     return [
         f"data.seq_len: {data.seq_len} is not a multiple of parallel.tp ({parallel.tp}), along which the sequence is "
-        f"split. Set data.seq_len={below or parallel.tp}, or parallel.sequence: false."
+        f"split. Use a parallel.tp that divides it (next below: {below}), or parallel.sequence: false."
     ]
 
 
@@ -167,6 +170,9 @@ CHECKS: list[Callable[..., Complaints]] = [
     sharding_has_shards,
 ]
 
+# Those about numbers of the layout and the batch that someone else is still to choose.
+OF_A_CHOICE = (batch_equation, stages_are_busy, pipeline_settings_have_a_pipeline, sharding_has_shards)
+
 
 def _refused_by(rule: Callable[..., object], *numbers: Any) -> Complaints:
     """What is refused where it is done too is said there."""
@@ -177,14 +183,21 @@ def _refused_by(rule: Callable[..., object], *numbers: Any) -> Complaints:
     return []
 
 
-def find(sections: dict[str, Any]) -> Complaints:
+def find(sections: dict[str, Any], without: Collection[Callable[..., Complaints]] = ()) -> Complaints:
     """Run every check whose sections are all there (a section with a type error is reported for that alone)."""
     complaints: Complaints = []
-    for check in CHECKS:
+    for check in (check for check in CHECKS if check not in without):
         needed = inspect.signature(check).parameters
         if all(name in sections for name in needed):
             complaints += check(**{name: sections[name] for name in needed})
     return complaints
+
+
+def suits(cfg: RunConfig, layout: Layout) -> bool:
+    """Whether the model can be cut so."""
+    parallel = with_layout(cfg.parallel, layout)
+    complaints = matrices_divide(cfg.model, parallel) + stages_have_layers(cfg.model, parallel)
+    return not complaints + sequence_divides(cfg.data, parallel)
 
 
 def fit_layout(cfg: RunConfig, layout: Layout) -> ParallelConfig:

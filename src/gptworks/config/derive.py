@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gptworks.config.schema import AXES, BatchConfig, OptimConfig, ParallelConfig, TrainConfig
@@ -58,8 +58,9 @@ class Layout:
         return cls(**{axis: 1 if isinstance(size, str) else size for axis, size in _degrees(parallel).items()})
 
 
-def solve_layout(parallel: ParallelConfig, world_size: int) -> Layout:
-    """The layout of a world of so many processes: the product is the world, or it is refused."""
+def solve_layout(parallel: ParallelConfig, world_size: int, takes: Callable[[Layout], bool] | None = None) -> Layout:
+    """The layout of a world of so many processes: the product is the world, or it is refused. `takes`: whether a layout
+    suits the model, so that no other is proposed."""
     asked, known = _degrees(parallel), Layout.known(parallel)
     auto = next((axis for axis, size in asked.items() if size == "auto"), None)
     if auto and world_size % known.world_size == 0:
@@ -78,11 +79,14 @@ def solve_layout(parallel: ParallelConfig, world_size: int) -> Layout:
             layout.pp * layout.tp,
         )
 
-    nearest = sorted(layouts(world_size), key=distance)[:3]
-    fits = ", or ".join(layout.degrees for layout in nearest)
-    raise ConfigError(
-        "parallel", [f"parallel: {known.degrees} needs {needed}, but the world has {world_size}. Fits: {fits}."]
-    )
+    suiting = [layout for layout in layouts(world_size) if takes is None or takes(layout)]
+    nearest = sorted(suiting, key=distance)[:3]
+    fits = f"Fits: {', or '.join(layout.degrees for layout in nearest)}." if nearest else "No layout of so many fits."
+    if takes is not None and world_size % known.world_size:
+        below = world_size // known.world_size * known.world_size
+        near = f"{below} or {below + known.world_size}" if below else str(known.world_size)
+        fits += f" {known.degrees} itself goes with {near} ranks" + ("." if auto else " (and parallel.dp=auto).")
+    raise ConfigError("parallel", [f"parallel: {known.degrees} needs {needed}, but the world has {world_size}. {fits}"])
 
 
 def with_layout(parallel: ParallelConfig, layout: Layout) -> ParallelConfig:

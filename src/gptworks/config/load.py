@@ -4,7 +4,7 @@ Every value remembers where it came from.
 """
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,9 @@ def load_with_origins(
     overrides: Iterable[str] = (),
     values: dict[str, Any] | None = None,
     shape_of: ShapeOf | None = None,
+    without: Collection[Callable[..., list[str]]] = (),
 ) -> Loaded:
-    """`values` are overrides of a program, dotted or nested.
+    """`values` are overrides of a program, dotted or nested; `without`: checks of contradictions.py to leave out.
 
     `shape_of` gives the model section of the folder in `init.checkpoint`, so that fine-tuning need not repeat it.
     """
@@ -80,7 +81,7 @@ def load_with_origins(
         below |= {f"model.{key}": Leaf(value, f"checkpoint {checkpoint.value}") for key, value in shape.items()}
     if preset:
         below |= {f"model.{key}": Leaf(value, f"preset {preset}") for key, value in presets.find(preset).items()}
-    return _validate(below | leaves, str(path or "config"), problems)
+    return _validate(below | leaves, str(path or "config"), problems, without)
 
 
 def from_dict(values: dict[str, Any], source: str = "config") -> RunConfig:
@@ -151,7 +152,9 @@ def _names(given: Any, key: str, path: Path) -> list[str]:
     return names
 
 
-def _validate(leaves: dict[str, Leaf], source: str, problems: list[str]) -> Loaded:
+def _validate(
+    leaves: dict[str, Leaf], source: str, problems: list[str], without: Collection[Callable[..., list[str]]] = ()
+) -> Loaded:
     known = set(known_keys())
     blocks = {key.rpartition(".")[0] for key in known}
     given: dict[str, dict[str, Any]] = {}
@@ -178,7 +181,7 @@ def _validate(leaves: dict[str, Leaf], source: str, problems: list[str]) -> Load
             for key, problem in _explain(name, error):
                 problems.append(_located(problem, leaves.get(key)))
     origins.setdefault("model.ffn_size", "4 x model.hidden_size")
-    problems += contradictions.find(sections)
+    problems += contradictions.find(sections, without)
     if problems:
         raise ConfigError(source, problems)
     return Loaded(RunConfig.model_validate(sections), origins)

@@ -47,8 +47,14 @@ class Change:
         )
 
     def __str__(self) -> str:
-        why = {RUN: "", DEVICES: f"{self.devices} devices: ", MODEL: "another model: "}[self.kind]
-        return f"{why}{self.overrides}  ({amount(self.needed)})"
+        return f"{self.words}  ({amount(self.needed)})"
+
+    @property
+    def words(self) -> str:
+        # Processes of one machine share its memory: more of them there would need more of it.
+        more = f"on {self.devices} machines: " if self.job.kernels == "cpu" else f"{self.devices} devices: "
+        why = {RUN: "", DEVICES: more, MODEL: "another model: "}[self.kind]
+        return f"{why}{self.overrides}"
 
 
 @dataclass(frozen=True)

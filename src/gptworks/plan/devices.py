@@ -59,9 +59,11 @@ def device(name: str) -> Device:
             "device custom: its numbers are not known. Needed: at least memory (bytes) and tflops of it. "
             "Give them, or name one of: " + ", ".join(_devices()) + "."
         )
-    if name not in _devices():
-        raise UsageError(f"device {name!r} is unknown.{_nearest(name, [*_devices(), 'custom'])}")
-    return _devices()[name]
+    known = name.strip().lower()
+    known = known.removesuffix("b") if known.endswith("gb") else known  # v100-32GB
+    if known not in _devices():
+        raise UsageError(f"device {name!r} is unknown.{_nearest(known, [*_devices(), 'custom'])}")
+    return _devices()[known]
 
 
 def custom_device(
@@ -141,7 +143,8 @@ def _link(inside: str, between: str, per_node: int) -> Link:
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    near = [each for each in known if name and each.startswith(name)]
+    near = near or difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     return (f" Nearest: {', '.join(near)}." if near else "") + f" Known: {', '.join(known)}."
 
 

@@ -78,6 +78,17 @@ def largest(
     return max(_rank(model, parallel, layout, batch, shape, precision, rank).peak for rank in ranks)
 
 
+def states(model: ModelConfig, parallel: ParallelConfig, *, cuda: bool) -> int:
+    """Bytes of weights, gradients and Adam's moments on the fullest rank when it updates them, and of nothing else."""
+    layout = Layout.known(parallel)
+    zero = parallel.zero if layout.fsdp > 1 else 0
+    numbers = max(
+        sum(sizes.here for _, sizes in _held(model, parallel, rank, layout.fsdp if zero else 1, FP32, FP32))
+        for rank in _unlike(model.num_layers, layout.pp, parallel.virtual_stages, parallel.schedule)
+    )
+    return numbers if parallel.offload and zero and cuda else 4 * numbers
+
+
 @lru_cache(maxsize=1 << 12)
 def _unlike(num_layers: int, pp: int, virtual: int, schedule: str) -> list[int]:
     """The first pipeline rank of each kind; all of them where late ranks wait with the gradients of weights."""

@@ -8,7 +8,7 @@ from gptworks.plan.changes import Change
 from gptworks.plan.devices import Device, Link
 from gptworks.plan.job import TERMS, Choice, Job, Room
 from gptworks.plan.memory import RankMemory
-from gptworks.plan.search import timed
+from gptworks.plan.search import Hardware, timed
 from gptworks.plan.time import StepTime, mfu, tokens_per_second
 
 DAY = 86400.0
@@ -25,6 +25,7 @@ class Report:
     tokens: float | None = None  # to train on in all
     price: float | None = None  # of a device for an hour
     changes: list[Change] = field(default_factory=list)  # that would make it fit
+    times: list[StepTime] = field(default_factory=list)  # of a step after each change
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -65,7 +66,11 @@ class Report:
 
     @property
     def days(self) -> float | None:
-        return self.tokens / self.tokens_per_second / DAY if self.tokens else None
+        return self.days_at(self.time)
+
+    def days_at(self, time: StepTime) -> float | None:
+        """If a step of the same batch took so long."""
+        return self.tokens / tokens_per_second(time, self.choice.batch, self.job.seq_len) / DAY if self.tokens else None
 
     @property
     def device_hours(self) -> float | None:
@@ -122,8 +127,15 @@ class Report:
             "device_hours": self.device_hours,
             "cost": self.cost,
             "changes": [
-                {"settings": each.settings, "kind": each.kind, "devices": each.devices, "needed": each.needed}
-                for each in self.changes
+                {
+                    "settings": each.settings,
+                    "kind": each.kind,
+                    "devices": each.devices,
+                    "needed": each.needed,
+                    "seconds": time.total,
+                    "days": self.days_at(time),
+                }
+                for each, time in zip(self.changes, self.times, strict=True)
             ],
             "notes": self.notes,
         }
@@ -138,7 +150,9 @@ def report(
     tokens: float | None = None,
     price: float | None = None,
     notes: list[str] | None = None,
+    hardware: Hardware | None = None,
 ) -> Report:
+    """`hardware`: of another number of devices, for changes that need more of them."""
     notes = [*(notes or []), *_hints(job, device)]
     memories = choice.memory(job)
     made = Report(job, choice, device, link, memories, timed(job, choice, device, link), tokens, price, notes=notes)
@@ -148,7 +162,12 @@ def report(
 
     from gptworks.plan.changes import smallest
 
-    return replace(made, changes=smallest(job, choice, made.room))
+    found = smallest(job, choice, made.room)
+    times = []
+    for change in found:
+        there = hardware(change.devices) if hardware and change.devices != made.devices else (device, link)
+        times.append(timed(change.job, change.choice, *there))
+    return replace(made, changes=found, times=times)
 
 
 def _hints(job: Job, device: Device) -> list[str]:
@@ -157,7 +176,8 @@ def _hints(job: Job, device: Device) -> list[str]:
     if device.peak[best] < 2 * device.peak[compute]:
         return []
     here, there = (f"{device.peak[kind] / 1e12:,.4g}" for kind in (compute, best))
+    smaller = ", and activations are half as large" if compute == "fp32" else ""
     return [
         f"precision.compute: {compute} has {here} of the {there} TFLOP/s of {device.name}. precision.compute={best} is "
-        "faster, and activations are half as large."
+        f"faster{smaller}."
     ]

@@ -1,15 +1,17 @@
 """All layouts of so many devices: which of them fit, which of those is fastest, and why the others are out."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from gptworks.config.derive import BatchPlan, Layout, layouts
 from gptworks.config.schema import AXES, ParallelConfig
+from gptworks.config.stages import STAGES_PER_RANK
 from gptworks.plan import sizes
 from gptworks.plan.changes import refused
 from gptworks.plan.devices import Device, Link
 from gptworks.plan.job import Choice, Job, amount
+from gptworks.plan.memory import states
 from gptworks.plan.time import StepTime, step_time
 
 RECOMPUTE = ("none", "core_attn", "full_attn", "full")  # each holds less than the one before, and computes more
@@ -33,6 +35,7 @@ class Rejected:
     what: str
     reason: str
     needed: int | None = None  # bytes; None: it is not for its memory
+    at_least: bool = False  # of needed: activations come on top
 
 
 @dataclass
@@ -46,9 +49,9 @@ class Found:
 
     @property
     def nearest(self) -> Rejected | None:
-        """Of those that are too large, the smallest."""
+        """Of those that are too large, the smallest. Those that are so before any activation come last."""
         too_large = [each for each in self.rejected if each.needed is not None]
-        return min(too_large, key=lambda each: each.needed or 0, default=None)
+        return min(too_large, key=lambda each: (each.at_least, each.needed or 0), default=None)
 
 
 def usual_batch(job: Job, devices: int) -> int:
@@ -85,11 +88,11 @@ def _that_fit(
     more: so only those at the border are computed."""
     if not batches:
         return []
-    least = _states(job, parallel)
+    least = states(job.model, parallel, cuda=job.kernels != "cpu")
     if least > device.capacity:
         over = f"{amount(least)}, {amount(least - device.capacity)} more than {device.name} has"
-        why = f"weights and Adam's moments alone are {over}"
-        found.rejected.append(Rejected(_named(parallel), why, least))
+        why = f"weights, gradients and Adam's moments alone are {over}"
+        found.rejected.append(Rejected(_named(parallel), why, least, at_least=True))
         return []
     fitting: list[Choice] = []
     for mode in modes:
@@ -115,16 +118,6 @@ def _useful_modes(job: Job) -> list[str]:
     return [mode for mode in RECOMPUTE if not (fused and mode == "core_attn")]
 
 
-def _states(job: Job, parallel: ParallelConfig) -> int:
-    """Bytes that the blocks of a rank take at the very least."""
-    if parallel.offload and job.kernels != "cpu":
-        return 0
-    layout, h = Layout.known(parallel), job.model.hidden_size
-    blocks = -(-job.model.num_layers // layout.pp)
-    numbers = blocks * (4 * h * h + 2 * h * job.model.ffn_size) // layout.tp
-    return 12 * numbers // layout.fsdp if parallel.zero else 16 * numbers
-
-
 def timed(job: Job, choice: Choice, device: Device, link: Link) -> StepTime:
     return step_time(
         job.model,
@@ -147,12 +140,21 @@ def _parallels(job: Job, devices: int, fixed: dict[str, Any]) -> Iterator[Parall
         # Without a sharding stage fsdp is one more dp.
         zeros = (1, 2, 3) if layout.fsdp > 1 else (0,)
         for virtual in _virtual_stages(job, layout.pp):
-            schedule = "interleaved" if virtual > 1 else "1f1b"
+            schedule = _schedule(layout.pp, virtual, kept.get("schedule"))
             for zero in zeros:
                 given = {**vars(layout), "zero": zero, "schedule": schedule, "virtual_stages": virtual}
                 if any(kept.get(key, value) != value for key, value in given.items() if key not in AXES):
                     continue
                 yield ParallelConfig(**kept | given)
+
+
+def _schedule(pp: int, virtual: int, asked: str | None) -> str:
+    """That which is asked for, where it has an order for so many stages."""
+    if pp > 1 and asked in STAGES_PER_RANK:
+        least, most = STAGES_PER_RANK[asked]
+        if least <= virtual <= most:
+            return asked
+    return "interleaved" if virtual > 1 else "1f1b"
 
 
 def _virtual_stages(job: Job, pp: int) -> Iterator[int]:
@@ -178,10 +180,13 @@ def _batches(
         found.rejected.append(Rejected(_named(parallel), " ".join(problems)))
         return []
     batches = []
-    for micro in _micro_sizes(of_a_rank, fixed.get("batch.micro_size")):
+    asked = fixed.get("batch.micro_size"), fixed.get("batch.accumulation")
+    micro_sizes = _micro_sizes(of_a_rank, *asked)
+    if not micro_sizes:
+        said = " ".join(f"{key}={fixed[key]}" for key in ("batch.micro_size", "batch.accumulation") if key in fixed)
+        found.rejected.append(Rejected(_named(parallel), f"{said} does not make {of_a_rank} samples of a rank"))
+    for micro in micro_sizes:
         batch = BatchPlan(global_size, micro, of_a_rank // micro, ranks)
-        if fixed.get("batch.accumulation", batch.accumulation) != batch.accumulation:
-            continue
         problems = refused(job, parallel, batch) if micro > 1 else []
         if problems:
             found.rejected.append(Rejected(f"{_named(parallel)}, micro-batch {micro}", " ".join(problems)))
@@ -190,22 +195,44 @@ def _batches(
     return batches
 
 
-def _micro_sizes(of_a_rank: int, asked: int | None) -> list[int]:
+def best_micro_size(
+    job: Job, parallel: ParallelConfig, global_size: int, recompute: str, device: Device, link: Link
+) -> int:
+    """The fastest that fits; 1 where none does."""
+    choices = [Choice(parallel, batch, recompute) for batch in _batches(job, parallel, global_size, {}, Found())]
+    fitting = [choice for choice in choices if choice.peak(job) <= device.capacity]
+    fastest = min(fitting, key=lambda choice: timed(job, choice, device, link).total, default=None)
+    return fastest.batch.micro_size if fastest else 1
+
+
+def _micro_sizes(of_a_rank: int, asked: int | None, accumulation: int | None = None) -> list[int]:
     """Powers of two, for the sake of speed, or the one that is asked for."""
     sizes = [asked] if asked else [2**n for n in range(_MOST_MICRO.bit_length())]
-    return [size for size in sizes if size <= of_a_rank and of_a_rank % size == 0]
+    if accumulation:
+        sizes = [size for size in [asked or of_a_rank // accumulation] if size * accumulation == of_a_rank]
+    return [size for size in sizes if 0 < size <= of_a_rank and of_a_rank % size == 0]
 
 
 def _named(parallel: ParallelConfig) -> str:
     return str(Choice(parallel, BatchPlan(1, 1, 1, 1), "none")).replace(", micro-batch 1", "")
 
 
-def fewest_devices(job: Job, device: Device, link: Link, devices: int, global_size: int) -> int | None:
-    """The smallest number above `devices`, in whole machines where it takes more than one, that some layout fits on."""
+Hardware = Callable[[int], tuple[Device, Link]]  # of so many devices
+
+
+def fewest_devices(
+    job: Job, hardware: Hardware, devices: int, global_size: int | None, *, fixed: dict[str, Any] | None = None
+) -> int | None:
+    """The smallest number above `devices`, in whole machines where it takes more than one, that some layout fits on;
+    of those that leave `fixed` as it is. Without a batch it is the usual one of so many devices."""
+    fixed = fixed or {}
+    smallest: dict[str, Any] = {"train.recompute": "full"}
+    if "batch.accumulation" not in fixed:
+        smallest["batch.micro_size"] = 1
 
     def fits(number: int) -> bool:
-        smallest = {"batch.micro_size": 1, "train.recompute": "full"}
-        return bool(search(job, device, link, number, global_size, fixed=smallest).fits)
+        batch = global_size or usual_batch(job, number)
+        return bool(search(job, *hardware(number), number, batch, fixed=smallest | fixed).fits)
 
     number = devices
     while number < _MOST_DEVICES:
@@ -214,6 +241,7 @@ def fewest_devices(job: Job, device: Device, link: Link, devices: int, global_si
             break
     else:
         return None
-    step = device.per_node if number > device.per_node else 1
+    per_node = hardware(number)[0].per_node
+    step = per_node if number > per_node else 1
     first = devices // step * step + step
     return next((some for some in range(max(first, number // 2 + step), number, step) if fits(some)), number)

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from gptworks.config.contradictions import fit_layout
+from gptworks.config.contradictions import fit_layout, suits
 from gptworks.config.derive import BatchPlan, Layout, num_steps, solve_batch, solve_layout
 from gptworks.config.schema import ModelConfig, ParallelConfig, RunConfig
 from gptworks.parallel import apply, launch, shard
@@ -63,7 +64,7 @@ class _ShapesOnly:
 
 def survey(cfg: RunConfig, world_size: int) -> Survey:
     """Refuses what a run of so many processes would refuse, as long as it needs no data to know it."""
-    layout = solve_layout(cfg.parallel, world_size)
+    layout = solve_layout(cfg.parallel, world_size, partial(suits, cfg))
     parallel = fit_layout(cfg, layout)
     batch = solve_batch(cfg.batch, layout.data_parallel)
     holdings = []
@@ -184,6 +185,8 @@ def describe(cfg: RunConfig, world_size: int) -> str:
     if any(holding.gathered for holding in found.holdings):
         lines.append("gathered: parameters that FSDP has put together; with zero 3 at most so much at a time")
     note = shard.note(parallel)
+    if note and parallel.zero == 3:  # slower or not, it may be the one that fits, or that needs no recomputation
+        note += " `gptworks plan --search` compares what that costs."
     lines += ["", *([note] if note else [])]
     lines.append("One rank of each line was built, on tensors without memory; those that hold as much share a line.")
     if parallel.zero:

@@ -32,6 +32,7 @@ class Prediction:
     choice: Choice
     memories: list[RankMemory]
     room: Room
+    can_be_many: bool = True  # such devices: of a Mac's there is one
 
     @property
     def needed(self) -> int:
@@ -52,7 +53,7 @@ class Prediction:
     def advice(self, capacity: float) -> list[str]:
         """The three smallest changes; where there are not so many, what makes another model too."""
         room = Room(capacity, self.room.shared_by)
-        found = changes.smallest(self.job, self.choice, room)
+        found = changes.smallest(self.job, self.choice, room, may_add_devices=self.can_be_many)
         kept = [change for change in found if change.kind != changes.MODEL]
         lines = [f"  {change}" for change in (found if len(kept) < 3 else kept)[:4]]
         if not lines:
@@ -64,7 +65,7 @@ def predict(cfg: RunConfig, setup: Setup) -> Prediction:
     device = setup.world.device
     choice = Choice(setup.parallel, setup.batch, cfg.train.recompute)
     job = Job.of(cfg, "cpu" if device.type == "cpu" else "cuda")
-    return Prediction(job, choice, choice.memory(job), _room(device))
+    return Prediction(job, choice, choice.memory(job), _room(device), can_be_many=device.type != "mps")
 
 
 def _room(device: torch.device) -> Room:
