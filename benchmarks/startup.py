@@ -1,4 +1,5 @@
-"""Claim: `gptworks --help` answers in under 0.3 s and `gptworks config show` in under 0.7 s; torch is not imported.
+"""Claim: `gptworks --help` answers in under 0.3 s and `gptworks config show` in under 0.7 s, `gptworks plan` of a
+layout in about half a second; torch is not imported.
 
 Beside them, as a measure of the machine: an empty Python process, and `import torch`. They take turns.
 """
@@ -8,10 +9,12 @@ import subprocess
 import sys
 import time
 
+GPT3 = ["parallel.pp=16", "parallel.tp=8", "batch.global_size=1536", "batch.micro_size=1", "precision.compute=bf16"]
 COMMANDS = {
     "python -c pass": [sys.executable, "-c", "pass"],
     "gptworks --help": [sys.executable, "-m", "gptworks", "--help"],
     "gptworks config show": [sys.executable, "-m", "gptworks", "config", "show", "--preset", "gpt2"],
+    "gptworks plan": [sys.executable, "-m", "gptworks", "plan", "--preset", "175B", "--device", "a100-80g", *GPT3],
     "python -c 'import torch'": [sys.executable, "-c", "import torch"],
 }
 

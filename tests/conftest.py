@@ -13,6 +13,8 @@ from hypothesis import settings
 os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
 # Tiny models gain nothing from a second thread, and on a busy machine threads that wait for each other lose much.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The width of the terminal that the tests were started from is not theirs; tables are shaped by it.
+os.environ.pop("COLUMNS", None)
 
 # The same examples on every run: a failure in a build can be repeated at a desk.
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=50)

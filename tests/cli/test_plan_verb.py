@@ -15,6 +15,7 @@ from gptworks.cli import tables
 from gptworks.cli.plan import parse_count
 from gptworks.config import load
 from gptworks.errors import UsageError
+from gptworks.plan.devices import device
 
 Call = Callable[..., Any]
 
@@ -104,24 +105,20 @@ def test_a_device_of_your_own(call: Call) -> None:
         "batch.micro_size=1",
     ]
     told = json.loads(call(*said, "--json").out)
-    assert told["capacity"] == 24 * 2**30
+    assert told["capacity"] == 24 * 2**30 - device("a100-80g").reserved
     faster = json.loads(call(*said[:-2], "140", "batch.micro_size=1", "--bandwidth", "2000", "--json").out)
     assert faster["tokens_per_second"] > told["tokens_per_second"]
 
 
-def test_a_plan_takes_half_a_second_and_no_torch() -> None:
+def test_a_plan_imports_neither_torch_nor_numpy() -> None:
+    """It takes a third of a second therefore: benchmarks/startup.py."""
     code = """
-import sys, time
+import sys
 from gptworks.cli.main import main
 assert main(sys.argv[1:]) == 0
 assert not {"torch", "numpy", "rich"} & set(sys.modules)
-print("TOOK", time.process_time())
 """
-    seconds = []
-    for _ in range(3):  # the machine may be busy: the least counts
-        done = subprocess.run([sys.executable, "-c", code, *PLAN], capture_output=True, text=True, check=True)
-        seconds.append(float(done.stdout.split("TOOK")[1]))
-    assert min(seconds) < 1.0  # a third of a second on a machine of its own
+    subprocess.run([sys.executable, "-c", code, *PLAN], capture_output=True, text=True, check=True)
 
 
 def test_a_layout_that_does_not_fit_shows_what_would(call: Call) -> None:

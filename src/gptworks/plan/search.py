@@ -84,8 +84,7 @@ def search(
 def _that_fit(
     job: Job, parallel: ParallelConfig, batches: list[BatchPlan], modes: list[str], device: Device, found: Found
 ) -> list[Choice]:
-    """For each micro-batch, with as little recomputation as it needs. More of it, or a smaller micro-batch, never holds
-    more: so only those at the border are computed."""
+    """For each micro-batch, with as little recomputation as it needs."""
     if not batches:
         return []
     least = states(job.model, parallel, cuda=job.kernels != "cpu")
@@ -94,6 +93,16 @@ def _that_fit(
         why = f"weights, gradients and Adam's moments alone are {over}"
         found.rejected.append(Rejected(_named(parallel), why, least, at_least=True))
         return []
+    # A micro-batch that is all of a step has no gradients of earlier ones beside it: shards may then hold much less.
+    several = [batch for batch in batches if batch.accumulation > 1]
+    alone = [batch for batch in batches if batch.accumulation == 1]
+    return [choice for some in (several, alone) for choice in _up_to_border(job, parallel, some, modes, device, found)]
+
+
+def _up_to_border(
+    job: Job, parallel: ParallelConfig, batches: list[BatchPlan], modes: list[str], device: Device, found: Found
+) -> list[Choice]:
+    """More recomputation, or a smaller micro-batch, never holds more: only those at the border are computed."""
     fitting: list[Choice] = []
     for mode in modes:
         border = len(fitting)
@@ -128,6 +137,7 @@ def timed(job: Job, choice: Choice, device: Device, link: Link) -> StepTime:
         recompute=choice.recompute,
         device=device,
         link=link,
+        compiled=job.compiled,
     )
 
 
@@ -226,13 +236,15 @@ def fewest_devices(
     """The smallest number above `devices`, in whole machines where it takes more than one, that some layout fits on;
     of those that leave `fixed` as it is. Without a batch it is the usual one of so many devices."""
     fixed = fixed or {}
-    smallest: dict[str, Any] = {"train.recompute": "full"}
-    if "batch.accumulation" not in fixed:
-        smallest["batch.micro_size"] = 1
+    # Whatever fits at all, fits with the smallest micro-batch or with all of a step in one (see _that_fit).
+    least: list[dict[str, Any]] = [{"batch.micro_size": 1}, {"batch.accumulation": 1}]
+    if fixed.keys() & {"batch.micro_size", "batch.accumulation"}:
+        least = [{}]
 
     def fits(number: int) -> bool:
         batch = global_size or usual_batch(job, number)
-        return bool(search(job, *hardware(number), number, batch, fixed=smallest | fixed).fits)
+        settings = ({"train.recompute": "full"} | some | fixed for some in least)
+        return any(search(job, *hardware(number), number, batch, fixed=some).fits for some in settings)
 
     number = devices
     while number < _MOST_DEVICES:
