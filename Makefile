@@ -61,9 +61,10 @@ $(MODEL_DATA)/ready: $(VENV)/installed
 	$(BIN)/gptworks prepare $(MODEL_DATA)/passages.jsonl --append-eod --out $(MODEL_DATA)/passages
 	@touch $@
 
-# Files go to as many processes as there are cores; many more would only wait for the tests that start processes themselves.
+# Files go to as many processes as there are cores, in their order: those that take long come first. Many more processes
+# would only wait for the tests that start processes themselves.
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadscope
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 
 # The other systems, each in an environment of its own: what they need does not go together.
 PIP := python -m pip install --quiet --disable-pip-version-check
