@@ -81,6 +81,7 @@ import os, signal, sys
 from pathlib import Path
 import torch
 from gptworks.checkpoint.folder import CheckpointFolder
+import gptworks.checkpoint.formats.dcp  # once, and not by every child
 from gptworks.checkpoint.manifest import Manifest
 from gptworks.config.schema import CheckpointConfig, ModelConfig
 
