@@ -203,6 +203,12 @@ def _hardware(args: argparse.Namespace, asked: int, devices: int) -> "tuple[Devi
         )
     most = min(devices, asked // args.nodes if args.nodes else found.per_node)
     per_node = next(n for n in range(most, 0, -1) if devices % n == 0)
+    if not args.nodes and devices == asked and per_node < most:
+        whole = f"{asked // most * most} or {-(-asked // most) * most}"
+        raise UsageError(
+            f"--devices: {asked} of them are no whole machines of {most}. Needed: {whole} devices, or --nodes with the "
+            f"machines they are in, such as --nodes {asked // per_node}."
+        )
     found = replace(found, per_node=per_node)
     return found, link(args.link, of=found)
 

@@ -24,7 +24,6 @@ _ZERO = {0: 0.0, 1: 0.02, 2: 0.05, 3: 0.10}
 _HALF_THE_MICRO_BATCH = 0.04
 _TWICE_THE_TENSOR_PARALLEL = 0.15
 _OFFLOAD = 1.0
-_MOST_TENSOR_PARALLEL = 8  # devices of a machine
 _MOST_DEVICES = 4096
 
 
@@ -76,7 +75,7 @@ def smallest(job: Job, choice: Choice, room: Room, *, most: int = 3, may_add_dev
 
 
 def _of_the_run(job: Job, choice: Choice, room: Room, most: int) -> list[Change]:
-    knobs = [knob for knob in _knobs(job, choice) if knob]
+    knobs = [knob for knob in _knobs(job, choice, room.per_node) if knob]
     found: list[tuple[Change, dict[str, int]]] = []
     for turned in range(1, len(knobs) + 1):
         steps = [each for some in combinations(knobs, turned) for each in product(*some)]
@@ -97,7 +96,7 @@ def _is_no_more(smaller: dict[str, int], extent: dict[str, int]) -> bool:
     return all(extent.get(knob, 0) >= number for knob, number in smaller.items())
 
 
-def _knobs(job: Job, choice: Choice) -> list[list[_Step]]:
+def _knobs(job: Job, choice: Choice, per_node: int) -> list[list[_Step]]:
     """Each with its alternatives, the mildest first."""
     parallel, batch, layout = choice.parallel, choice.batch, choice.layout
     attention = [_Step("attention", 1, -0.05, "auto")] if job.model.attention == "math" else []
@@ -118,7 +117,7 @@ def _knobs(job: Job, choice: Choice) -> list[list[_Step]]:
         _Step("sharding", number, _ZERO[zero] - _ZERO[parallel.zero], (dp, fsdp, zero))
         for number, (dp, fsdp, zero) in enumerate(shards, 1)
     ]
-    cuts = [2**n for n in range(1, 4) if layout.tp * 2**n <= _MOST_TENSOR_PARALLEL and layout.data_parallel % 2**n == 0]
+    cuts = [2**n for n in range(1, 4) if layout.tp * 2**n <= per_node and layout.data_parallel % 2**n == 0]
     tensor = [_Step("tp", number, _TWICE_THE_TENSOR_PARALLEL * log2(cut), cut) for number, cut in enumerate(cuts, 1)]
     offload = [_Step("offload", 1, _OFFLOAD, True)] if not parallel.offload and job.kernels != "cpu" else []
     return [attention, micro, recompute, sharding, tensor, offload]
@@ -211,14 +210,13 @@ def _more_devices(job: Job, choice: Choice, room: Room) -> list[Change]:
 
 
 def _another_model(job: Job, choice: Choice, room: Room) -> Iterator[Change]:
-    """Half the width, or half the depth, as often as it takes."""
+    """Half the width, or half the depth, as often as it takes, but not below an eighth."""
     for name in ("hidden_size", "num_layers"):
-        model = job.model
-        while True:
-            smaller = _halved(model, name)
-            if smaller is None:
+        model: ModelConfig | None = job.model
+        for _ in range(3):
+            model = _halved(model, name) if model else None
+            if model is None:
                 break
-            model = smaller
             changed = replace(job, model=model)
             if refused(changed, choice.parallel, choice.batch):
                 break

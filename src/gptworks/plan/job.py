@@ -92,6 +92,7 @@ class Room:
 
     capacity: float  # bytes
     shared_by: int = 1
+    per_node: int = 8  # devices of a machine
 
     def needed(self, memories: list[RankMemory], layout: Layout) -> int:
         """Where it is most."""

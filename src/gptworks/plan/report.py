@@ -34,7 +34,7 @@ class Report:
 
     @property
     def room(self) -> Room:
-        return Room(self.device.capacity)
+        return Room(self.device.capacity, per_node=self.device.per_node)
 
     @property
     def fits(self) -> bool:
