@@ -326,6 +326,10 @@ def test_unknown_kernels_are_refused():
         facts("megatron-1999")
 
 
+# The fit, and the published speeds
+
+
+@pytest.fixture(scope="module")
 def plan_fit() -> ModuleType:
     return _benchmark("plan_fit")
 
