@@ -346,7 +346,11 @@ def test_a_search_of_a_file_has_as_many_devices_as_the_file(call: Call, tmp_path
         (["--device", "v100-32g", "--devices", "sixteen"], "error: --devices: 'sixteen' is not a number."),
         (["--device", "v100-32g", "6.7b.yaml"], "Did you mean -c 6.7b.yaml?"),
         ([], "error: --device: not given. Needed: one of v100-16g, v100-32g, a100-40g"),
-        (["--device", "v100-32g", "--devices", "12"], "needs 16 ranks, but the world has 12"),
+        (["--device", "v100-32g", "--devices", "12", "--nodes", "2"], "needs 16 ranks, but the world has 12"),
+        (
+            ["--device", "v100-32g", "--devices", "12"],
+            "12 of them are no whole machines of 8. Needed: 8 or 16 devices, or --nodes",
+        ),
         (["--device", "v100-32g", "--devices", "0"], "--devices: 0. Needed: 1 or more."),
         (["--device", "v100-32g", "--nodes", "3"], "--nodes: 3 machines do not divide --devices 16"),
         (["--device", "v100-32g", "--nodes", "-1"], "--nodes: -1."),
