@@ -465,3 +465,9 @@ def test_on_a_terminal(columns: int) -> None:
     text = said.decode()
     assert ("\x1b[3" in text and "█" in text) is (columns == 150)
     assert "16 x v100-32g" in text
+
+
+def test_memory_of_compiled_blocks_is_said_to_be_that_of_others(call: Call) -> None:
+    said = ["plan", "--preset", "1.3B", "--device", "a100-80g", "precision.compute=bf16", "batch.global_size=8"]
+    assert "blocks that are not compiled" in call(*said, "train.compile=true").out
+    assert "compiled" not in call(*said).out

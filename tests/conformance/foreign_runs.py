@@ -32,6 +32,15 @@ def fill(folder: Path, corpus: Path, tokenizer: Any) -> None:
     (folder / "gpt2-merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n", encoding="utf-8")
 
 
+def paddle_corpus(folder: Path) -> None:
+    """In ./data a corpus of small ids, as Paddle's tools write it."""
+    draw = np.random.default_rng(0)
+    lens = draw.integers(30, 200, size=60).astype(np.int32)
+    (folder / "data").mkdir()
+    np.save(folder / "data/corpus_ids.npy", draw.integers(0, 500, size=int(lens.sum())).astype(np.uint16))
+    np.savez(folder / "data/corpus_idx.npz", lens=lens, docs=np.arange(len(lens) + 1, dtype=np.int64))
+
+
 def run(folder: Path, command: str, *options: str) -> int:
     """As a document writes it, on a CPU and small."""
     return main(["run", "--device", "cpu", "--shrink", "tiny", "--cwd", str(folder), *options, "--", command])

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from foreign_runs import paddle_corpus
 
 from gptworks.cli.main import main
 from gptworks.config.load import flatten
@@ -22,12 +22,7 @@ FLEETX = "python run_pretrain.py -c configs_345m_single_card.yaml "
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """In ./data a corpus of small ids, as Paddle's tools write it."""
-    draw = np.random.default_rng(0)
-    lens = draw.integers(30, 200, size=60).astype(np.int32)
-    (tmp_path / "data").mkdir()
-    np.save(tmp_path / "data/corpus_ids.npy", draw.integers(0, 500, size=int(lens.sum())).astype(np.uint16))
-    np.savez(tmp_path / "data/corpus_idx.npz", lens=lens, docs=np.arange(len(lens) + 1, dtype=np.int64))
+    paddle_corpus(tmp_path)
     return tmp_path
 
 

@@ -4,9 +4,9 @@ import shlex
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from foreign_runs import paddle_corpus
 
 from gptworks.checkpoint.systems import huggingface
 from gptworks.cli.main import main
@@ -32,12 +32,7 @@ FEW += " ".join(f"-o Data.batch_size.{size}_batch_size=2" for size in ("global",
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """In ./data a corpus of small ids, as Paddle's tools write it."""
-    draw = np.random.default_rng(0)
-    lens = draw.integers(30, 200, size=60).astype(np.int32)
-    (tmp_path / "data").mkdir()
-    np.save(tmp_path / "data/corpus_ids.npy", draw.integers(0, 500, size=int(lens.sum())).astype(np.uint16))
-    np.savez(tmp_path / "data/corpus_idx.npz", lens=lens, docs=np.arange(len(lens) + 1, dtype=np.int64))
+    paddle_corpus(tmp_path)
     return tmp_path
 
 

@@ -120,7 +120,6 @@ class Shape:
     cpu: bool = True
     recompute: str = "none"
     casts: bool = True  # modules cast their weights; False where FSDP has done it before
-    compiled: bool = False
 
     @property
     def narrow(self) -> bool:
@@ -565,7 +564,6 @@ def block(s: Shape) -> Passes:
 class Loss:
     kept: Bytes
     forward: Bytes  # the most, the final norm included
-    chunk: int  # rows of logits at a time
 
 
 @lru_cache(maxsize=4096)
@@ -605,4 +603,4 @@ def loss(s: Shape, words: int) -> Loss:
         book.drop("gathered", "parts", "y1")
 
     most = ledger.highest(run)
-    return Loss(ledger.snapshot(), most, chunk)
+    return Loss(ledger.snapshot(), most)

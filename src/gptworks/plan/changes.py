@@ -19,7 +19,7 @@ from gptworks.plan.job import Choice, Job, Room, amount
 RUN, DEVICES, MODEL = "run", "devices", "model"
 
 # About how much longer a step takes: only to put changes in order, where no device is known to time them on.
-_RECOMPUTE = {"none": 0.0, "core_attn": 0.03, "full_attn": 0.12, "full": 0.33}
+RECOMPUTE = {"none": 0.0, "core_attn": 0.03, "full_attn": 0.12, "full": 0.33}
 _ZERO = {0: 0.0, 1: 0.02, 2: 0.05, 3: 0.10}
 _HALF_THE_MICRO_BATCH = 0.04
 _TWICE_THE_TENSOR_PARALLEL = 0.15
@@ -105,9 +105,9 @@ def _knobs(job: Job, choice: Choice, per_node: int) -> list[list[_Step]]:
         _Step("micro", number, _HALF_THE_MICRO_BATCH * log2(batch.micro_size / size), size)
         for number, size in enumerate(smaller, 1)
     ]
-    modes = list(_RECOMPUTE)[list(_RECOMPUTE).index(choice.recompute) + 1 :]
+    modes = list(RECOMPUTE)[list(RECOMPUTE).index(choice.recompute) + 1 :]
     recompute = [
-        _Step("recompute", number, _RECOMPUTE[mode] - _RECOMPUTE[choice.recompute], mode)
+        _Step("recompute", number, RECOMPUTE[mode] - RECOMPUTE[choice.recompute], mode)
         for number, mode in enumerate(modes, 1)
     ]
     shards = [(layout.dp, layout.fsdp, zero) for zero in range(parallel.zero + 1, 4) if layout.fsdp > 1]

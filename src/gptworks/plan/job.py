@@ -54,8 +54,7 @@ class Choice:
         return largest(job.model, self.parallel, self.batch, job.seq_len, **self._how(job))
 
     def _how(self, job: Job) -> dict[str, Any]:
-        how = {"precision": job.precision, "recompute": self.recompute}
-        return {**how, "compiled": job.compiled, "kernels": job.kernels}
+        return {"precision": job.precision, "recompute": self.recompute, "kernels": job.kernels}
 
     def settings(self) -> dict[str, Any]:
         """All that it decides, in the words of a configuration."""

@@ -16,8 +16,7 @@ from gptworks.config.stages import assign_layers, stages_of
 from gptworks.plan import activations
 from gptworks.plan.activations import FP32, NOTHING, Bytes, Loss, Shape
 from gptworks.plan.communication import Parameter, Stage, padded, stages_here
-
-COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+from gptworks.plan.sizes import COMPUTE_BYTES
 
 
 @dataclass(frozen=True)
@@ -50,12 +49,11 @@ def memory(
     *,
     precision: PrecisionConfig,
     recompute: str = "none",
-    compiled: bool = False,
     kernels: str = "cpu",
 ) -> list[RankMemory]:
     """One for each pipeline rank. `kernels`: cpu or cuda, which keep different things for dropout and attention."""
     layout = Layout.known(parallel)
-    shape = _shape(model, parallel, layout, batch, seq_len, precision, recompute, compiled, kernels)
+    shape = _shape(model, parallel, layout, batch, seq_len, precision, recompute, kernels)
     return [_rank(model, parallel, layout, batch, shape, precision, pp_rank) for pp_rank in range(layout.pp)]
 
 
@@ -67,13 +65,12 @@ def largest(
     *,
     precision: PrecisionConfig,
     recompute: str = "none",
-    compiled: bool = False,
     kernels: str = "cpu",
 ) -> int:
     """The largest peak of all ranks, for a search over many layouts: of pipeline ranks that hold alike the first has
     the most micro-batches in flight, so that the others need not be looked at."""
     layout = Layout.known(parallel)
-    shape = _shape(model, parallel, layout, batch, seq_len, precision, recompute, compiled, kernels)
+    shape = _shape(model, parallel, layout, batch, seq_len, precision, recompute, kernels)
     ranks = _unlike(model.num_layers, layout.pp, parallel.virtual_stages, parallel.schedule)
     return max(_rank(model, parallel, layout, batch, shape, precision, rank).peak for rank in ranks)
 
@@ -110,7 +107,6 @@ def _shape(
     seq_len: int,
     precision: PrecisionConfig,
     recompute: str,
-    compiled: bool,
     kernels: str,
 ) -> Shape:
     cpu = kernels == "cpu"
@@ -135,7 +131,6 @@ def _shape(
         cpu=cpu,
         recompute=recompute,
         casts=layout.fsdp == 1 or parallel.zero == 0,
-        compiled=compiled,
     )
 
 

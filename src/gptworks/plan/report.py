@@ -173,11 +173,15 @@ def report(
 def _hints(job: Job, device: Device) -> list[str]:
     compute = job.precision.compute
     best = max(device.peak, key=lambda kind: device.peak[kind])
+    hints = []
+    if job.compiled:
+        hints.append("train.compile: memory is that of blocks that are not compiled; compiled ones keep less.")
     if device.peak[best] < 2 * device.peak[compute]:
-        return []
+        return hints
     here, there = (f"{device.peak[kind] / 1e12:,.4g}" for kind in (compute, best))
     smaller = ", and activations are half as large" if compute == "fp32" else ""
     return [
+        *hints,
         f"precision.compute: {compute} has {here} of the {there} TFLOP/s of {device.name}. precision.compute={best} is "
-        f"faster{smaller}."
+        f"faster{smaller}.",
     ]

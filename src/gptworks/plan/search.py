@@ -8,13 +8,12 @@ from gptworks.config.derive import BatchPlan, Layout, layouts
 from gptworks.config.schema import AXES, ParallelConfig
 from gptworks.config.stages import STAGES_PER_RANK
 from gptworks.plan import sizes
-from gptworks.plan.changes import refused
+from gptworks.plan.changes import RECOMPUTE, refused
 from gptworks.plan.devices import Device, Link
 from gptworks.plan.job import Choice, Job, amount
 from gptworks.plan.memory import states
 from gptworks.plan.time import StepTime, step_time
 
-RECOMPUTE = ("none", "core_attn", "full_attn", "full")  # each holds less than the one before, and computes more
 _MOST_MICRO = 16
 _MOST_VIRTUAL = 6
 _MOST_DEVICES = 1 << 14

@@ -27,9 +27,8 @@ from gptworks.config.stages import assign_layers, stages_of
 from gptworks.errors import UsageError
 from gptworks.plan.communication import on_the_wire, per_step
 from gptworks.plan.devices import Device, Link
-from gptworks.plan.sizes import flops_per_token
+from gptworks.plan.sizes import COMPUTE_BYTES, flops_per_token
 
-COMPUTE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 BANDWIDTH_REACHED = 0.85  # of a datasheet's bandwidth, by kernels that only move bytes
 BACKWARD = 2 / 3  # of the computing of a micro-batch
 # Of the waiting of 1f1b that remains when the gradients of weights fill it (forward + input gradient - weight gradient,
