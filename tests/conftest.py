@@ -23,6 +23,15 @@ settings.load_profile("repeatable")
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.fixture(scope="session", autouse=True)
+def safe_products() -> None:
+    """Tests multiply with torch directly; on some machines that must be prepared, as our own code does it."""
+    if "torch" in sys.modules:
+        from gptworks import cpu
+
+        cpu.settle()
+
+
 @pytest.fixture(scope="session")
 def corpus_file() -> Path:
     """About 70 KB of English in 160 documents with blank lines between them."""
