@@ -1,9 +1,7 @@
 """`gptworks doctor`, which is for us what `paddle.utils.run_check()` is for PaddleNLP."""
 
 import json
-import os
 import shutil
-import signal
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +11,6 @@ import pytest
 
 from gptworks.cli.main import main
 from gptworks.doctor import machine
-from gptworks.generate import fast_decode
 from gptworks.parallel import trial
 
 
@@ -116,29 +113,3 @@ def test_s2_01_a_layout_of_several_processes(report: Any, tmp_path: Path) -> Non
     assert str(tmp_path) in found["disk"]["found"]
     code, found = report(*TINY, "parallel.dp=3")
     assert code == 2 and "batch.global_size" in found["tiny-4k"]["fix"]
-
-
-def die(*_: object) -> Any:
-    os.kill(os.getpid(), signal.SIGILL)
-
-
-def test_s2_01_a_check_that_dies_is_a_problem_and_the_others_are_made(
-    report: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "torch", die)
-    monkeypatch.setattr(machine.processor, "instructions", die)
-    monkeypatch.setattr(machine, "_list_devices", die)
-    monkeypatch.setattr(trial, "gloo", die)
-    monkeypatch.setattr(fast_decode, "why_not", die)
-    code, found = report()
-    dead = {what for what, each in found.items() if "dies of SIGILL" in each["found"]}
-    assert code == 2 and dead == {"torch", "cpu", "devices", "processes", "kernel"}
-    assert all(found[what]["state"] == "problem" and found[what]["fix"] for what in dead)
-    assert {found[what]["state"] for what in ("python", "products", "ports", "tokenizer")} == {"ok"}
-
-
-def test_s2_01_a_type_whose_training_dies_is_named(report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_try_training", lambda device, kind: die() if kind == "bf16" else "")
-    code, found = report()
-    assert code == 0 and found["device cpu"]["state"] == "note"
-    assert "trains in fp32, fp16; not in bf16 (the process dies of SIGILL)" in found["device cpu"]["found"]
