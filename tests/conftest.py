@@ -24,12 +24,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="session", autouse=True)
-def safe_products() -> None:
-    """Tests multiply with torch directly; on some machines that must be prepared, as our own code does it."""
-    if "torch" in sys.modules:
-        from gptworks import cpu
+def safe_products():
+    """Tests multiply with torch directly: what that would die of is found out before, as our own code does it.
 
-        cpu.settle()
+    None where no test that was collected needs torch.
+    """
+    from gptworks import cpu
+
+    return cpu.settle() if "torch" in sys.modules else None
 
 
 @pytest.fixture(scope="session")

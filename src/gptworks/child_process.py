@@ -8,13 +8,16 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 # Elsewhere libraries are not safe to copy once they are loaded, or there is no fork.
 POSSIBLE = sys.platform == "linux"
 T = TypeVar("T")
+_FOR_PARENT = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
+)
 # A child that a person or a batch system ended says nothing about its work.
 FAULTS = {"SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGSYS"}
 
@@ -39,21 +42,23 @@ def run(work: Callable[[], Iterator[Any]], timeout: float = 60.0) -> Outcome:
     if not POSSIBLE:
         return _run_here(work)
     reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads of a BLAS, which is prepared to be copied
-        pid = os.fork()
-    if pid == 0:
-        os.close(reader)
-        _work_and_exit(work, writer, timeout)
-    os.close(writer)
-    in_time = False
+    pid, in_time, text = 0, False, b""
+    # An interrupt between the fork and the `try` would leave the child behind: it waits until it can be answered.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_PARENT)
     try:
+        pid = _fork()
+        if pid == 0:
+            os.close(reader)
+            _work_and_exit(work, writer, timeout, mask)
+        os.close(writer)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         text, in_time = _read(reader, timeout)
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(reader)
-        if not in_time:  # or this process is being interrupted
+        if pid and not in_time:  # or this process is being interrupted
             os.kill(pid, signal.SIGKILL)
-        ended_by = _signal_of(pid)
+        ended_by = _signal_of(pid) if pid else ""
     lines = [json.loads(line) for line in text.split(b"\n")[:-1]]
     answers = [value for kind, value in lines if kind == "answer"]
     if lines and lines[-1][0] == "raised":
@@ -80,6 +85,12 @@ def run_each(items: Sequence[T], work: Callable[[T], Any], timeout: float = 60.0
     return outcomes
 
 
+def _fork() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of a BLAS, which is prepared to be copied
+        return os.fork()
+
+
 def _run_here(work: Callable[[], Iterator[Any]]) -> Outcome:
     answers: list[Any] = []
     try:
@@ -90,10 +101,10 @@ def _run_here(work: Callable[[], Iterator[Any]]) -> Outcome:
     return Outcome(answers)
 
 
-def _work_and_exit(work: Callable[[], Iterator[Any]], writer: int, timeout: float) -> None:
+def _work_and_exit(work: Callable[[], Iterator[Any]], writer: int, timeout: float, mask: Iterable[int]) -> None:
     """Never returns into what the parent was doing, whatever happens."""
     try:
-        _prepare_child(timeout)
+        _prepare_child(timeout, mask)
         for answer in work():
             _write(writer, "answer", answer)
         _write(writer, "done", None)
@@ -103,14 +114,15 @@ def _work_and_exit(work: Callable[[], Iterator[Any]], writer: int, timeout: floa
         os._exit(0)
 
 
-def _prepare_child(timeout: float) -> None:
+def _prepare_child(timeout: float, mask: Iterable[int]) -> None:
     """Its death is expected: no core file, no traceback of the interpreter. It ends even if its parent is gone."""
     import resource
 
     faulthandler.disable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # the parent answers them
+    for number in _FOR_PARENT:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(int(timeout) + 2)
 
@@ -125,7 +137,8 @@ def _read(reader: int, timeout: float) -> tuple[bytes, bool]:
     """What was written, and whether the writer ended in time."""
     text, end = b"", time.monotonic() + timeout
     while (left := end - time.monotonic()) > 0:
-        if not select.select([reader], [], [], left)[0]:
+        # In short turns: a signal that another thread took, or that came just before, does not end the wait.
+        if not select.select([reader], [], [], min(left, 0.2))[0]:
             continue
         said = os.read(reader, 65536)
         if not said:

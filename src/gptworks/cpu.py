@@ -90,16 +90,24 @@ _lock = threading.Lock()
 
 
 def settle(*, say: bool = True) -> Verdict:
-    """Once per process, before its first product: make sure that products do not kill it. Says what was changed."""
+    """Once per process, before its first product: make sure that products do not kill it.
+
+    say: what was changed, in a line on standard error; of the ranks of a run only the first one does.
+    """
     global _verdict
     with _lock:
         if _verdict is None:
             found = examine()
-            if say and str(found):
+            if say and str(found) and _is_first_rank():
                 print(f"note: {found}", file=sys.stderr, flush=True)
             found.setting.apply()
             _verdict = found
         return _verdict
+
+
+def _is_first_rank() -> bool:
+    """As torchrun or srun tell it; also of a process that starts the ranks of one of several machines."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
 def require(dtype: "torch.dtype") -> None:

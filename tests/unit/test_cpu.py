@@ -52,6 +52,10 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> Kill:
     return replace
 
 
+def test_these_tests_multiply_in_a_process_that_was_looked_at(safe_products: cpu.Verdict | None) -> None:
+    assert safe_products is not None and not safe_products.unknown
+
+
 def test_the_real_products_do_no_harm_here_in_whatever_mode_the_caller_is() -> None:
     class Refusing(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, *_: Any, **__: Any) -> Any:
@@ -73,6 +77,17 @@ def test_the_first_cap_that_survives_is_set_and_said_once(
     assert said.count("\n") == 1 and said.startswith("note: ") and cpu.name() in said
     assert f"ONEDNN_MAX_CPU_ISA={cure} is set, which cures it" in said and "bf16 (SIGILL)" in said
     cpu.require(torch.bfloat16)
+
+
+@pytest.mark.parametrize(("variable", "number"), [("RANK", "1"), ("SLURM_PROCID", "3"), ("RANK", "0")])
+def test_of_several_ranks_the_first_one_says_it(
+    variable: str, number: str, kill: Kill, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, number)
+    kill(torch.bfloat16, unless=["AVX512_CORE_BF16"])
+    cpu.settle()
+    assert os.environ[cpu.CAP] == "AVX512_CORE_BF16"
+    assert capsys.readouterr().err.count("note: ") == (number == "0")
 
 
 def test_nothing_is_changed_or_said_where_nothing_dies(kill: Kill, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,7 +84,7 @@ def start(parallel: ParallelConfig, run: RunFolderConfig) -> World:
     keep_freed_memory()
     device = pick_device(run.device, place.local_rank)
     if device.type == "cpu":
-        cpu.settle(say=place.rank == 0)  # here: a process group has threads
+        cpu.settle()  # here: a process group has threads
     if place.world_size == 1:
         return World(device, layout)
     if _world is not None and _world.layout == layout:
