@@ -1,6 +1,7 @@
 """Every verb on a machine whose bf16 products kill the process: it multiplies nothing before that is known."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,13 +9,25 @@ from typing import Any
 
 import pytest
 
-from gptworks import child_process
+from gptworks import child_process, cpu
+from gptworks.parallel import placement
+from gptworks.parallel.rank_copies import Copies
 
 pytestmark = pytest.mark.skipif(not child_process.POSSIBLE, reason="products are tried by fork, on Linux only")
 BAD = ["bfloat16", "int8"]
 API = "import gptworks, torch; gptworks.GPT.from_pretrained({run!r})(torch.zeros(1, 16, dtype=torch.long))"
 SHAPE = "num_layers=1, hidden_size=32, num_heads=2, vocab_size=64, max_positions=16"
 NEW = f"import gptworks, torch; from gptworks.config import ModelConfig; gptworks.GPT(ModelConfig({SHAPE}))(torch.zeros(1, 16).long())"  # noqa: E501
+# Its ranks are processes of their own, which start as those of training do.
+LAYOUT = """
+import pathlib, tempfile
+from gptworks.config.derive import Layout
+from gptworks.config.load import load
+from gptworks.verify import layout
+comparison = layout.plan(load({recipe!r}), Layout.parse("tp2"), steps=1, shrink="never")
+with tempfile.TemporaryDirectory() as folder:
+    layout.record(comparison, pathlib.Path(folder))
+"""
 USED = "import torch; torch.nn.functional.gelu(torch.ones(64, 64)); "
 
 
@@ -36,7 +49,6 @@ def outcomes(recipe: Path, small_store: Path, tmp_path_factory: pytest.TempPathF
         "inspect": ["inspect", run],
         "plot": ["plot", run],
         "verify": ["verify", run],
-        "verify layout": ["verify", "-c", str(recipe), "--layout", "tp2", "--steps", "1"],
         "doctor": ["doctor"],
     }
     jobs: dict[str, Any] = {
@@ -44,6 +56,7 @@ def outcomes(recipe: Path, small_store: Path, tmp_path_factory: pytest.TempPathF
     }
     jobs["API, weights"] = {"code": API.format(run=run), "kills": BAD, "unless": ["SSE41", "off"]}
     jobs["API, new model"] = {"code": NEW, "kills": BAD, "unless": ["SSE41", "off"]}
+    jobs["verify layout"] = {"code": LAYOUT.format(recipe=str(recipe)), "kills": BAD, "unless": ["SSE41", "off"]}
     jobs["torch first"] = {"code": USED + API.format(run=run), "kills": BAD, "unless": ["off"]}
     jobs["no cure"] = {"argv": [*train, "--out", str(folder / "none")], "kills": BAD, "unless": []}
     fp32 = [*train, "precision.compute=fp32", "--out", str(folder / "fp32")]
@@ -104,19 +117,27 @@ def test_the_doctor_tells_of_both(outcomes: dict[str, Any]) -> None:
     assert "nothing helps bf16, int8" in done["out"]
 
 
-def test_all_ranks_of_a_machine_say_it_once(recipe: Path, tmp_path: Path, run_cli: Any, monkeypatch: Any) -> None:
-    """The command as it is typed. What every Python reads when it starts replaces the products in all processes."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, signal\n"
+def test_all_ranks_of_a_machine_say_it_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """They are copies of a process that has imported torch and looked; what it found is theirs."""
+    (tmp_path / "preloaded.py").write_text(
+        "import os, signal, torch\n"
         "from gptworks import cpu\n"
         "def multiply(dtype):\n"
-        "    if os.environ.get(cpu.CAP) != 'AVX2' and str(dtype) == 'torch.bfloat16':\n"
+        "    if os.environ.get(cpu.CAP) != 'AVX2' and dtype == torch.bfloat16:\n"
         "        os.kill(os.getpid(), signal.SIGILL)\n"
         "cpu.multiply = multiply\n"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    paths = ":".join(path for path in sys.path if path)
-    run = ["train", "-c", recipe, "--out", tmp_path / "run", "--nproc", "2", "parallel.dp=2", "train.steps=1"]
-    done = run_cli(*run, "precision.compute=bf16", env={"PYTHONPATH": paths})
-    logs = "".join(file.read_text() for file in (tmp_path / "run" / "logs").glob("*.log"))
-    assert (done.stderr + logs).count("products of bf16 (SIGILL) would kill this process") == 1
+    (tmp_path / "rank.py").write_text(
+        "import os, sys\n"
+        "from gptworks import cpu\n"
+        "cpu.examine = lambda: sys.exit('it was looked at again')\n"
+        "assert cpu.settle().setting.cap == os.environ[cpu.CAP] == 'AVX2'\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != cpu.CAP}
+    environment |= {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), placement.LOG_DIR: str(tmp_path)}
+    ranks = {number: {"RANK": str(number)} for number in range(2)}
+    copies = Copies([str(tmp_path / "rank.py")], ["preloaded"], ranks, environment)
+    codes = [copy.wait() for copy in copies.ranks.values()]
+    said = capfd.readouterr().err + "".join(file.read_text() for file in tmp_path.glob("*.log"))
+    assert codes == [0, 0], said
+    assert said.count("products of bf16 (SIGILL) would kill this process") == 1
