@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import torch
+from competitors import machine
 from torch import Tensor
 
 from gptworks.checkpoint.rules import our_shapes
@@ -81,6 +82,7 @@ def main() -> int:
     largest = max(shape.numel() for shape in shapes.values()) * 4 / 2**20
     total = sum(shape.numel() for shape in shapes.values()) * 4 / 2**20
     limit = 3 * largest + ALLOWED_MB
+    print(machine())
     print(f"{model.num_layers} x {model.hidden_size}: {total:,.0f} MB in fp32, largest tensor {largest:,.0f} MB")
     failed = False
     with tempfile.TemporaryDirectory(dir=args.folder) as name:

@@ -12,15 +12,16 @@ import argparse
 import importlib.util
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from competitors import Race, machine
 
+from gptworks import child_process, cpu
 from gptworks.checkpoint.systems import huggingface
 from gptworks.config.schema import GenerateConfig, InitConfig, ModelConfig
 from gptworks.parallel.apply import FreshWeights, build
@@ -134,22 +135,35 @@ CLAIMS = [  # ours, theirs, batch, target
 ]
 
 
-def write_models(folder: Path, modules: set[str]) -> None:
-    """The same weights in everybody's form."""
+def write_models(folder: Path, modules: set[str]) -> dict[str, str]:
+    """The same weights in everybody's form; module -> why not."""
     model = build(MODEL, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(), MODEL.num_layers, 1))
     tokenizer = Tokenizer.from_pretrained("gpt2")
     huggingface.save(
         folder / "hf", MODEL, {n: p.detach() for n, p in model.named_parameters()}, eod_id=tokenizer.eod_id
     )
     tokenizer.save(folder / "hf")
-    if "ctranslate2" in modules:
-        from ctranslate2.converters import TransformersConverter
+    # In children: what cannot be written, or dies of it, is left out.
+    tried = {name: child_process.run(lambda name=name: FORMS[name](folder), 900) for name in FORMS if name in modules}
+    return {name: outcome.failure for name, outcome in tried.items() if outcome.failure}
 
-        for kind in ("float32", "int8"):
-            TransformersConverter(str(folder / "hf")).convert(str(folder / f"ct2-{kind}"), quantization=kind)
-    if "llama_cpp" in modules:
-        for kind in ("f32", "f16", "q8_0"):
-            write_gguf(folder / f"{kind}.gguf", folder / "hf", MODEL, kind, tokenizer)
+
+def write_ctranslate2(folder: Path) -> Iterator[str]:
+    from ctranslate2.converters import TransformersConverter
+
+    torch.set_num_threads(1)
+    for kind in ("float32", "int8"):
+        TransformersConverter(str(folder / "hf")).convert(str(folder / f"ct2-{kind}"), quantization=kind)
+        yield kind
+
+
+def write_llama_cpp(folder: Path) -> Iterator[str]:
+    for kind in ("f32", "f16", "q8_0"):
+        write_gguf(folder / f"{kind}.gguf", folder / "hf", MODEL, kind, Tokenizer.from_pretrained("gpt2"))
+        yield kind
+
+
+FORMS = {"ctranslate2": write_ctranslate2, "llama_cpp": write_llama_cpp}
 
 
 def write_gguf(path: Path, hf: Path, cfg: ModelConfig, kind: str, tokenizer: Tokenizer) -> None:
@@ -197,6 +211,7 @@ def write_gguf(path: Path, hf: Path, cfg: ModelConfig, kind: str, tokenizer: Tok
 def work(name: str, folder: Path, threads: int) -> None:
     """A competitor: for each batch size on standard input one turn; answers seconds and the tokens."""
     torch.set_num_threads(threads)
+    cpu.settle()
     make, kind, _, _ = PEERS[name]
     write = make(folder, kind)
     write(prompts_of(1))
@@ -220,30 +235,25 @@ def read_speed(threads: int) -> float:
     return best
 
 
-def compare(names: list[str], batches: list[int], rounds: int, threads: int, folder: Path) -> None:
-    pipe = subprocess.PIPE
-    workers = {}
-    for name in names:
-        command = [sys.executable, __file__, "--work", name, str(folder), "--threads", str(threads)]
-        workers[name] = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
-        if workers[name].stdout.readline().strip() != "ready":
-            sys.exit(f"{name} did not start")
+def compare(
+    names: list[str], batches: list[int], rounds: int, threads: int, folder: Path, left_out: dict[str, str]
+) -> None:
+    command = [sys.executable, __file__, "--threads", str(threads), "--work"]
+    race = Race({name: [*command, name, str(folder)] for name in names if name not in left_out}, left_out)
     matrices = sum(p.numel() for n, p in build_shapes().items() if p.ndim == 2 and n != "wpe.weight")
     for batch in batches:
-        taking_part = [name for name in names if batch in PEERS[name][2]]
-        times: dict[str, list[float]] = {name: [] for name in taking_part}
+        times: dict[str, list[float]] = {name: [] for name in race.names if batch in PEERS[name][2]}
         tokens: dict[str, list[list[int]]] = {}
         speed = read_speed(threads)
         for _ in range(rounds):
-            for name in taking_part:
-                workers[name].stdin.write(f"{batch}\n")
-                workers[name].stdin.flush()
-                seconds, tokens[name] = json.loads(workers[name].stdout.readline())
-                times[name].append(seconds)
-        report(batch, times, tokens, speed, matrices)
-    for worker in workers.values():
-        worker.stdin.close()
-        worker.wait()
+            for name in [name for name in times if name in race.names]:
+                if (answer := race.ask(name, str(batch))) is not None:
+                    seconds, tokens[name] = json.loads(answer)
+                    times[name].append(seconds)
+        report(batch, {name: times[name] for name in times if name in race.names}, tokens, speed, matrices)
+    print()
+    race.show_left_out()
+    race.close()
 
 
 def build_shapes() -> dict[str, torch.Tensor]:
@@ -255,7 +265,8 @@ def build_shapes() -> dict[str, torch.Tensor]:
 
 def report(batch: int, times: dict[str, list[float]], tokens: dict, speed: float, matrices: int) -> None:
     rate = {name: batch * NEW / statistics.median(measured) for name, measured in times.items()}
-    print(f"\nbatch {batch}: prompt {PROMPT}, {NEW} new tokens, {len(next(iter(times.values())))} rounds, tokens/s")
+    rounds = max((len(measured) for measured in times.values()), default=0)
+    print(f"\nbatch {batch}: prompt {PROMPT}, {NEW} new tokens, {rounds} rounds, tokens/s")
     bounds = ", ".join(
         f"{kind} {batch * speed * 1e9 / (matrices * width):,.0f}"
         for kind, width in (("fp32", 4), ("bf16", 2), ("int8", 1))
@@ -287,13 +298,16 @@ def main() -> None:
     if args.work:
         work(args.work[0], Path(args.work[1]), args.threads)
         return
-    there = {name for name in args.only if importlib.util.find_spec(PEERS[name][3])}
-    for name in args.only:
-        if name not in there:
-            print(f"{name}: left out, {PEERS[name][3]} is not installed", file=sys.stderr)
+    print(machine())
+    left_out = {
+        name: f"{PEERS[name][3]} is not installed"
+        for name in args.only
+        if importlib.util.find_spec(PEERS[name][3]) is None
+    }
     with tempfile.TemporaryDirectory() as folder:
-        write_models(Path(folder), {PEERS[name][3] for name in there})
-        compare([name for name in args.only if name in there], args.batch, args.rounds, args.threads, Path(folder))
+        failures = write_models(Path(folder), {PEERS[name][3] for name in args.only if name not in left_out})
+        left_out |= {name: failures[PEERS[name][3]] for name in args.only if PEERS[name][3] in failures}
+        compare(args.only, args.batch, args.rounds, args.threads, Path(folder), left_out)
 
 
 if __name__ == "__main__":

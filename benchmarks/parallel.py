@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from competitors import machine
 
 from gptworks.config import ModelConfig, OptimConfig, ParallelConfig, ScalerConfig
 from gptworks.config.derive import BatchPlan, Layout
@@ -322,6 +323,7 @@ def main() -> int:
             if max(losses) - min(losses) > 1e-5:
                 sys.exit(f"the layouts do not train the same model: losses {losses}")
             tokens = ROWS * cfg.max_positions
+            print(machine())
             shown = f"{cfg.num_layers} x {cfg.hidden_size}, vocabulary {cfg.vocab_size}"
             print(f"{shown}, {ROWS} rows of {cfg.max_positions}")
             several = competitors[1:]

@@ -24,6 +24,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from competitors import machine
+
 from gptworks.config.derive import BatchPlan, Layout
 from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig, ParallelConfig, PrecisionConfig, ScalerConfig
 from gptworks.plan.memory import RankMemory, memory
@@ -347,6 +349,7 @@ def main() -> int:
     if asked.rank is not None:  # one of the processes that are measured
         print(json.dumps(measure(cases[0], int(asked.rank), asked.meeting, asked.what == "tensors")))
         return 0
+    print(machine())
     all_good = True
     for name in asked.parts or (["memory"] if asked.case else list(PARTS)):
         print(f"{name}:")

@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from competitors import Gone, machine, reason
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "corpora"
 EOD = 50256
@@ -194,14 +195,15 @@ def run(name: str, corpus: Path, processes: int) -> dict[str, object]:
     command = [sys.executable, __file__, "--work", name, str(corpus), str(out), str(processes)]
     before = time.perf_counter()
     peak = 0.0
-    with (out / "answer").open("w+") as answer:
-        started = subprocess.Popen(command, stdout=answer)
+    with (out / "answer").open("w+") as answer, (out / "errors").open("w+") as errors:
+        started = subprocess.Popen(command, stdout=answer, stderr=errors)
         while started.poll() is None:
             peak = max(peak, resident_mb(started.pid))
             time.sleep(0.02)
         whole = time.perf_counter() - before
         if started.returncode:
-            sys.exit(f"{name}: exit {started.returncode}")
+            errors.seek(0)
+            raise Gone(reason(started.returncode, errors.read()))
         answer.seek(0)
         seconds = json.loads(answer.read().splitlines()[-1])["work"]
     with (out / "ids").open("rb") as file:
@@ -214,9 +216,13 @@ def compare(names: list[str], corpus: Path, processes: int, rounds: int) -> None
     size = corpus.stat().st_size / 1e6
     results: dict[str, list[dict[str, object]]] = {name: [] for name in names}
     for _ in range(rounds):
-        for name in names:
-            results[name].append(run(name, corpus, processes))
-    if len({result["ids"] for found in results.values() for result in found}) != 1:
+        for name in list(results):
+            try:
+                results[name].append(run(name, corpus, processes))
+            except Gone as error:
+                del results[name]
+                print(f"left out: {name}: {error}")
+    if len({result["ids"] for found in results.values() for result in found}) > 1:
         sys.exit("the competitors do not agree on the ids")
     print(f"\n{size:.0f} MB of JSON lines, {processes} process(es), medians of {rounds}; all gave the same ids")
     print(f"{'':14} {'MB/s, whole':>12} {'MB/s, work':>12} {'ours is':>9} {'peak MB':>9}")
@@ -304,6 +310,7 @@ def main() -> None:
         name, corpus, out, processes = args.work
         work(name, Path(corpus), Path(out), int(processes))
         return
+    print(machine())
     with tempfile.TemporaryDirectory() as folder:
         if args.memory:
             memory(Path(folder), args.megabytes)

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from competitors import machine
 
 SEQ_LEN = 1024
 
@@ -68,12 +69,14 @@ def nanogpt(prefix: Path, windows: int, batch: int) -> float:
 def share_of_a_step(prefix: Path) -> None:
     import torch
 
+    from gptworks import cpu
     from gptworks.config import BatchConfig, DataConfig, ModelConfig
     from gptworks.config.derive import solve_batch
     from gptworks.data.dataset import Dataset
     from gptworks.data.loader import Batches
     from gptworks.model import GPT
 
+    cpu.settle()
     model = GPT(ModelConfig(num_layers=12, hidden_size=768, num_heads=12, vocab_size=50304, max_positions=1024))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     dataset = Dataset(DataConfig(path=(str(prefix),), seq_len=SEQ_LEN, split=(1, 0, 0)), vocab_size=50304)
@@ -100,6 +103,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--step", action="store_true")
     args = parser.parse_args()
+    print(machine())
     with tempfile.TemporaryDirectory() as folder:
         prefix = make_store(Path(folder), args.gigabytes)
         file = prefix.with_suffix(".bin")

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 
+from competitors import machine
+
 GPT3 = ["parallel.pp=16", "parallel.tp=8", "batch.global_size=1536", "batch.micro_size=1", "precision.compute=bf16"]
 COMMANDS = {
     "python -c pass": [sys.executable, "-c", "pass"],
@@ -20,6 +22,7 @@ COMMANDS = {
 
 
 def main() -> None:
+    print(machine())
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for _ in range(7):
         for name, command in COMMANDS.items():

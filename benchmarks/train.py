@@ -9,13 +9,14 @@ the noise of the machine meets them alike. The last column is the peak resident 
 import argparse
 import resource
 import statistics
-import subprocess
 import sys
 import time
 
 import torch
+from competitors import Race, machine
 from peers import COMPILED, EAGER
 
+from gptworks import cpu
 from gptworks.config import ModelConfig
 
 # name -> (model, rows per step, steps per turn)
@@ -44,6 +45,7 @@ def model_of(size: str, dropout: float) -> ModelConfig:
 
 def work(size: str, name: str, dropout: float) -> None:
     """A competitor: for each line on standard input, one turn; answers seconds per step and peak memory in GB."""
+    cpu.settle()
     peer = next(peer for peer in EAGER + COMPILED if peer.name == name)
     tokens, labels = batch_of(size)
     step = peer.make(model_of(size, dropout))
@@ -60,36 +62,29 @@ def work(size: str, name: str, dropout: float) -> None:
 
 
 def compare(size: str, names: list[str], dropout: float, seconds: float) -> None:
-    workers = {}
-    for name in names:
-        before = time.perf_counter()
-        command = [sys.executable, __file__, "--work", size, name, "--dropout", str(dropout)]
-        pipe = subprocess.PIPE
-        workers[name] = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
-        if workers[name].stdout.readline().strip() != "ready":
-            sys.exit(f"{name} did not start")
-        print(f"  {name}: ready after {time.perf_counter() - before:.1f} s", file=sys.stderr)
-    times: dict[str, list[float]] = {name: [] for name in names}
+    race = Race({name: [sys.executable, __file__, "--work", size, name, "--dropout", str(dropout)] for name in names})
+    times: dict[str, list[float]] = {name: [] for name in race.names}
     memory: dict[str, float] = {}
     deadline = time.perf_counter() + seconds
-    while time.perf_counter() < deadline or len(times[names[0]]) < 5:
-        for name, worker in workers.items():
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-            took, peak = worker.stdout.readline().split()
-            times[name].append(float(took))
-            memory[name] = float(peak)
-    for worker in workers.values():
-        worker.stdin.close()
-        worker.wait()
+    rounds = 0
+    while race.names and (time.perf_counter() < deadline or rounds < 5):
+        rounds += 1
+        for name in race.names:
+            if (answer := race.ask(name, "go")) is not None:
+                took, peak = answer.split()
+                times[name].append(float(took))
+                memory[name] = float(peak)
     count = batch_of(size)[0].numel()
-    fastest = min(statistics.median(times[name]) for name in names if not name.startswith("gptworks"))
-    print(f"\n{size}: {SIZES[size][0]}, {SIZES[size][1]} rows, dropout {dropout}, {len(times[names[0]])} rounds")
+    medians = {name: statistics.median(times[name]) for name in race.names}
+    fastest = min((median for name, median in medians.items() if not name.startswith("gptworks")), default=None)
+    print(f"\n{size}: {SIZES[size][0]}, {SIZES[size][1]} rows, dropout {dropout}, {rounds} rounds")
     print(f"  {'':<28}{'median tok/s':>14}{'best tok/s':>12}{'x fastest peer':>16}{'peak GB':>9}")
-    for name, measured in times.items():
-        median = statistics.median(measured)
-        speed = f"{count / median:>14,.0f}{count / min(measured):>12,.0f}{fastest / median:>16.2f}"
+    for name, median in medians.items():
+        ratio = f"{fastest / median:.2f}" if fastest else "no peer"
+        speed = f"{count / median:>14,.0f}{count / min(times[name]):>12,.0f}{ratio:>16}"
         print(f"  {name:<28}{speed}{memory[name]:>9.2f}")
+    race.show_left_out()
+    race.close()
 
 
 def main() -> None:
@@ -103,6 +98,7 @@ def main() -> None:
     if args.work:
         work(*args.work, args.dropout)
         return
+    print(machine())
     names = [peer.name for peer in EAGER + (COMPILED if args.compiled else [])]
     for size in args.size:
         compare(size, names, args.dropout, args.seconds)

@@ -23,6 +23,17 @@ settings.load_profile("repeatable")
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.fixture(scope="session", autouse=True)
+def safe_products():
+    """Tests multiply with torch directly: what that would die of is found out before, as our own code does it.
+
+    None where no test that was collected needs torch.
+    """
+    from gptworks import cpu
+
+    return cpu.settle() if "torch" in sys.modules else None
+
+
 @pytest.fixture(scope="session")
 def corpus_file() -> Path:
     """About 70 KB of English in 160 documents with blank lines between them."""

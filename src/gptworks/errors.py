@@ -34,6 +34,10 @@ class TokenizerError(GPTWorksError):
     """A tokenizer that cannot be read, or is not the one the data or the weights were made with."""
 
 
+class DeviceError(GPTWorksError):
+    """A processor or device that cannot do what is asked of it."""
+
+
 class DataError(GPTWorksError):
     """A corpus or a store that is missing, empty, broken or too small."""
 

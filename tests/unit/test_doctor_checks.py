@@ -1,16 +1,24 @@
 """The parts of the doctor's report that can be wrong on a machine where all is well."""
 
+import json
+import os
 import re
+import signal
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gptworks import child_process
+from gptworks.cli.main import main
 from gptworks.config.schema import CheckpointConfig
-from gptworks.doctor import packages
+from gptworks.doctor import machine, packages
 from gptworks.doctor.finding import Finding, examine
 from gptworks.doctor.packages import Requirement
 from gptworks.doctor.planned import most_checkpoints
+from gptworks.generate import fast_decode
+from gptworks.parallel import trial
 
 PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -88,3 +96,35 @@ def test_one_check_that_fails_does_not_hide_the_others() -> None:
     found = examine([("first", broken), ("second", lambda: [Finding("second", "ok", "here")])])
     assert [each.state for each in found] == ["problem", "ok"]
     assert found[0].found == "ValueError: no such thing" and re.search("first", found[0].fix)
+
+
+needs_fork = pytest.mark.skipif(not child_process.POSSIBLE, reason="checks are made in forked children on Linux only")
+
+
+def die(*_: object) -> Any:
+    os.kill(os.getpid(), signal.SIGILL)
+
+
+@needs_fork
+def test_a_check_that_dies_is_a_problem_and_the_others_are_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "torch", die)
+    monkeypatch.setattr(machine.processor, "instructions", die)
+    monkeypatch.setattr(machine, "_list_devices", die)
+    monkeypatch.setattr(trial, "gloo", die)
+    monkeypatch.setattr(fast_decode, "why_not", die)
+    assert main(["doctor", "--json"]) == 2
+    found = {each["what"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+    dead = {what for what, each in found.items() if "dies of SIGILL" in each["found"]}
+    assert dead == {"torch", "cpu", "devices", "processes", "kernel"}
+    assert all(found[what]["state"] == "problem" and found[what]["fix"] for what in dead)
+    assert {found[what]["state"] for what in ("python", "products", "tokenizer")} == {"ok"}
+
+
+@needs_fork
+def test_a_type_whose_training_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_try_training", lambda device, kind: die() if kind == "bf16" else "")
+    (found,) = machine._trained("cpu", "2 cores")
+    assert (found.state, found.fix) == ("note", "Use precision.compute: fp16.")
+    assert found.found == "2 cores; trains in fp32, fp16; not in bf16 (the process dies of SIGILL)"

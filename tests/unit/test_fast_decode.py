@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gptworks import names
+from gptworks import child_process, cpu, names
 from gptworks.config.schema import GenerateConfig, InitConfig, ModelConfig
 from gptworks.errors import UsageError
 from gptworks.generate import fast_decode
@@ -254,3 +254,22 @@ def test_all_kinds_are_listed_once() -> None:
     options.add_weights_option(parser)
     (action,) = [a for a in parser._actions if a.dest == "weights"]
     assert tuple(action.choices or ()) == inference.WEIGHTS
+
+
+@needs_compiler
+@pytest.mark.skipif(not child_process.POSSIBLE, reason="it is tried in a forked child")
+def test_a_function_that_dies_on_this_processor_is_refused_and_not_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """-march=native for a processor that advertises what it has not: the first instruction of it is the last."""
+    source = tmp_path / "fast_decode.cpp"
+    source.write_text('extern "C" void gptworks_decode(const void*, const void*) { __builtin_trap(); }')
+    monkeypatch.setattr(fast_decode, "_SOURCE", source)
+    compiler = fast_decode._compilers()[0]
+    monkeypatch.setattr(fast_decode, "_compilers", lambda: [compiler])
+    monkeypatch.setenv("GPTWORKS_HOME", str(tmp_path))
+    loaded = fast_decode._loaded.__wrapped__
+    assert loaded() == (None, f"{compiler}: what it builds dies of SIGILL on {cpu.name()}")
+    assert [file.suffix for file in (tmp_path / "kernels").iterdir()] == [".refused"]
+    monkeypatch.setattr(child_process, "run", lambda *_: pytest.fail("it was built again"))
+    assert "dies of SIGILL" in loaded()[1]

@@ -9,10 +9,11 @@ import pytest
 import gptworks
 
 SOURCE = Path(gptworks.__file__).parent
-# errors < names < config < tokenizer, plan, model < ...: a package imports from lower levels only.
+# errors < names, child_process < cpu < config < tokenizer, plan, model < ...: a package imports from lower levels only.
 LEVELS = [
     {"errors", "callable_package"},
-    {"names"},
+    {"names", "child_process"},
+    {"cpu"},
     {"config"},
     {"tokenizer", "plan", "model"},
     {"data", "parallel"},

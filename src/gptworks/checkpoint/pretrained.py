@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from gptworks import names
+from gptworks import cpu, names
 from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint.systems import registry
 from gptworks.checkpoint.systems.contract import Opened
@@ -106,6 +106,10 @@ class PretrainedGPT(GPT):
 
     tokenizer: Tokenizer | None = None
     folder: Path | None = None  # where the weights came from
+
+    def __init__(self, cfg: ModelConfig, compute_dtype: torch.dtype = torch.float32) -> None:
+        cpu.settle()  # it is called without anything else of ours
+        super().__init__(cfg, compute_dtype)
 
     def forward(self, tokens_BT: Tensor, **options: Any) -> Tensor:
         if tokens_BT.ndim != 2 or tokens_BT.is_floating_point():

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gptworks import cpu
 from gptworks.checkpoint.rules import MODULES
 from gptworks.checkpoint.stored import StoredTensors
 from gptworks.config.schema import ModelConfig
@@ -24,6 +25,7 @@ _ROWS = 4096  # of the vocabulary, at once
 @torch.no_grad()
 def logits(model: ModelConfig, tensors: StoredTensors, tokens_BT: Tensor) -> Tensor:
     """[B, T, V] in fp32, whatever the weights are stored in."""
+    cpu.require(torch.float32)
 
     def wide(name: str) -> Tensor:
         return tensors[name].read().float()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from gptworks import child_process
 from gptworks.errors import GPTWorksError, first_line
 
 
@@ -27,18 +28,30 @@ def problem(what: str, found: str, fix: str) -> list[Finding]:
     return [Finding(what, "problem", found, fix)]
 
 
+_SECONDS = 600.0  # of all checks together; a driver may hang
 Check = Callable[[], list[Finding]]
 
 
 def examine(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
-    """All of them: what one runs into is its finding, and does not keep the others from being looked at."""
+    """All of them, in a child: what one runs into or dies of is its finding, and does not keep the others from being
+    looked at."""
+    named = list(checks)
     findings = []
-    for what, check in checks:
-        try:
-            findings += check()
-        except GPTWorksError as error:  # says itself what to do
-            findings += problem(what, "not usable", str(error))
-        except Exception as error:
-            said = f"{type(error).__name__}: {first_line(error)}"
-            findings += problem(what, said, f"Mend or install anew what {what} stands for.")
+    for (what, _), outcome in zip(named, child_process.run_each(named, _look, _SECONDS), strict=True):
+        if outcome.failure:
+            findings += problem(what, outcome.failure, f"Mend or install anew what {what} stands for.")
+        else:
+            findings += [Finding(**each) for each in outcome.answers[0]]
     return findings
+
+
+def _look(named: tuple[str, Check]) -> list[dict[str, str]]:
+    what, check = named
+    try:
+        findings = check()
+    except GPTWorksError as error:  # says itself what to do
+        findings = problem(what, "not usable", str(error))
+    except Exception as error:
+        said = f"{type(error).__name__}: {first_line(error)}"
+        findings = problem(what, said, f"Mend or install anew what {what} stands for.")
+    return [vars(each) for each in findings]

@@ -3,10 +3,12 @@
 import os
 import shutil
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gptworks.doctor import packages
+from gptworks import child_process, cpu
+from gptworks.doctor import packages, processor
 from gptworks.doctor.finding import Finding, examine, note, ok, problem
 from gptworks.errors import first_line
 
@@ -19,7 +21,8 @@ def findings() -> list[Finding]:
     found = examine([("python", packages.python), ("packages", packages.required)])
     if any(each.state == "problem" for each in found):
         return found
-    checks = [("torch", torch), ("devices", devices), ("processes", processes), ("ports", ports)]
+    checks = [("torch", torch), ("cpu", processor.instructions), ("products", processor.products)]
+    checks += [("devices", devices), ("processes", processes), ("ports", ports)]
     checks += [("tokenizer", tokenizer), ("kernel", kernel)]
     return found + examine(checks) + packages.extras()
 
@@ -32,22 +35,18 @@ def torch() -> list[Finding]:
 
 
 def devices() -> list[Finding]:
-    """Each of them trains a small model for some steps in each type of number."""
+    """Each of them trains a small model for some steps in each type of number, in a child: a driver may kill it."""
     import torch
 
-    from gptworks.plan.machine import memory_available
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    kinds = [("cpu", f"{cores} cores, {memory_available() / 2**30:,.1f} GiB of memory free")]
-    for number in range(torch.cuda.device_count()):
-        device = torch.cuda.get_device_properties(number)
-        kinds.append((f"cuda:{number}", f"{device.name}, {device.total_memory / 2**30:,.1f} GiB"))
-    if torch.backends.mps.is_available():
-        kinds.append(("mps", "Apple GPU"))
+    cpu.settle(say=False)
+    listed = child_process.run(_list_devices)
     found: list[Finding] = []
-    for name, about in kinds:
+    for name, about in listed.answers:
         found += _trained(name, about)
-    if len(kinds) == 1 and torch.version.cuda:
+    if listed.failure:
+        fix = "Mend its driver or torch, or use --device cpu."
+        found += problem("devices", f"looking for more of them: {listed.failure}", fix)
+    elif len(listed.answers) == 1 and torch.version.cuda:
         found += note(
             "device cuda",
             "torch has CUDA, but no device answers",
@@ -56,14 +55,27 @@ def devices() -> list[Finding]:
     return found
 
 
+def _list_devices() -> Iterator[tuple[str, str]]:
+    """(name, what it is). In a child: a process that has asked a CUDA device for its name cannot be copied any more."""
+    import torch
+
+    from gptworks.plan.machine import memory_available
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield "cpu", f"{cores} cores, {memory_available() / 2**30:,.1f} GiB of memory free"
+    for number in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(number)
+        yield f"cuda:{number}", f"{device.name}, {device.total_memory / 2**30:,.1f} GiB"
+    if torch.backends.mps.is_available():
+        yield "mps", "Apple GPU"
+
+
 def _trained(device: str, about: str) -> list[Finding]:
-    can, cannot = [], []
-    for name in ("fp32", "bf16", "fp16"):
-        failure = _try_training(device, name)
-        if failure:
-            cannot.append(f"{name} ({failure})")
-        else:
-            can.append(name)
+    kinds = ("fp32", "bf16", "fp16")
+    outcomes = child_process.run_each(kinds, lambda kind: _try_training(device, kind), 120.0)
+    failures = {kind: each.failure or each.answers[0] for kind, each in zip(kinds, outcomes, strict=True)}
+    can = [kind for kind in kinds if not failures[kind]]
+    cannot = [f"{kind} ({failures[kind]})" for kind in kinds if failures[kind]]
     what, told = f"device {device}", f"{about}; trains in {', '.join(can) or 'nothing'}"
     if "fp32" not in can:
         return problem(what, f"{about}; fails: {'; '.join(cannot)}", "Mend its driver or torch, or use --device cpu.")

@@ -17,6 +17,7 @@ def findings(cfg: RunConfig) -> list[Finding]:
     return examine(
         [
             ("run.device", lambda: device(cfg)),
+            ("precision.compute", lambda: precision(cfg)),
             ("parallel", lambda: layout(cfg)),
             ("memory", lambda: memory(cfg)),
             ("data.path", lambda: data(cfg)),
@@ -34,6 +35,19 @@ def device(cfg: RunConfig) -> list[Finding]:
         return ok("run.device", f"{cfg.run.device}: {pick_device(cfg.run.device)}")
     except ConfigError as error:
         return problem("run.device", f"{cfg.run.device} is not here", " ".join(error.problems))
+
+
+def precision(cfg: RunConfig) -> list[Finding]:
+    """Refused by an error where products of that type kill the process."""
+    from gptworks import cpu
+    from gptworks.parallel.launch import pick_device
+    from gptworks.train.precision import DTYPES
+
+    kind = cfg.precision.compute
+    if pick_device(cfg.run.device).type == "cpu":
+        cpu.settle(say=False)
+        cpu.require(DTYPES[kind])
+    return ok("precision.compute", kind)
 
 
 def _solved(cfg: RunConfig) -> Layout:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from gptworks import cpu
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError, GenerationError, UsageError
 from gptworks.export import registry
@@ -30,6 +31,7 @@ class Inference:
         self.target, file = found
         self.model = ModelConfig.model_validate(info["model"])
         self.tokenizer = Tokenizer.from_pretrained(self.folder)
+        cpu.settle()
         self.runner = self.target.open(file, self.model)
 
     def generations(self, prompts: str | Sequence[str], *, max_new_tokens: int = 64) -> list[Generation]:

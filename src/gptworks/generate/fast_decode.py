@@ -8,11 +8,11 @@ import ctypes
 import functools
 import hashlib
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gptworks import names
+from gptworks import child_process, cpu, names
+from gptworks.config.schema import ModelConfig
 from gptworks.model.gpt import GPT, KVCache
-from gptworks.model.inference import StoredEmbedding, StoredLinear, StoredMatrix
+from gptworks.model.inference import WEIGHTS, StoredEmbedding, StoredLinear, StoredMatrix, store_weights
 
 MAX_ROWS = 16  # with more of them torch's products are as fast
 OFF = "GPTWORKS_KERNELS"  # "off" in the environment: torch alone
@@ -107,6 +108,9 @@ class Decoder:
         return cls(model) if fits and why_not() is None else None
 
     def __call__(self, tokens_B1: Tensor, cache: KVCache) -> Tensor:
+        return self.decode(_function(), tokens_B1, cache)
+
+    def decode(self, function: Any, tokens_B1: Tensor, cache: KVCache) -> Tensor:
         cfg, rows = self.cfg, len(tokens_B1)
         logits_BV = torch.empty(rows, cfg.vocab_size)
         in_lanes = -(-rows // _LANES) * _LANES * max(cfg.hidden_size, cfg.ffn_size)
@@ -120,7 +124,7 @@ class Decoder:
             cache.length,
             torch.get_num_threads(),
         )
-        _function()(ctypes.byref(self._model), ctypes.byref(step))
+        function(ctypes.byref(self._model), ctypes.byref(step))
         cache.advance(1)
         return logits_BV
 
@@ -206,24 +210,27 @@ def _built(compiler: str) -> Path:
     key = "\n".join([_SOURCE.read_text(encoding="utf-8"), *_FLAGS, version, _processor()])
     folder = names.home() / "kernels"
     library = folder / f"{_SOURCE.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    refused = library.with_suffix(".refused")
     if library.is_file():
         return library
+    if refused.is_file():
+        raise OSError(refused.read_text(encoding="utf-8"))
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as work:
         compiled, linked = Path(work) / "a.o", Path(work) / "a.so"
         for command in ([*_FLAGS, "-c", _SOURCE, "-o", compiled], ["-shared", compiled, "-o", linked]):
             subprocess.run([compiler, *map(str, command)], capture_output=True, text=True, check=True, timeout=300)
+        if died := child_process.run(lambda: _decode_a_little(_open(linked))).ended_by:
+            # Written down: the next process need not build it again to know.
+            refused.write_text(f"what it builds dies of {died} on {cpu.name()}", encoding="utf-8")
+            raise OSError(refused.read_text(encoding="utf-8"))
         linked.replace(library)  # in one go: another process may be waiting for it
     return library
 
 
 def _processor() -> str:
     """-march=native means another program on another processor, and home folders are shared between machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line for line in lines if line.startswith(("flags", "Features")))
-    except (OSError, StopIteration):
-        return platform.processor()
+    return " ".join(cpu.flags()) or cpu.name()
 
 
 def _open(library: Path) -> Any:
@@ -234,6 +241,16 @@ def _open(library: Path) -> Any:
     function.argtypes = [ctypes.POINTER(_Model), ctypes.POINTER(_Step)]
     function.restype = None
     return function
+
+
+def _decode_a_little(function: Any) -> Iterator[str]:
+    """In a child: -march=native believes what the processor advertises, and it may not have it."""
+    torch.set_num_threads(1)  # those of the process that was copied are not here
+    for kind in WEIGHTS:
+        model = GPT(ModelConfig(num_layers=1, hidden_size=16, num_heads=2, vocab_size=32, max_positions=8)).eval()
+        store_weights(model, kind)
+        Decoder(model).decode(function, torch.zeros(2, 1, dtype=torch.long), model.new_cache(2, 8))
+        yield kind
 
 
 def _use_huge_pages(tensor: Tensor) -> None:

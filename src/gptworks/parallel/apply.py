@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from gptworks import cpu
 from gptworks.config.schema import InitConfig, ModelConfig, ParallelConfig
 from gptworks.model import GPT, tie
 from gptworks.model.init import draw
@@ -44,6 +45,8 @@ def build(
     model_type: type[GPT] = GPT,
 ) -> GPT:
     """This rank's part of the model. `parallel`: what the layout leaves open; None = the usual for it."""
+    if world.computes_on_cpu:
+        cpu.require(compute_dtype)
     parallel = parallel or ParallelConfig(**vars(world.layout))
     num_stages = world.layout.pp * parallel.virtual_stages
     stages = [0]

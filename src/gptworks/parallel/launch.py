@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gptworks import cpu
 from gptworks.config.derive import Layout, solve_layout
 from gptworks.config.schema import ParallelConfig, RunFolderConfig
 from gptworks.errors import ConfigError
@@ -57,6 +58,11 @@ class World:
         """The one process that writes what is written once."""
         return self.rank == 0
 
+    @property
+    def computes_on_cpu(self) -> bool:
+        """An imagined world computes nothing."""
+        return self.device.type == "cpu" and isinstance(self.memory, nullcontext)
+
     def axis(self, name: str) -> "DeviceMesh | None":
         """The one-dimensional mesh of this process's neighbours in that direction; None where it has none."""
         return self.mesh[name] if self.mesh is not None and getattr(self.layout, name) > 1 else None
@@ -77,6 +83,8 @@ def start(parallel: ParallelConfig, run: RunFolderConfig) -> World:
         torch.set_num_threads(max(1, _num_cores() // place.local_size))
     keep_freed_memory()
     device = pick_device(run.device, place.local_rank)
+    if device.type == "cpu":
+        cpu.settle()  # here: a process group has threads
     if place.world_size == 1:
         return World(device, layout)
     if _world is not None and _world.layout == layout:

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from gptworks import cpu
 from gptworks.parallel import rank_process
 
 _POLL = 0.05  # seconds
@@ -131,6 +132,8 @@ def main() -> None:
     for name in asked["preload"]:
         with suppress(Exception):  # the ranks will run into the same, and say so
             importlib.import_module(name)
+    if "torch" in sys.modules:
+        cpu.settle()  # once for all ranks
     # From here on a signal is for the ranks, which save and end. A batch system sends it to all processes at once.
     for number in _FOR_RANKS:
         signal.signal(number, signal.SIG_IGN)

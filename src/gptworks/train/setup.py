@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from gptworks import cpu
 from gptworks.config import contradictions
 from gptworks.config.contradictions import fit_layout
 from gptworks.config.derive import BatchPlan, num_steps, solve_batch
@@ -13,6 +14,7 @@ from gptworks.data.windows import OrderedSamples
 from gptworks.errors import ConfigError
 from gptworks.parallel import launch
 from gptworks.parallel.launch import World
+from gptworks.train.precision import DTYPES
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Setup:
 def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
     """Open the data, solve the batch equation, count the steps. `world`: None = the one the environment tells of."""
     world = world or launch.start(cfg.parallel, cfg.run)
+    if world.computes_on_cpu:
+        cpu.require(DTYPES[cfg.precision.compute])
     parallel = fit_layout(cfg, world.layout)
     dataset = Dataset(cfg.data, vocab_size=cfg.model.vocab_size, seed=cfg.train.seed)
     per_epoch = dataset.samples_per_epoch("train")
