@@ -85,7 +85,9 @@ class Run:
         needed = sizes.checkpoint_bytes(cfg.model, cfg.checkpoint.portable)
         ranks.main_does(lambda: folders.check_free_space(folder, needed))
         weights = ranks.all_do(self._weights_to_tune) if cfg.init.checkpoint and source is None else None
-        self.part = ranks.all_do(lambda: self._build_part(weights))
+        # What a checkpoint fills is not drawn before.
+        fresh = FreshWeights(cfg.init, cfg.model.num_layers, cfg.train.seed) if source is None else None
+        self.part = ranks.all_do(lambda: build_part(cfg, setup.world, setup.parallel, weights or fresh))
         self.optimizer = optim.build(self.part, cfg.optim)
         self.scaler = LossScaler(cfg.precision.scaler, enabled=cfg.precision.compute == "fp16")
         self.progress = self._restore(source, manifest) if source and manifest else Progress()
@@ -164,10 +166,6 @@ class Run:
             self.setup.dataset.tokenizer.require(manifest.tokenizer_identity, what=str(source))
         manifests.verify(source, manifest, share=self.ranks.rank, shares=self.ranks.size)
         return manifest
-
-    def _build_part(self, weights: WeightSource | None) -> GPT:
-        fresh = FreshWeights(self.cfg.init, self.cfg.model.num_layers, self.cfg.train.seed)
-        return build_part(self.cfg, self.setup.world, self.setup.parallel, weights or fresh)
 
     def _weights_to_tune(self) -> WeightSource:
         mine = self.cfg.model.model_dump()
@@ -410,8 +408,8 @@ class Run:
         )
 
 
-def build_part(cfg: RunConfig, world: World, parallel: ParallelConfig, weights: WeightSource) -> GPT:
-    """This rank's part of the model of a run."""
+def build_part(cfg: RunConfig, world: World, parallel: ParallelConfig, weights: WeightSource | None) -> GPT:
+    """This rank's part of the model of a run; without weights its parameters hold no numbers yet."""
     return apply.build(
         cfg.model,
         world,
