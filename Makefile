@@ -9,12 +9,13 @@ RUN    := runs/quickstart
 CORPORA ?= ../shared/data/corpora
 MODEL_DATA := runs/model-data
 
-.PHONY: quickstart model test test-interop check format clean bench bench-generate conformance help
+.PHONY: quickstart model test test-python test-interop check format clean bench bench-generate conformance help
 
 help:
 	@echo "make quickstart   train a small GPT on text your Python carries (about 3 minutes)"
 	@echo "make model        train 6 x 384 on WikiText-2 and web pages in \$$CORPORA, to measure with (about 40 minutes)"
 	@echo "make test         install and run the tests"
+	@echo "make test-python PY=python3.13   the tests with another Python (its torch may bring gigabytes of CUDA packages)"
 	@echo "make test-interop the other systems read what we write, and the reverse (installs MindSpore, Megatron, Paddle, lm_eval and llama.cpp)"
 	@echo "make conformance  run the tests of other systems' promises and write docs/conformance.md"
 	@echo "make check        formatting, lint and types"
@@ -65,6 +66,18 @@ $(MODEL_DATA)/ready: $(VENV)/installed
 # would only wait for the tests that start processes themselves.
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
+
+# Another Python, in an environment of its own. Not part of `make test`: pip may find no CPU build of torch for it, and
+# then several gigabytes of CUDA packages come along.
+PY ?= python3.13
+OTHER := .venv-$(notdir $(PY))
+
+test-python: pyproject.toml constraints.txt
+	@command -v $(PY) > /dev/null || { echo "make test-python: no $(PY) here; name one with PY=/path/to/python3.12" >&2; exit 2; }
+	@test -x $(OTHER)/bin/python || $(PY) -m venv $(OTHER)
+	$(OTHER)/bin/$(PIP) -c constraints.txt torch
+	$(OTHER)/bin/$(PIP) -c constraints.txt -e ".[dev]"
+	$(OTHER)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 
 # The other systems, each in an environment of its own: what they need does not go together.
 PIP := python -m pip install --quiet --disable-pip-version-check
@@ -132,5 +145,5 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/plan.py
 
 clean:
-	rm -rf $(VENV) .venv-mindspore .venv-megatron .venv-paddle .venv-lmeval .venv-peers runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-python* .venv-mindspore .venv-megatron .venv-paddle .venv-lmeval .venv-peers runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

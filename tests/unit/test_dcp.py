@@ -15,10 +15,11 @@ import torch
 import torch.distributed.checkpoint as torch_dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, StorageMeta
 
 from gptworks.checkpoint.formats import dcp
 from gptworks.errors import CheckpointError
+from gptworks.parallel.slices import Slice
 
 TENSORS = {
     "model.a": torch.arange(6, dtype=torch.float32).reshape(2, 3),
@@ -65,6 +66,12 @@ def test_tensors_come_back_bit_by_bit(folder: Path) -> None:
         assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name], tensor), name
     assert dcp.shapes(folder) == {name: tensor.shape for name, tensor in TENSORS.items()}
+
+
+def test_a_slice_gets_what_lies_there(folder: Path) -> None:
+    here = torch.zeros(1, 2)
+    dcp.load_into(folder, {"model.a": Slice(here, torch.Size([1, 1]), torch.Size([2, 3]))})
+    assert here.tolist() == [[4.0, 5.0]]
 
 
 def test_torch_itself_reads_what_we_write(folder: Path) -> None:
@@ -182,6 +189,26 @@ def test_an_entry_that_is_no_tensor_is_refused(folder: Path) -> None:
     rewrite(folder, lambda metadata: metadata.state_dict_metadata.update({"extra": StorageMeta()}))
     with pytest.raises(CheckpointError, match="entry 'extra' is not a tensor"):
         dcp.load_into(folder, empty())
+
+
+@pytest.mark.parametrize(
+    ("boxes", "left"),
+    [
+        ([((1, 0), (2, 3))], 3),  # beside its place
+        ([((0, 0), (1, 3)), ((0, 0), (1, 3))], 3),  # twice the same
+        ([((0, 0), (2, 2)), ((0, 1), (2, 1))], 2),  # one over the other
+        ([((0, 0), (1, 3)), ((1, 0), (1, 2)), ((0, 0), (1, 1))], 1),
+    ],
+)
+def test_a_number_that_no_slice_holds_is_missed_and_nothing_is_filled(boxes: Any, left: int, folder: Path) -> None:
+    """The sizes of the slices add up, so only their places tell."""
+    chunks = [ChunkStorageMetadata(torch.Size(begin), torch.Size(size)) for begin, size in boxes]
+    rewrite(folder, lambda metadata: setattr(metadata.state_dict_metadata["model.a"], "chunks", chunks))
+    found = empty()
+    with pytest.raises(CheckpointError, match=rf"of 'model.a', {left} of 6 numbers are in no slice") as caught:
+        dcp.load_into(folder, found)
+    assert "The checkpoint is damaged" in str(caught.value)
+    assert all(int(tensor.count_nonzero()) == 0 for tensor in found.values())
 
 
 @pytest.mark.parametrize("path", ["../stolen", "/etc/hostname", "..", "deeper/file", "./__0_0.distcp"])

@@ -11,9 +11,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gptworks.checkpoint import regions
 from gptworks.checkpoint.stored import Stored, StoredTensors
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
+from gptworks.parallel.slices import Region
 
 
 class HeadsUnknownError(CheckpointError):
@@ -66,6 +68,17 @@ class Rule:
         turned = [tensor.T if self._is_transposed(tensor) else tensor for tensor in tensors]
         tensor = torch.cat(turned) if len(turned) > 1 else turned[0]
         return _reorder(tensor, self._order, OURS, head_size) if self.is_qkv else tensor
+
+    def region_from_theirs(
+        self, tensors: Sequence[Stored], region: Region, shape: torch.Size, head_size: int
+    ) -> Tensor:
+        """What lies in a region of our tensor, or shard, of this shape; where it can be, without reading the rest."""
+        if any(each.read_region is None for each in tensors):
+            return self.from_theirs([each.read() for each in tensors], head_size)[region]
+        rows = torch.arange(shape[0])
+        rows = _reorder(rows, self._order, OURS, head_size) if self.is_qkv else rows
+        turned = self.transposed and len(shape) == 2
+        return regions.rows_of(tensors, rows[region[0]], region[1:], transposed=turned)
 
     def to_theirs(self, tensor: Tensor, head_size: int) -> list[Tensor]:
         if self.is_qkv:
@@ -305,7 +318,16 @@ def _joined(rule: Rule, shards: Sequence[StoredTensors], shape: torch.Size, head
         parts = [rule.from_theirs([shard[name].read() for name in rule.theirs], head_size) for shard in shards]
         return torch.cat(parts, dim=rule.cut) if len(parts) > 1 else parts[0]
 
-    return Stored(shape, shards[0][rule.theirs[0]].dtype, read)
+    def of_shard(shard: StoredTensors, region: Region) -> Tensor:
+        return rule.region_from_theirs([shard[name] for name in rule.theirs], region, local, head_size)
+
+    def read_region(region: Region) -> Tensor:
+        if rule.cut is None:
+            return of_shard(shards[0], region)
+        return regions.beside([partial(of_shard, shard) for shard in shards], local[rule.cut], rule.cut, region)
+
+    local = _local_shape(shape, rule.cut, len(shards))
+    return Stored(shape, shards[0][rule.theirs[0]].dtype, read, read_region)
 
 
 def split(

@@ -16,27 +16,31 @@ from gptworks.model.init import draw
 from gptworks.parallel import recompute, shard
 from gptworks.parallel.launch import World
 from gptworks.parallel.parts import Part, canonical_name, parts_of
+from gptworks.parallel.slices import Region, region_of
 
 
 class WeightSource(Protocol):
-    """Gives each parameter by name, whole."""
+    """Gives each parameter by its name and whole shape: what lies in a region of it, or all where None is asked for."""
 
-    def tensor(self, name: str, shape: torch.Size) -> Tensor: ...
+    def tensor(self, name: str, shape: torch.Size, region: Region | None = None) -> Tensor: ...
 
 
 class FreshWeights:
+    """Drawn whole and then cut: so no layout can change a weight."""
+
     def __init__(self, cfg: InitConfig, num_layers: int, seed: int) -> None:
         self.cfg, self.num_layers, self.seed = cfg, num_layers, seed
 
-    def tensor(self, name: str, shape: torch.Size) -> Tensor:
-        return draw(name, shape, self.num_layers, self.cfg, self.seed)
+    def tensor(self, name: str, shape: torch.Size, region: Region | None = None) -> Tensor:
+        whole = draw(name, shape, self.num_layers, self.cfg, self.seed)
+        return whole if region is None else whole[region]
 
 
 def build(
     cfg: ModelConfig,
     world: World,
     compute_dtype: torch.dtype,
-    weights: WeightSource,
+    weights: WeightSource | None,
     *,
     parallel: ParallelConfig | None = None,
     reduce_dtype: torch.dtype = torch.float32,
@@ -44,7 +48,8 @@ def build(
     compile_blocks: bool = False,
     model_type: type[GPT] = GPT,
 ) -> GPT:
-    """This rank's part of the model. `parallel`: what the layout leaves open; None = the usual for it."""
+    """This rank's part of the model. `parallel`: what the layout leaves open; None = the usual for it. `weights`: None
+    = whatever is in the memory, for a caller who fills every parameter afterwards, or who needs no numbers."""
     if world.computes_on_cpu:
         cpu.require(compute_dtype)
     parallel = parallel or ParallelConfig(**vars(world.layout))
@@ -73,7 +78,8 @@ def build(
             # Memory exists only from here on. What is offloaded begins and stays in that of the CPU.
             part.to_empty(device="cpu" if parallel.offload else world.device)
             _tie_what_is_here(part)  # to_empty gives head and embedding a tensor each
-            fill(part, weights, tied=cfg.tied)
+            if weights is not None:
+                fill(part, weights, tied=cfg.tied)
         parts.append(part)
     if num_stages > 1:
         pipelined: GPT = pipeline.Pipeline(parts, world, schedule=parallel.schedule)
@@ -96,10 +102,11 @@ def sum_gradients(part: Part, world: World) -> None:
 
 @torch.no_grad()
 def fill(part: nn.Module, weights: WeightSource, *, tied: bool = False) -> None:
-    """Each parameter by its name, or this rank's slice of it."""
+    """Each parameter by its name; of one that is cut, no more is asked for than this rank's slice."""
     for name, parameter in part.named_parameters():
-        whole = weights.tensor(canonical_name(name, tied=tied), parameter.shape)
-        shard.local(parameter.detach()).copy_(shard.cut_like(whole, parameter))
+        region = region_of(parameter) if hasattr(parameter, "placements") else None
+        here = weights.tensor(canonical_name(name, tied=tied), parameter.shape, region)
+        shard.local(parameter.detach()).copy_(here)
 
 
 def _tie_what_is_here(part: GPT) -> None:

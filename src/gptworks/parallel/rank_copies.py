@@ -23,7 +23,7 @@ from gptworks import cpu
 from gptworks.parallel import rank_process
 
 _POLL = 0.05  # seconds
-_FOR_RANKS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FOR_RANKS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 
 # Elsewhere libraries are not safe to copy once they are loaded.
 POSSIBLE = sys.platform == "linux"

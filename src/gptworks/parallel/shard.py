@@ -174,19 +174,6 @@ def num_gathered(parameter: Tensor) -> int:
     return math.prod(shape)
 
 
-def cut_like(whole: Tensor, parameter: Tensor) -> Tensor:
-    """The numbers of a whole tensor that this rank holds, found without asking anyone."""
-    if not hasattr(parameter, "device_mesh"):
-        return whole
-    place = parameter.device_mesh.get_coordinate()
-    for axis, size in slices.splits(parameter):
-        dim = parameter.placements[axis].dim  # type: ignore[attr-defined]
-        chunks = whole.chunk(size, dim)
-        number = place[axis]
-        whole = chunks[number] if number < len(chunks) else whole.narrow(dim, 0, 0)
-    return whole
-
-
 def _sharded(part: nn.Module) -> Iterator["FSDPModule"]:
     if part in _ways and _ways[part].zero:
         from torch.distributed.fsdp import FSDPModule

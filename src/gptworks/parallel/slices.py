@@ -9,6 +9,8 @@ from torch import Tensor
 
 from gptworks.parallel.parts import canonical_name
 
+Region = tuple[slice, ...]  # of a tensor: from where to where in each dim
+
 
 @dataclass(frozen=True)
 class Slice:
@@ -30,6 +32,13 @@ def slice_of(tensor: Any) -> Slice:
         return tensor
     if not hasattr(tensor, "placements"):  # a plain one; to import DTensor would take as long as half of torch
         return Slice(tensor.detach(), torch.Size([0] * tensor.ndim), tensor.shape)
+    region, here = region_of(tensor), tensor.to_local().detach()
+    assert here.shape == size_of(region), f"holds {list(here.shape)}, but {list(size_of(region))} belongs here"
+    return Slice(here, torch.Size(each.start for each in region), tensor.shape)
+
+
+def region_of(tensor: Any) -> Region:
+    """Which part of the whole tensor this rank holds of a DTensor, found without asking anyone."""
     # Not by the DTensor's own word: torch 2.13 is wrong about uneven cuts of one dim by two axes.
     place, offsets, sizes = tensor.device_mesh.get_coordinate(), [0] * tensor.ndim, list(tensor.shape)
     assert place is not None
@@ -39,9 +48,11 @@ def slice_of(tensor: Any) -> Slice:
         begin = min(step * place[axis], sizes[dim])
         offsets[dim] += begin
         sizes[dim] = min(step, sizes[dim] - begin)
-    here = tensor.to_local().detach()
-    assert list(here.shape) == sizes, f"holds {list(here.shape)}, but {sizes} belongs here"
-    return Slice(here, torch.Size(offsets), tensor.shape)
+    return tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
+
+
+def size_of(region: Region) -> torch.Size:
+    return torch.Size(each.stop - each.start for each in region)
 
 
 def splits(tensor: Tensor) -> Iterator[tuple[int, int]]:

@@ -156,6 +156,18 @@ def _tables() -> dict[str, Any]:
 @cache
 def _devices() -> dict[str, Device]:
     return {
-        name: Device(name=name, **values | {key: int(values[key]) for key in ("memory", "reserved")})
+        name: Device(name=name, **_with_peak(values) | {key: int(values[key]) for key in ("memory", "reserved")})
         for name, values in _tables()["devices"].items()
     }
+
+
+def _with_peak(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a device, those of its chip among them."""
+    rest = {key: value for key, value in values.items() if key != "chip"}
+    return rest | {"peak": _tables()["chips"][values["chip"]]["peak"]} if "chip" in values else rest
+
+
+def datasheet_peak(reported_name: str) -> dict[str, float] | None:
+    """FLOP/s of dense products by type, of a device by the name that its driver reports; None where it is not known."""
+    name = reported_name.strip().removeprefix("NVIDIA ")
+    return next((chip["peak"] for chip in _tables()["chips"].values() if name in chip["names"]), None)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from gptworks.config.contradictions import fit_layout, suits
 from gptworks.config.derive import BatchPlan, Layout, num_steps, solve_batch, solve_layout
@@ -57,11 +56,6 @@ class Survey:
         return sum(h.stage_parameters * len(h.pp_ranks) for h in self.holdings if h.tp_ranks.start == 0)
 
 
-class _ShapesOnly:
-    def tensor(self, name: str, shape: torch.Size) -> Tensor:
-        return torch.empty(shape, device="meta")
-
-
 def survey(cfg: RunConfig, world_size: int) -> Survey:
     """Refuses what a run of so many processes would refuse, as long as it needs no data to know it."""
     layout = solve_layout(cfg.parallel, world_size, partial(suits, cfg))
@@ -111,7 +105,7 @@ def _holding(
 ) -> Holding:
     # What is offloaded lies in real memory. How much it is does not depend on where it lies.
     built = parallel.model_copy(update={"offload": False})
-    part = apply.build(cfg.model, world, DTYPES[cfg.precision.compute], _ShapesOnly(), parallel=built)
+    part = apply.build(cfg.model, world, DTYPES[cfg.precision.compute], None, parallel=built)
     layout, zero = world.layout, parallel.zero
     compute = DTYPES[cfg.precision.compute].itemsize
     reduced = _FP32 if cfg.precision.reduce == "fp32" else compute

@@ -98,7 +98,7 @@ def simulate(cfg: RunConfig, world_size: int, rank: int, micro_batches: int | No
     cfg = cfg.model_copy(update={"train": cfg.train.model_copy(update={"compile": False})})
     began = time.perf_counter()
     with launch.imagined(layout, rank, FakeTensorMode(allow_non_fake_inputs=True)) as world:
-        part = build_part(cfg, world, parallel, _AnyWeights())
+        part = build_part(cfg, world, parallel, None)
         with world.memory, _Answers(), ExitStack() as imagining:
             if not isinstance(part, GPT):
                 from gptworks.parallel import pipeline
@@ -241,11 +241,6 @@ def _telling(tracker: Tracker, part: Part, optimizer: torch.optim.AdamW) -> Iter
     finally:
         for handle in handles:
             handle.remove()
-
-
-class _AnyWeights:
-    def tensor(self, name: str, shape: torch.Size) -> Tensor:
-        return torch.empty(shape)
 
 
 def _any_batch(cfg: RunConfig, plan: BatchPlan) -> Batch:

@@ -35,7 +35,7 @@ def gptworks_line(line: LogLine) -> str:
     return (
         f"step {line.step:>{width}}/{line.last_step}  loss {line.loss:.4f}  lr {line.lr:.2e}  grad "
         f"{line.grad_norm:.3f}{scale}  "
-        f"{line.speed.tokens_per_sec:,.0f} tok/s  MFU {100 * line.speed.mfu:.0f}%  ETA {duration(eta)}"
+        f"{_speed(line.speed)}  ETA {duration(eta)}"
     )
 
 
@@ -51,6 +51,10 @@ def fleetx_line(line: LogLine) -> str:
         f"ips_total: {total:.0f} tokens/s, ips: {total / line.num_ranks:.0f} tokens/s, learning rate: "
         f"{line.next_lr:.5e}"
     )
+
+
+def _speed(speed: Speed) -> str:
+    return f"{speed.tokens_per_sec:,.0f} tok/s  MFU " + ("-" if speed.mfu is None else f"{100 * speed.mfu:.0f}%")
 
 
 STYLES = {"gptworks": gptworks_line, "fleetx": fleetx_line}
@@ -88,8 +92,7 @@ class TrainConsole:
         if self.progress is None:
             self.say(STYLES[self.style](line))
             return
-        speed = f"{line.speed.tokens_per_sec:,.0f} tok/s  MFU {100 * line.speed.mfu:.0f}%"
-        text = f"loss {line.loss:.4f}  lr {line.lr:.2e}  {speed}"
+        text = f"loss {line.loss:.4f}  lr {line.lr:.2e}  {_speed(line.speed)}"
         self.progress.update(self.task, completed=line.step, text=text)
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ from gptworks.train.metrics import NONFINITE, Metrics
 from gptworks.train.precision import DTYPES, LossScaler
 from gptworks.train.profile import profiled
 from gptworks.train.setup import Setup
-from gptworks.train.speed import Stopwatch, matmul_peak
+from gptworks.train.speed import Stopwatch, find_peak
 from gptworks.train.step import StepReport
 
 SAVING_TIMEOUT = timedelta(hours=2)
@@ -85,12 +85,15 @@ class Run:
         needed = sizes.checkpoint_bytes(cfg.model, cfg.checkpoint.portable)
         ranks.main_does(lambda: folders.check_free_space(folder, needed))
         weights = ranks.all_do(self._weights_to_tune) if cfg.init.checkpoint and source is None else None
-        self.part = ranks.all_do(lambda: self._build_part(weights))
+        # What a checkpoint fills is not drawn before.
+        fresh = FreshWeights(cfg.init, cfg.model.num_layers, cfg.train.seed) if source is None else None
+        self.part = ranks.all_do(lambda: build_part(cfg, setup.world, setup.parallel, weights or fresh))
         self.optimizer = optim.build(self.part, cfg.optim)
         self.scaler = LossScaler(cfg.precision.scaler, enabled=cfg.precision.compute == "fp16")
         self.progress = self._restore(source, manifest) if source and manifest else Progress()
         self.batches = setup.batches(consumed=manifest.consumed if manifest else 0)
 
+        self.peak = find_peak(setup.world.device, cfg.precision.compute)
         ranks.main_does(lambda: self._write_down(command or sys.argv))
         quiet = not ranks.is_main
         self._closing = contextlib.ExitStack()
@@ -102,8 +105,7 @@ class Run:
         self._closing.callback(self.metrics.close)
         profiled_steps = () if quiet else cfg.train.profile
         self.profiler = self._closing.enter_context(profiled(profiled_steps, folder, self.progress.step))
-        peak = matmul_peak(setup.world.device, DTYPES[cfg.precision.compute])
-        self.watch = Stopwatch(cfg.model, cfg.data.seq_len, peak=peak * ranks.size)
+        self.watch = Stopwatch(cfg.model, cfg.data.seq_len, peak=self.peak, num_devices=ranks.size)
 
     def __enter__(self) -> "Run":
         return self
@@ -137,7 +139,7 @@ class Run:
                 )
 
     def _write_down(self, command: list[str]) -> None:
-        run_folder.write_environment(self.folder, command)
+        run_folder.write_environment(self.folder, command, mfu_of=vars(self.peak))
         run_folder.replace_text(self.folder / "config.yaml", yaml_text.dump(self.cfg.model_dump(mode="json")))
 
     def _checkpoint_to_resume(self, resume_from: str) -> Path | None:
@@ -164,10 +166,6 @@ class Run:
             self.setup.dataset.tokenizer.require(manifest.tokenizer_identity, what=str(source))
         manifests.verify(source, manifest, share=self.ranks.rank, shares=self.ranks.size)
         return manifest
-
-    def _build_part(self, weights: WeightSource | None) -> GPT:
-        fresh = FreshWeights(self.cfg.init, self.cfg.model.num_layers, self.cfg.train.seed)
-        return build_part(self.cfg, self.setup.world, self.setup.parallel, weights or fresh)
 
     def _weights_to_tune(self) -> WeightSource:
         mine = self.cfg.model.model_dump()
@@ -217,6 +215,8 @@ class Run:
             f"{batch.data_parallel} data-parallel\n"
             f"data:  {self.setup.train_samples.per_epoch:,} samples per epoch; {self.setup.last_step:,} steps"
         )
+        if cfg.train.log_style != "fleetx":  # whose lines have none
+            say(str(self.peak))
         if self.ranks.size > 1:
             say(f"ranks: {self.ranks.size} processes, {self.setup.world.layout}")
         for store in self.setup.train_samples.sources:
@@ -265,6 +265,9 @@ class Run:
 
     def log(self, step: int, lr: float, report: StepReport) -> None:
         cfg, setup, speed = self.cfg, self.setup, self.watch.lap()
+        if self.watch.peak is not self.peak:
+            self.peak = self.watch.peak
+            self.console.say(f"step {step}: {self.peak}")
         per_epoch = max(1, setup.train_samples.per_epoch // setup.batch.global_size)
         # As FleetX counts: epochs are whole batches. Those that were of another size count as they would today.
         epoch, batch_in_epoch = divmod(self.batches.consumed // setup.batch.global_size - 1, per_epoch)
@@ -287,8 +290,9 @@ class Run:
             "grad_norm": report.grad_norm,
             "tokens": self.batches.consumed * cfg.data.seq_len,
             "tokens_per_sec": round(speed.tokens_per_sec, 1),
-            "mfu": round(speed.mfu, 4),
         }
+        if speed.mfu is not None:
+            values["mfu"] = round(speed.mfu, 4)
         if self.scaler.enabled:
             values["loss_scale"] = report.loss_scale
         if self.progress.updates < step:
@@ -410,8 +414,8 @@ class Run:
         )
 
 
-def build_part(cfg: RunConfig, world: World, parallel: ParallelConfig, weights: WeightSource) -> GPT:
-    """This rank's part of the model of a run."""
+def build_part(cfg: RunConfig, world: World, parallel: ParallelConfig, weights: WeightSource | None) -> GPT:
+    """This rank's part of the model of a run; without weights its parameters hold no numbers yet."""
     return apply.build(
         cfg.model,
         world,

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from gptworks.errors import UsageError
 from gptworks.parallel.ranks import Ranks
@@ -77,7 +78,8 @@ def refuse_foreign(run: Path, resume: str) -> None:
         raise UsageError(f"{run}: not empty ({listed}). {advice}")
 
 
-def write_environment(run: Path, command: list[str]) -> None:
+def write_environment(run: Path, command: list[str], **more: Any) -> None:
+    """`more`: what else was found out about the machine, by name."""
     record = {
         "command": command,
         "python": platform.python_version(),
@@ -90,6 +92,7 @@ def write_environment(run: Path, command: list[str]) -> None:
         "environment": {
             k: v for k, v in os.environ.items() if k.startswith(("OMP_", "MKL_", "CUDA_", "NCCL_", "GLOO_"))
         },
+        **more,
     }
     replace_text(run / "environment.json", json.dumps(record, indent=2) + "\n")
 

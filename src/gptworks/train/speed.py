@@ -2,13 +2,19 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from gptworks.config.schema import ModelConfig
 from gptworks.plan import sizes
+from gptworks.plan.devices import datasheet_peak
+from gptworks.train.precision import DTYPES
+
+# The share of that time from which on a measured speed is taken for that of the machine.
+UNDISTURBED = 0.9
 
 
 @dataclass(frozen=True)
@@ -16,15 +22,28 @@ class Speed:
     tokens_per_sec: float
     steps_per_sec: float
     reader_seconds: float  # per step, spent waiting for data
-    mfu: float
+    mfu: float | None  # None where what it is a share of is not known
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What MFU is a share of: FLOP/s of one device, or None where it could not be found out, and where it is from."""
+
+    flops: float | None
+    source: str
+
+    def __str__(self) -> str:
+        return (
+            f"MFU is not shown: {self.source}" if self.flops is None else f"MFU: of {_flops(self.flops)}, {self.source}"
+        )
 
 
 class Stopwatch:
     """Counts steps and tokens between laps, leaving out evaluation and saving."""
 
-    def __init__(self, model: ModelConfig, seq_len: int, *, peak: float) -> None:
+    def __init__(self, model: ModelConfig, seq_len: int, *, peak: Peak, num_devices: int = 1) -> None:
         self.flops_per_token = sizes.flops_per_token(model, seq_len)
-        self.peak = peak
+        self.peak, self.num_devices = peak, num_devices
         self._start_lap()
 
     def _start_lap(self) -> None:
@@ -51,28 +70,91 @@ class Stopwatch:
     def lap(self) -> Speed:
         seconds = max(time.perf_counter() - self.started, 1e-9)
         rate = self.tokens / seconds
-        achieved = rate * self.flops_per_token
-        self.peak = max(self.peak, achieved)  # it was measured while something else was running
-        mfu = achieved / self.peak
+        mfu = self._share(rate * self.flops_per_token / self.num_devices)
         speed = Speed(rate, self.steps / seconds, self.reader / max(1, self.steps), mfu)
         self._start_lap()
         return speed
 
+    def _share(self, achieved: float) -> float | None:
+        """A model that is faster than the peak shows that the peak is wrong: from then on there is none."""
+        if self.peak.flops is not None and achieved > self.peak.flops:
+            self.peak = Peak(
+                None, f"the model does {_flops(achieved)}, more than {_flops(self.peak.flops)}, {self.peak.source}"
+            )
+        return None if self.peak.flops is None else achieved / self.peak.flops
 
-def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a large square product, measured: what MFU is a share of."""
+
+def find_peak(device: torch.device, compute: str) -> Peak:
+    """By the datasheet where the device is known, and measured otherwise. `compute`: fp32, bf16 or fp16."""
+    if device.type == "cuda" and (compute != "fp32" or not _uses_tf32()):
+        name = torch.cuda.get_device_name(device)
+        known = datasheet_peak(name)
+        if known is not None:
+            return Peak(known[compute], f"datasheet of {name}, dense {compute}")
     size = 8192
     if device.type == "cpu":  # where half precision may take a hundred times as long
-        size = 1024 if dtype == torch.float32 else 256
-    a = torch.ones(size, size, device=device, dtype=dtype)
-    best = float("inf")
+        size = 1024 if compute == "fp32" else 256
+    return judge(_products(device, DTYPES[compute], size), size, f"a product of {compute} measured here")
+
+
+@dataclass(frozen=True)
+class Product:
+    """How long a product took, and which share of the time in which its threads wanted to run they ran."""
+
+    seconds: float
+    share: float = 1.0
+
+
+def judge(products: list[Product], size: int, source: str) -> Peak:
+    """The fastest of some products of two square matrices, unless even that was disturbed."""
+    best = min(products, key=lambda product: product.seconds)
+    if best.share < UNDISTURBED:
+        return Peak(
+            None, f"the CPU was busy when its speed was measured (our threads had {best.share:.0%} of the time)"
+        )
+    return Peak(2 * size**3 / best.seconds, source)
+
+
+def _products(device: torch.device, dtype: torch.dtype, size: int) -> list[Product]:
+    # Random numbers: of equal ones a GPU multiplies more in a second, since fewer of its wires change.
+    a, b = (torch.randn(size, size, generator=torch.Generator(device).manual_seed(i), device=device) for i in (1, 2))
+    a, b = a.to(dtype), b.to(dtype)
+    found = []
     for _ in range(4):
         _synchronize(device)
-        before = time.perf_counter()
-        a @ a
+        before, earlier = time.perf_counter(), _on_cores()
+        a @ b
         _synchronize(device)
-        best = min(best, time.perf_counter() - before)
-    return 2 * size**3 / best
+        seconds = max(time.perf_counter() - before, 1e-9)
+        found.append(Product(seconds, _share_of_cores(earlier, _on_cores()) if device.type == "cpu" else 1.0))
+    return found
+
+
+def _on_cores() -> tuple[int, int]:
+    """Nanoseconds that the threads of this process ran, and that they waited for a core while others had it.
+
+    Linux counts both for every thread: threads that sleep have neither, so it does not matter how many take part.
+    """
+    ran = waited = 0
+    for thread in Path("/proc/self/task").glob("*"):
+        with suppress(OSError, ValueError):  # it has just ended, or the kernel does not count
+            numbers = (thread / "schedstat").read_text(encoding="ascii").split()
+            ran, waited = ran + int(numbers[0]), waited + int(numbers[1])
+    return ran, waited
+
+
+def _share_of_cores(before: tuple[int, int], after: tuple[int, int]) -> float:
+    """Of the time in which our threads wanted to run, what they ran; 1 where nobody counts it."""
+    ran, waited = (later - earlier for earlier, later in zip(before, after, strict=True))
+    return ran / (ran + waited) if ran + waited > 0 else 1.0
+
+
+def _uses_tf32() -> bool:
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+def _flops(number: float) -> str:
+    return f"{number / 1e12:,.4g} TFLOP/s" if number >= 1e12 else f"{number / 1e9:,.3g} GFLOP/s"
 
 
 def _synchronize(device: torch.device) -> None:

@@ -9,7 +9,7 @@ import io
 import pickle
 import pickletools
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import WriteResult
 
 from gptworks.errors import CheckpointError, first_line
@@ -167,10 +168,60 @@ def _plain_failures() -> Iterator[None]:
         raise _cause(error) from None
 
 
+class _LoadPlanner(dcp.DefaultLoadPlanner):
+    """Plans for slices, and refuses to leave a number of them as it was."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def set_up_planner(
+        self, state_dict: dict[str, Slice], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        self.state_dict, self.metadata, self.is_coordinator = state_dict, metadata, is_coordinator
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
+        items = []
+        for name, part in self.state_dict.items():
+            wanted = ChunkStorageMetadata(part.offsets, part.here.shape)
+            stored = self.metadata.state_dict_metadata[name]
+            found = create_read_items_for_chunk_list(name, stored, [wanted]) if part.here.numel() else []  # type: ignore[arg-type]
+            if left := _not_covered(part.here.shape, found):
+                raise CheckpointError(f"of '{name}', {left:,} of {part.here.numel():,} numbers are in no slice")
+            items += found
+        return LoadPlan(items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        tensor: Tensor = self.state_dict[index.fqn].here
+        return tensor
+
+
+def _not_covered(shape: torch.Size, items: list[ReadItem]) -> int:
+    """Numbers that no item fills. The tensor is looked at in cells: wherever an item begins or ends, a cell does."""
+    boxes = [
+        (item.dest_offsets, [a + n for a, n in zip(item.dest_offsets, item.lengths, strict=True)]) for item in items
+    ]
+    left = shape.numel()
+    if len(boxes) < 2:
+        return left - sum(item.lengths.numel() for item in items)
+    cuts = [sorted({0, size, *(edge[dim] for box in boxes for edge in box)}) for dim, size in enumerate(shape)]
+    filled = torch.zeros([len(edges) - 1 for edges in cuts], dtype=torch.bool)
+    for begin, end in boxes:
+        filled[tuple(slice(edges.index(a), edges.index(b)) for edges, a, b in zip(cuts, begin, end, strict=True))] = (
+            True
+        )
+    for dim, edges in enumerate(cuts):
+        widths = torch.tensor(edges).diff()
+        filled = filled * widths.view([-1 if each == dim else 1 for each in range(len(cuts))])
+    return left - int(filled.sum())
+
+
 def load_into(
-    folder: Path, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], ranks: Ranks | None = None
+    folder: Path,
+    tensors: Mapping[str, Tensor | Slice] | Iterable[tuple[str, Tensor | Slice]],
+    ranks: Ranks | None = None,
 ) -> None:
-    """Fill the given tensors in place, by name; of a tensor in slices, the slice that is here.
+    """Fill the given tensors in place, by name, to the last number; of a tensor in slices, the slice that is here.
 
     As pairs a name can come twice: an embedding and the copy of it that is a tied head.
     """
@@ -178,7 +229,7 @@ def load_into(
     (ranks or Ranks()).all_do(lambda: _load(folder, pairs))
 
 
-def _load(folder: Path, pairs: list[tuple[str, Tensor]]) -> None:
+def _load(folder: Path, pairs: Sequence[tuple[str, Tensor | Slice]]) -> None:
     stored = shapes(folder)
     missing = sorted({name for name, _ in pairs} - set(stored))
     if missing:
@@ -197,7 +248,9 @@ def _load(folder: Path, pairs: list[tuple[str, Tensor]]) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
-            dcp.load(once, storage_reader=_Reader(folder), no_dist=True)  # each rank for itself: nothing to agree on
+            wanted = {name: slice_of(tensor) for name, tensor in once.items()}
+            # Each rank for itself: nothing to agree on.
+            dcp.load(wanted, storage_reader=_Reader(folder), planner=_LoadPlanner(), no_dist=True)
         except (Exception, CheckpointException) as error:  # whatever torch says to damaged bytes
             cause = _cause(error)
             raise CheckpointError(

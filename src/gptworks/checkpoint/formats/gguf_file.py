@@ -165,12 +165,11 @@ class _Cursor:
 
 def _stored(path: Path, begin: int, size: int, entry: _Entry) -> Stored:
     def read() -> Tensor:
-        if entry.type == Q8_0:
-            return dequantised(raw_bytes.read(path, begin, size, torch.uint8).numpy().data, entry.shape)
-        return raw_bytes.read(path, begin, entry.shape.numel(), dtype).view(entry.shape)
+        return dequantised(raw_bytes.read(path, begin, size, torch.uint8).numpy().data, entry.shape)
 
-    dtype = _DTYPES.get(entry.type, torch.float32)
-    return Stored(entry.shape, dtype, read)
+    if entry.type == Q8_0:
+        return Stored(entry.shape, torch.float32, read)
+    return raw_bytes.stored(path, [range(begin, begin + size)], entry.shape, _DTYPES[entry.type])
 
 
 # q8_0: blocks of 32 values in 8 bits, with one scale in fp16

@@ -28,8 +28,9 @@ class LlmcFile:
         self.require(sum(shape.numel() for shape in shapes.values()))
         found, begin = {}, _HEADER.size
         for name, shape in shapes.items():
-            found[name] = _stored(self.path, begin, shape, self.dtype)
-            begin += found[name].num_bytes
+            place = range(begin, begin + shape.numel() * self.dtype.itemsize)
+            found[name] = raw_bytes.stored(self.path, [place], shape, self.dtype)
+            begin = place.stop
         return found
 
     def require(self, count: int) -> None:
@@ -68,7 +69,3 @@ def write(path: Path, numbers: Sequence[int], dtype: torch.dtype, arrays: Mappin
         file.write(_HEADER.pack(*header, *[0] * (256 - len(header))))
         for each in arrays.values():
             file.write(each.read().detach().cpu().to(dtype).contiguous().view(torch.uint8).numpy().data)
-
-
-def _stored(path: Path, begin: int, shape: torch.Size, dtype: torch.dtype) -> Stored:
-    return Stored(shape, dtype, lambda: raw_bytes.read(path, begin, shape.numel(), dtype).view(shape))

@@ -226,8 +226,7 @@ def _stored(path: Path, value: _Value, dtype: torch.dtype) -> Stored:
             f"{path}: '{value.tag}' has {held:,} bytes, which are no {value.kind} tensor of shape {dims[:8]}. "
             "It is damaged: copy it again."
         )
-    shape = torch.Size(dims)
-    return Stored(shape, dtype, lambda: raw_bytes.read_pieces(path, value.pieces, dtype).view(shape))
+    return raw_bytes.stored(path, value.pieces, torch.Size(dims), dtype)
 
 
 def _text(path: Path, value: _Value) -> str:

@@ -74,8 +74,7 @@ def _variable(folder: Path) -> Stored:
             f"{file}: has {size:,} bytes, and meta says {_NAME_OF[dtype]} of shape {shape[:8]}. "
             "It is damaged: copy the folder again."
         )
-    count = math.prod(shape)
-    return Stored(torch.Size(shape), dtype, lambda: raw_bytes.read(file, 0, count, dtype).view(shape))
+    return raw_bytes.stored(file, [range(size)], torch.Size(shape), dtype)
 
 
 def _described(meta: Path) -> tuple[list[int], torch.dtype]:

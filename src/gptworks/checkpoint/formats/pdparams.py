@@ -157,6 +157,8 @@ class _Arrays(Meaning):
             raise CheckpointError(f"{path}: an array with {type(data).__name__} for its bytes. {_DAMAGED}")
         if not isinstance(data, _Text):
             self._require_size(shape, size, len(data))
+        if isinstance(data, Bytes) and not is_fortran:
+            return raw_bytes.stored(path, [range(data.at, data.at + size)], torch.Size(shape), dtype)
 
         def tensor() -> Tensor:
             raw = _raw(path, data)

@@ -50,8 +50,8 @@ def _stored(path: Path, name: str, about: dict[str, Any], start: int) -> Stored:
     dtype = _READ.get(about["dtype"])
     if dtype is None:
         raise CheckpointError(f"{path}: '{name}' is of type {about['dtype']}, which holds no weights of a GPT.")
-    shape, offset = torch.Size(about["shape"]), start + about["data_offsets"][0]
-    return Stored(shape, dtype, lambda: raw_bytes.read(path, offset, shape.numel(), dtype).view(shape))
+    begin, end = about["data_offsets"]
+    return raw_bytes.stored(path, [range(start + begin, start + end)], torch.Size(about["shape"]), dtype)
 
 
 def cut_into_files(

@@ -133,10 +133,15 @@ class _Meaning(Meaning):
                 f"has {len(data):,}. It is damaged: copy it again."
             )
 
+        begin = data.start + offset * dtype.itemsize
+        if strides == tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape))):
+            place = range(begin, begin + math.prod(shape) * dtype.itemsize)
+            return raw_bytes.stored(self.path, [place], torch.Size(shape), dtype)
+
         def read_tensor() -> Tensor:
             if 0 in shape:
                 return torch.empty(shape, dtype=dtype)
-            flat = raw_bytes.read(self.path, data.start + offset * dtype.itemsize, last + 1 - offset, dtype)
+            flat = raw_bytes.read(self.path, begin, last + 1 - offset, dtype)
             return flat.as_strided(shape, strides)
 
         return Stored(torch.Size(shape), dtype, read_tensor)

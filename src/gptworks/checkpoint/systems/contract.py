@@ -14,6 +14,7 @@ from gptworks.checkpoint.stored import Stored
 from gptworks.config.load import from_dict
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError, ConfigError
+from gptworks.parallel.slices import Region, size_of
 from gptworks.tokenizer import Tokenizer
 from gptworks.tokenizer.sentencepiece import model_in
 
@@ -78,12 +79,16 @@ class Opened:
         """None where there is none; one that is there must be readable."""
         return self.carried() if self.carried is not None else tokenizer_in(self.tokenizer)
 
-    def tensor(self, name: str, shape: torch.Size) -> Tensor:
+    def tensor(self, name: str, shape: torch.Size, region: Region | None = None) -> Tensor:
         if name not in self.tensors:
             self.require_whole()
-        tensor = self.tensors[name].read()
-        if tensor.shape != shape:
-            raise CheckpointError(f"{self.path}: '{name}' has shape {list(tensor.shape)}, needed {list(shape)}.")
+        stored = self.tensors[name]
+        if stored.shape != shape:
+            raise CheckpointError(f"{self.path}: '{name}' has shape {list(stored.shape)}, needed {list(shape)}.")
+        tensor = stored.region(region)
+        needed = shape if region is None else size_of(region)
+        if tensor.shape != needed:
+            raise CheckpointError(f"{self.path}: '{name}' gives {list(tensor.shape)}, needed {list(needed)}.")
         return tensor
 
 

@@ -14,6 +14,7 @@ from gptworks.checkpoint.rules import Matched, our_shapes, overruled, require_la
 from gptworks.checkpoint.stored import Stored
 from gptworks.checkpoint.systems import huggingface
 from gptworks.checkpoint.systems.contract import EXACT, Opened, model_config
+from gptworks.parallel.slices import Region, Slice, size_of
 
 NAME = "gptworks"
 TITLE = "gptworks run or training checkpoint"
@@ -46,12 +47,15 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     shapes = dcp.shapes(state)
 
     def stored(name: str, shape: torch.Size) -> Stored:
-        def read() -> Tensor:
-            target = {f"model.{name}": torch.empty(shape)}
-            dcp.load_into(state, target)
-            return target[f"model.{name}"]
+        def read_region(region: Region) -> Tensor:
+            """Of the slices that ranks saved, those that have something of it."""
+            offsets = torch.Size(each.start for each in region)
+            part = Slice(torch.empty(size_of(region)), offsets, shape)
+            dcp.load_into(state, {f"model.{name}": part})
+            return part.here
 
-        return Stored(shape, torch.float32, read)
+        everything = tuple(slice(0, size) for size in shape)
+        return Stored(shape, torch.float32, lambda: read_region(everything), read_region)
 
     require_layers(model.num_layers, [shapes], str(step))
     needed = our_shapes(model)
