@@ -5,6 +5,7 @@ The ranks run launched_rank.py, which adds numbers over all ranks and saves them
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -157,6 +158,37 @@ def test_a_hang_ends_with_the_name_of_the_rank_and_the_collective(tmp_path: Path
     assert ", all_reduce in train_a_little." in err
     assert "Traceback" not in err
     assert is_gone(pid(tmp_path, 1))
+
+
+def test_a_hang_that_no_group_notices_gets_its_name_from_the_heartbeat(settings: list[str], tmp_path: Path) -> None:
+    """As under NCCL, whose own limit comes later and ends the process without a word."""
+    out, here = tmp_path / "run", Path(__file__).with_name("hanging_rank.py")
+    argv = ["train", *settings, "parallel.dp=2", "parallel.timeout=4", "checkpoint.every=0", "--out", str(out)]
+    code = (
+        "import sys; from pathlib import Path; from gptworks.parallel import supervise\n"
+        "preload = ('gptworks.cli.train', 'gptworks.train.run')\n"
+        "sys.exit(supervise.run(supervise.Job(tuple(sys.argv[2:]), 2, Path(sys.argv[1]), preload=preload)))"
+    )
+    environment = os.environ | {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "logs" / "collectives-rank-")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "logs"), str(here), *argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        _, err = finish(process, code=2, timeout=100)
+    finally:
+        process.kill()
+        process.communicate()
+    said = r"error: rank 1 of 2 did not come to step 3, (all_reduce in )?\w*sum\w* within 4 s\. It is alive, in step 3, called\."
+    assert re.search(said, err), err
+    assert "Traceback" not in err
+    assert max(losses(out)) == 2
+    trace = tmp_path / "logs" / "collectives-rank-0"
+    assert f"Last collectives of each rank: {str(trace)[:-1]}N" in err
+    assert b"all_reduce" in trace.read_bytes()
 
 
 def test_every_group_of_the_mesh_gives_up_after_the_timeout(

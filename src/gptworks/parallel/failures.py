@@ -73,11 +73,11 @@ class Connection:
         return None
 
     def _end_hung(self, place: str) -> None:
-        """In the heartbeat's thread: the main one will not come back."""
+        """In a thread: the main one will not come back."""
         failure = _explain_wait(self.rank, self, place)
-        trace = heartbeat.write_trace(self.rank)
-        if trace is not None and failure.because_of is None:
-            failure = replace(failure, message=f"{failure.message} Its last collectives: {trace} (torchfrtrace)")
+        traces = heartbeat.write_trace(self.rank)
+        if traces and failure.because_of is None:
+            failure = replace(failure, message=f"{failure.message} Last collectives of each rank: {traces}N")
         _leave_words(failure, self)
         if not placement.is_supervised(os.environ):
             print(f"error: {failure.message}", file=sys.stderr)

@@ -46,8 +46,8 @@ class Beat:
 class Heartbeat:
     """Beats in a thread of its own, on a connection of its own: the main one may be waiting.
 
-    on_hang: called in that thread, with the place, once the main one has stood at it in a step for `timeout`. None
-    where the wait itself ends with an error, as gloo's does.
+    on_hang: called in a thread, with the place, once the main one has stood at it in a step for `timeout`. None where
+    the wait itself ends with an error, as gloo's does.
     """
 
     def __init__(
@@ -66,8 +66,7 @@ class Heartbeat:
 
     def stop(self) -> None:
         self._end.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(2 * self.interval)
+        self._thread.join(2 * self.interval)
 
     def _beat(self) -> None:
         count, standing = 0, _Standing()
@@ -81,8 +80,9 @@ class Heartbeat:
                 if self.on_hang is None:
                     return
             if self.on_hang is not None and standing.seconds(frame, 2 * self.interval) >= self.timeout:
-                self.on_hang(place)
-                return
+                # Beside the beats, which go on: the others must not take this rank for the silent one.
+                threading.Thread(target=self.on_hang, args=(place,), name="verdict", daemon=True).start()
+                self.on_hang = None
             del frame  # it holds all that the main thread works with
             self._end.wait(self.interval)
 
@@ -165,21 +165,22 @@ def _place_in_step(frame: FrameType | None) -> object:
     return (_moves, calls) if is_step else None
 
 
-def write_trace(rank: int) -> Path | None:
-    """The last collectives of this rank, as torch writes them when NCCL gives up: `torchfrtrace` reads them."""
+def write_trace(rank: int) -> str:
+    """The last collectives of this rank, as torch writes them when NCCL gives up: `torchfrtrace` reads them. Where they
+    are, without the rank's number; empty if nowhere."""
     from torch._C import _distributed_c10d as c10d
 
-    prefix = os.environ.get(TRACES)
+    prefix = os.environ.get(TRACES, "")
     dump = getattr(c10d, "_dump_nccl_trace", None) or getattr(c10d, "_dump_fr_trace", None)
     if not prefix or dump is None:
-        return None
+        return ""
     path = Path(f"{prefix}{rank}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(dump())
     except (OSError, RuntimeError):
-        return None  # the verdict is worth more than its illustration
-    return path
+        return ""  # the verdict is worth more than its illustration
+    return prefix
 
 
 def describe(frame: FrameType | None) -> str:

@@ -85,7 +85,7 @@ def _connect(place: Placement, answer: float, timeout: float) -> Any:
 
     thread = threading.Thread(target=connect, name="rendezvous", daemon=True)
     thread.start()
-    thread.join(answer + 5)
+    thread.join(answer + 1)
     if found and not isinstance(found[0], RuntimeError):
         found[0].set_timeout(timedelta(seconds=timeout))
         return found[0]
@@ -101,39 +101,43 @@ def agree(store: Any, place: Placement, prepare: Callable[[], T], device_of: Cal
 
     A GPTWorksError of one rank's `prepare` ends all ranks. device_of: "kind identity"; the identity may be empty.
     """
+    process = f"process {os.getpid()} on {platform.node()}"
+    problem = _contradiction(store, place, process)
+    if problem:
+        _refuse(store, place, problem)
+        raise UsageError(problem)
     try:
         result = prepare()
-        mine, failure = device_of(result), None
+        device = device_of(result)
     except GPTWorksError as error:
-        failure = error
-    if failure is not None:
-        _refuse(store, place, f"{failure} (rank {place.rank} of {place.world_size})")
-        raise failure
-    process = f"process {os.getpid()} on {platform.node()}"
-    told = {"process": process, "device": mine, "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
-    kept = json.loads(store.compare_set(f"rank/{place.rank}", "", json.dumps(told)))
-    if kept["process"] != process:
-        text = f"RANK: {process} and {kept['process']} are both told to be rank {place.rank}. Needed: one of each rank."
-        _refuse(store, place, text)
-        raise UsageError(text)
-    first = json.loads(store.compare_set("world", "", json.dumps([place.rank, place.world_size])))
-    if first[1] != place.world_size:
-        text = (
-            f"WORLD_SIZE: rank {place.rank} is told {place.world_size} processes, rank {first[0]} is told {first[1]}. "
-            "Needed: the same number for every rank. Look at the environment that each is started with."
-        )
-        _refuse(store, place, text)
-        raise UsageError(text)
+        _refuse(store, place, f"{error} (rank {place.rank} of {place.world_size})")
+        raise
+    told = {"process": process, "device": device, "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    store.set(f"rank/{place.rank}", json.dumps(told))
     store.add("came", 1)
     _hear_verdict(store, place, timeout)
     return result
+
+
+def _contradiction(store: Any, place: Placement, process: str) -> str:
+    """Between what this process was told and what the first that came was told; empty: there is none."""
+    owner = store.compare_set(f"process/{place.rank}", "", process).decode()
+    if owner != process:
+        return f"RANK: {owner} and {process} are both told to be rank {place.rank}. Needed: each rank once."
+    rank, world_size = json.loads(store.compare_set("world", "", json.dumps([place.rank, place.world_size])))
+    if world_size != place.world_size:
+        return (
+            f"WORLD_SIZE: rank {place.rank} is told {place.world_size} processes, rank {rank} is told {world_size}. "
+            "Needed: the same number for every rank. Look at the environment that each is started with."
+        )
+    return ""
 
 
 def _refuse(store: Any, place: Placement, text: str) -> None:
     """Tell the others through rank 0."""
     store.compare_set("refused", "", text)
     if place.rank == 0:
-        _tell_verdict(store, place.world_size, {"refused": text})
+        _tell_verdict(store, place.world_size - 1, {"refused": text})
     else:
         store.add("heard", 1)
 
@@ -144,7 +148,7 @@ def _hear_verdict(store: Any, place: Placement, timeout: float) -> None:
 
     if place.rank == 0:
         verdict = _judge(store, place.world_size, timeout)
-        _tell_verdict(store, place.world_size, verdict)
+        _tell_verdict(store, store.add("came", 0) - 1 if "missing" in verdict else place.world_size - 1, verdict)
     else:
         store.wait(["verdict"], timedelta(seconds=timeout + 30))
         verdict = json.loads(store.get("verdict"))
@@ -163,7 +167,7 @@ def _judge(store: Any, world_size: int, timeout: float) -> dict[str, str]:
         if time.monotonic() >= deadline:
             missing = [rank for rank in range(world_size) if not store.check([f"rank/{rank}"])]
             listed = ", ".join(str(rank) for rank in missing[:8]) + (", ..." if len(missing) > 8 else "")
-            return {"missing": f"rank {listed} of {world_size} has not come within {timeout:g} s"}
+            return {"missing": f"rank {listed} of {world_size} has not come: timed out after {timeout:g} s"}
         time.sleep(_POLL)
     said = store.multi_get([f"rank/{rank}" for rank in range(world_size)])
     text = refused_devices([json.loads(each) for each in said])
@@ -196,8 +200,8 @@ def _seen(said: dict[str, Any]) -> str:
     return "all devices" if said["visible"] is None else f"CUDA_VISIBLE_DEVICES={said['visible']}"
 
 
-def _tell_verdict(store: Any, world_size: int, verdict: dict[str, str]) -> None:
+def _tell_verdict(store: Any, num_others: int, verdict: dict[str, str]) -> None:
     store.set("verdict", json.dumps(verdict))
     deadline = time.monotonic() + _LINGER
-    while verdict and time.monotonic() < deadline and store.add("heard", 0) < world_size - 1:
+    while verdict and time.monotonic() < deadline and store.add("heard", 0) < num_others:
         time.sleep(_POLL)
