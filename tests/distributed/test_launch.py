@@ -19,6 +19,8 @@ import pytest
 import torch
 from torch import distributed
 
+from gptworks.checkpoint import manifest
+from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.cli.main import main
 from gptworks.config.derive import Layout
 from gptworks.parallel import launch, rank_table
@@ -160,30 +162,41 @@ def test_a_hang_ends_with_the_name_of_the_rank_and_the_collective(tmp_path: Path
     assert is_gone(pid(tmp_path, 1))
 
 
+TWO_RANKS = """
+import sys
+from pathlib import Path
+from gptworks.parallel import supervise
+preload = ("gptworks.cli.train", "gptworks.train.run")
+sys.exit(supervise.run(supervise.Job(tuple(sys.argv[2:]), 2, Path(sys.argv[1]), preload=preload)))
+"""
+
+
+@contextmanager
+def two_ranks(logs: Path, script: Path, *args: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Of a script that trains, as `gptworks train --nproc 2` starts them."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", TWO_RANKS, str(logs), str(script), *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_a_hang_that_no_group_notices_gets_its_name_from_the_heartbeat(settings: list[str], tmp_path: Path) -> None:
     """As under NCCL, whose own limit comes later and ends the process without a word."""
     out, here = tmp_path / "run", Path(__file__).with_name("hanging_rank.py")
     argv = ["train", *settings, "parallel.dp=2", "parallel.timeout=4", "checkpoint.every=0", "--out", str(out)]
-    code = (
-        "import sys; from pathlib import Path; from gptworks.parallel import supervise\n"
-        "preload = ('gptworks.cli.train', 'gptworks.train.run')\n"
-        "sys.exit(supervise.run(supervise.Job(tuple(sys.argv[2:]), 2, Path(sys.argv[1]), preload=preload)))"
-    )
-    environment = os.environ | {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "logs" / "collectives-rank-")}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "logs"), str(here), *argv],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    try:
+    environment = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "logs" / "collectives-rank-")}
+    with two_ranks(tmp_path / "logs", here, *argv, **environment) as process:
         _, err = finish(process, code=2, timeout=100)
-    finally:
-        process.kill()
-        process.communicate()
-    said = r"error: rank 1 of 2 did not come to step 3, (all_reduce in )?\w*sum\w* within 4 s\. It is alive, in step 3, called\."
-    assert re.search(said, err), err
+    assert re.search(r"error: rank 1 of 2 did not come to step 3, (all_reduce in )?\w*sum\w* within 4 s\. ", err), err
+    assert "It is alive, in step 3, called." in err
     assert "Traceback" not in err
     assert max(losses(out)) == 2
     trace = tmp_path / "logs" / "collectives-rank-0"
@@ -313,6 +326,30 @@ def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
 
 
 # The command itself
+
+
+def test_repeated_signals_to_all_processes_do_not_interrupt_a_save(
+    settings: list[str], one_process: dict[int, float], tmp_path: Path
+) -> None:
+    """As Slurm sends them, to the launcher and to every rank, while the launcher passes them on as well."""
+    out, marker, script = tmp_path / "run", tmp_path / "saving", Path(__file__).with_name("saving_rank.py")
+    argv = ["train", *settings, "parallel.dp=2", "--out", str(out)]
+    with two_ranks(tmp_path / "logs", script, str(marker), *argv) as process:
+        wait_for(process, marker.exists)
+        (copied,) = children(process.pid)
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM):
+            for each in (process.pid, copied, *children(copied)):
+                os.kill(each, number)
+            time.sleep(0.15)
+        shown, err = finish(process, code=0)
+    assert err == ""
+    saved = CheckpointFolder(out).latest()
+    assert saved is not None
+    found = manifest.read(saved)
+    manifest.verify(saved, found)
+    assert re.search(rf"SIG\w+: stopped after step {found.step} of 24 and saved", shown)
+    assert main(["train", *settings, "--out", str(out), "--resume", "auto"]) == 0
+    assert losses(out) == pytest.approx(one_process, abs=5e-6)
 
 
 def losses(run: Path) -> dict[int, float]:

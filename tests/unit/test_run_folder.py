@@ -227,6 +227,29 @@ def test_repeated_signals_ask_for_the_same(number: signal.Signals) -> None:
         assert interrupts.received == number.name
 
 
+def test_the_last_of_many_signals_does_not_make_a_failure_of_a_rank_that_has_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The launcher passes on what the batch system has sent already. Without a launcher the handlers come back."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with Interrupts():
+            pass
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        with Interrupts():
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # would end this process
+        monkeypatch.delenv("RANK")
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with Interrupts():
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_a_closed_terminal_is_ignored_under_nohup() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -55,7 +55,8 @@ class _Signals:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if not self.received or handler != signal.SIG_DFL:  # the same signal once more finds a process that ends
+                signal.signal(number, handler)
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         if self.received.count(number) < (2 if number == signal.SIGINT else 1):

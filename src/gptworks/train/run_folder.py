@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from gptworks.errors import UsageError
-from gptworks.parallel import signals
+from gptworks.parallel import placement, signals
 from gptworks.parallel.ranks import Ranks
 from gptworks.train import folder_lock
 
@@ -130,8 +130,12 @@ class Interrupts:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # One that a launcher started ends now. The same signal comes once more, from the launcher or the batch system,
+        # and must not make a failure of it.
+        is_ending = self.received is not None and placement.read(os.environ).started_by
         for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            if not is_ending or handler != signal.SIG_DFL:
+                signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         name = signal.Signals(number).name
