@@ -119,6 +119,7 @@ def test_a_terminal_that_is_closed_saves_and_ends(recipe: Path, tmp_path: Path, 
         warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads: it becomes another program at once
         number, screen = pty.fork()
     if number == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
         os.execv(sys.executable, [sys.executable, "-m", "gptworks", *settings])
     try:
         while num_lines(out / "metrics.jsonl") < 3:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -206,6 +206,14 @@ def test_the_commit_is_that_of_the_folder_one_is_in(tmp_path: Path, monkeypatch:
 
 
 # Signals
+
+
+@pytest.fixture(autouse=True)
+def _hangup() -> Iterator[None]:
+    """The tests themselves may run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", signals.SAVE_AND_END)
