@@ -72,8 +72,6 @@ class World:
 
 # Backends that end the process when they give up, or make it wait where no error can be raised.
 WATCHED = {"nccl"}
-# Of all ranks: two of `Ranks` (what is agreed on; saving), and on the CPU the default one and those of the mesh.
-_NUM_GLOO_GROUPS = {"cuda": 2, "cpu": 4}
 
 _world: World | None = None  # once joined, this process is of one world
 _connection: Connection | None = None
@@ -117,7 +115,7 @@ def start(parallel: ParallelConfig, run: RunFolderConfig) -> World:
         device = _take_device(run.device, place)
         if device.type == "mps":
             raise ConfigError("run.device", ["run.device: mps has one process only. Use --device cpu for several."])
-        open_files.require(place.world_size, _NUM_GLOO_GROUPS[device.type])
+        open_files.require(place.world_size, open_files.NUM_GROUPS[device.type])
         return layout, device
 
     layout, device = rendezvous.agree(

@@ -1,12 +1,15 @@
 """File descriptors: what the connections of many ranks need, and what the system gives."""
 
+import math
 import os
 from typing import Any
 
 from gptworks.errors import UsageError
 
 LAZY_GLOO = "TORCH_GLOO_LAZY_INIT"  # connections of a gloo group are made when they are used, not all at once
-LARGE = 256  # ranks; below that all connections fit into the usual 1,024 and the older way of gloo is kept
+LARGE = 256  # ranks; below that making all connections takes no time, and the older way of gloo is kept if it fits
+# Of all ranks: two of `Ranks` (what is agreed on; saving), and on the CPU the default one and those of the mesh.
+NUM_GROUPS = {"cuda": 2, "cpu": 4}
 _MOST = 2**20  # some systems allow a thousand times more, which programs that walk through all of them do not survive
 _FILES = 128  # of the program itself: libraries, data, logs, a checkpoint that is written
 
@@ -27,7 +30,7 @@ def raise_limit() -> None:
 
 def set_up_gloo(world_size: int) -> None:
     """Before the first group is made, which reads it."""
-    if world_size >= LARGE:
+    if world_size >= LARGE or _limits()[0] < needed(world_size, NUM_GROUPS["cpu"], is_lazy=False):
         os.environ.setdefault(LAZY_GLOO, "1")
 
 
@@ -42,16 +45,22 @@ def needed(world_size: int, num_groups: int, *, is_lazy: bool) -> int:
 
 def require(world_size: int, num_groups: int) -> None:
     """Refuse a world whose connections cannot all be open; torch would fail in the middle of making them."""
-    resource = _resource()
-    if resource is None:
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = _limits()
     wanted = needed(world_size, num_groups, is_lazy=os.environ.get(LAZY_GLOO, "").lower() in {"1", "true", "y", "yes"})
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    if soft < wanted:
         raise UsageError(
             f"open files: this process may have {soft} (hard limit {hard}), and {world_size} ranks need {wanted}. "
             f"Raise the limit before starting, such as `ulimit -Hn {wanted}` or LimitNOFILE of the batch system."
         )
+
+
+def _limits() -> tuple[float, float]:
+    """Soft and hard."""
+    resource = _resource()
+    if resource is None:
+        return math.inf, math.inf
+    found = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return tuple(math.inf if limit == resource.RLIM_INFINITY else limit for limit in found)  # type: ignore[return-value]
 
 
 def _resource() -> Any:

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from gptworks.errors import GPTWorksError, UsageError, first_line
-from gptworks.parallel.placement import Placement
+from gptworks.parallel.placement import Placement, is_supervised
 
 T = TypeVar("T")
 _ANSWER = 60.0  # seconds in which a store that has been connected to must answer
@@ -39,6 +39,8 @@ def open_store(place: Placement, timeout: float) -> Any:
                 multi_tenant=True,
             )
         except RuntimeError as error:
+            if is_supervised(os.environ):
+                raise  # our launcher has chosen the port, and will choose another
             if "EADDRINUSE" in str(error):
                 raise UsageError(
                     f"MASTER_PORT: {place.port} is in use by another program, so rank 0 cannot open {where}. Needed: a "
@@ -169,6 +171,8 @@ def _judge(store: Any, world_size: int, timeout: float) -> dict[str, str]:
             listed = ", ".join(str(rank) for rank in missing[:8]) + (", ..." if len(missing) > 8 else "")
             return {"missing": f"rank {listed} of {world_size} has not come: timed out after {timeout:g} s"}
         time.sleep(_POLL)
+    if store.check(["refused"]):  # by one too many
+        return {"refused": store.get("refused").decode()}
     said = store.multi_get([f"rank/{rank}" for rank in range(world_size)])
     text = refused_devices([json.loads(each) for each in said])
     return {"refused": text} if text else {}
