@@ -239,11 +239,12 @@ def test_ctrl_c_lets_all_ranks_save_and_end(tmp_path: Path) -> None:
     assert err == ""
 
 
-def test_ctrl_c_before_there_are_ranks_ends_it_without_a_word(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_before_there_are_ranks_ends_it_without_a_word(tmp_path: Path, number: signal.Signals) -> None:
     with launched(tmp_path, 3) as process:
         wait_for(process, lambda: bool(children(process.pid)))  # it imports torch now, for a second or more
-        process.send_signal(signal.SIGINT)
-        _, err = finish(process, code=130)
+        process.send_signal(number)
+        _, err = finish(process, code=128 + number)
     assert err == ""
 
 
