@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: save and end; once more: end. And what a terminal shows of it."""
+"""Signals save and end, and a second Ctrl-C ends at once. And what a terminal shows of it."""
 
 import contextlib
 import os
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,7 +42,7 @@ def num_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
 def test_the_first_signal_saves_and_ends(
     number: signal.Signals,
     recipe: Path,
@@ -108,6 +109,33 @@ def test_the_second_ctrl_c_ends_at_once(recipe: Path, tmp_path: Path) -> None:
     assert b"Traceback" not in shown
     assert shown.rindex(SHOW_CURSOR) > shown.rindex(HIDE_CURSOR), "the terminal is left as it was"
     assert not (out / "checkpoints").exists()
+
+
+def test_a_terminal_that_is_closed_saves_and_ends(recipe: Path, tmp_path: Path, checked: Callable[[Path], int]) -> None:
+    """The live bar and the last words have nowhere to go, which must not matter."""
+    out = tmp_path / "run"
+    settings = ["train", "-c", str(recipe), "--out", str(out), "train.steps=1000000", "checkpoint.every=0"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads: it becomes another program at once
+        number, screen = pty.fork()
+    if number == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
+        os.execv(sys.executable, [sys.executable, "-m", "gptworks", *settings])
+    try:
+        while num_lines(out / "metrics.jsonl") < 3:
+            os.read(screen, 4096)
+            assert os.waitpid(number, os.WNOHANG) == (0, 0)
+        os.close(screen)
+        deadline = time.monotonic() + 60
+        while (ended := os.waitpid(number, os.WNOHANG)) == (0, 0):
+            assert time.monotonic() < deadline, "it goes on"
+            time.sleep(0.05)
+    except BaseException:
+        os.kill(number, signal.SIGKILL)
+        os.waitpid(number, 0)
+        raise
+    assert os.waitstatus_to_exitcode(ended[1]) == 0
+    assert checked(out) >= 3
 
 
 def test_a_live_bar_on_a_terminal(recipe: Path, tmp_path: Path) -> None:

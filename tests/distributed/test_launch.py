@@ -5,13 +5,13 @@ The ranks run launched_rank.py, which adds numbers over all ranks and saves them
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ import pytest
 import torch
 from torch import distributed
 
+from gptworks.checkpoint import manifest
+from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.cli.main import main
 from gptworks.config.derive import Layout
 from gptworks.parallel import launch, rank_table
@@ -160,6 +162,48 @@ def test_a_hang_ends_with_the_name_of_the_rank_and_the_collective(tmp_path: Path
     assert is_gone(pid(tmp_path, 1))
 
 
+TWO_RANKS = """
+import sys
+from pathlib import Path
+from gptworks.parallel import supervise
+preload = ("gptworks.cli.train", "gptworks.train.run")
+sys.exit(supervise.run(supervise.Job(tuple(sys.argv[2:]), 2, Path(sys.argv[1]), preload=preload)))
+"""
+
+
+@contextmanager
+def two_ranks(logs: Path, script: Path, *args: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Of a script that trains, as `gptworks train --nproc 2` starts them."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", TWO_RANKS, str(logs), str(script), *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_hang_that_no_group_notices_gets_its_name_from_the_heartbeat(settings: list[str], tmp_path: Path) -> None:
+    """As under NCCL, whose own limit comes later and ends the process without a word."""
+    out, here = tmp_path / "run", Path(__file__).with_name("hanging_rank.py")
+    argv = ["train", *settings, "parallel.dp=2", "parallel.timeout=4", "checkpoint.every=0", "--out", str(out)]
+    environment = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "logs" / "collectives-rank-")}
+    with two_ranks(tmp_path / "logs", here, *argv, **environment) as process:
+        _, err = finish(process, code=2, timeout=100)
+    assert re.search(r"error: rank 1 of 2 did not come to step 3, (all_reduce in )?\w*sum\w* within 4 s\. ", err), err
+    assert "It is alive, in step 3, called." in err
+    assert "Traceback" not in err
+    assert max(losses(out)) == 2
+    trace = tmp_path / "logs" / "collectives-rank-0"
+    assert f"Last collectives of each rank: {str(trace)[:-1]}N" in err
+    assert b"all_reduce" in trace.read_bytes()
+
+
 def test_every_group_of_the_mesh_gives_up_after_the_timeout(
     run_layout: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
@@ -169,7 +213,7 @@ def test_every_group_of_the_mesh_gives_up_after_the_timeout(
         distributed.destroy_process_group()
         store = distributed.FileStore(str(tmp_path / "again"), 4)
         layout = Layout(dp=2, tp=2)
-        again = launch.join(layout, world.rank, world.device, store=store, timeout=timedelta(seconds=2))
+        again = launch.join(layout, world.rank, world.device, store=store, timeout=2)
         axis = again.axis("tp")
         assert axis is not None
         started = time.monotonic()
@@ -195,11 +239,12 @@ def test_ctrl_c_lets_all_ranks_save_and_end(tmp_path: Path) -> None:
     assert err == ""
 
 
-def test_ctrl_c_before_there_are_ranks_ends_it_without_a_word(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_before_there_are_ranks_ends_it_without_a_word(tmp_path: Path, number: signal.Signals) -> None:
     with launched(tmp_path, 3) as process:
         wait_for(process, lambda: bool(children(process.pid)))  # it imports torch now, for a second or more
-        process.send_signal(signal.SIGINT)
-        _, err = finish(process, code=130)
+        process.send_signal(number)
+        _, err = finish(process, code=128 + number)
     assert err == ""
 
 
@@ -282,6 +327,30 @@ def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
 
 
 # The command itself
+
+
+def test_repeated_signals_to_all_processes_do_not_interrupt_a_save(
+    settings: list[str], one_process: dict[int, float], tmp_path: Path
+) -> None:
+    """As Slurm sends them, to the launcher and to every rank, while the launcher passes them on as well."""
+    out, marker, script = tmp_path / "run", tmp_path / "saving", Path(__file__).with_name("saving_rank.py")
+    argv = ["train", *settings, "parallel.dp=2", "--out", str(out)]
+    with two_ranks(tmp_path / "logs", script, str(marker), *argv) as process:
+        wait_for(process, marker.exists)
+        (copied,) = children(process.pid)
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM):
+            for each in (process.pid, copied, *children(copied)):
+                os.kill(each, number)
+            time.sleep(0.15)
+        shown, err = finish(process, code=0)
+    assert err == ""
+    saved = CheckpointFolder(out).latest()
+    assert saved is not None
+    found = manifest.read(saved)
+    manifest.verify(saved, found)
+    assert re.search(rf"SIG\w+: stopped after step {found.step} of 24 and saved", shown)
+    assert main(["train", *settings, "--out", str(out), "--resume", "auto"]) == 0
+    assert losses(out) == pytest.approx(one_process, abs=5e-6)
 
 
 def losses(run: Path) -> dict[int, float]:

@@ -1,8 +1,11 @@
 """What a rank says when it fails, and which failure the user is shown."""
 
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch.distributed as distributed
@@ -170,6 +173,82 @@ def test_the_collective_is_named_not_what_torch_does_around_it(
         ("torch.distributed.run", "main"),
     ]
     assert heartbeat._told([*inside, *around]) == said
+
+
+# A hang that nothing but the heartbeat notices
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def inside(modules: Sequence[str], look: Callable[[FrameType], None]) -> None:
+    """Call it in the innermost of functions that call each other, one for each module, with that one's frame."""
+    inner: Any = lambda: look(sys._getframe().f_back)  # type: ignore[arg-type]  # noqa: E731
+    for module in reversed(modules):
+        space = {"__name__": module, "inner": inner}
+        exec("def call():\n    inner()", space)
+        inner = space["call"]
+    inner()
+
+
+STEP = "gptworks.train.step"
+
+
+@pytest.mark.parametrize(
+    ("modules", "is_wait"),
+    [
+        (("gptworks.train.loop", STEP), True),
+        (("gptworks.train.loop", STEP, "torch.distributed.fsdp._fully_shard"), True),
+        (("gptworks.train.loop", STEP, "torch._dynamo.eval_frame"), True),
+        (("gptworks.train.loop", STEP, "torch._dynamo.eval_frame", "torch._dynamo.convert_frame"), False),
+        (("gptworks.train.loop", "gptworks.data.loader"), False),
+        (("gptworks.train.loop", "gptworks.train.run", "gptworks.checkpoint.folder"), False),
+        (("gptworks.train.loop", "gptworks.train.run", "gptworks.evaluate.heldout"), False),
+    ],
+)
+def test_only_standing_still_in_a_step_is_waiting(
+    modules: tuple[str, ...], is_wait: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(heartbeat.time, "monotonic", clock)
+    standing = heartbeat._Standing()
+
+    def look(frame: FrameType) -> None:
+        standing.seconds(frame, most=10)
+        clock.now = 8.0
+        assert standing.seconds(frame, most=10) == (8.0 if is_wait else 0.0)
+
+    inside(modules, look)
+
+
+def test_whatever_moves_is_not_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(heartbeat.time, "monotonic", clock)
+    standing = heartbeat._Standing()
+    seconds: list[float] = []
+
+    def look_after(*pauses: float) -> Callable[[FrameType], None]:
+        def look(frame: FrameType) -> None:
+            for pause in pauses:
+                clock.now += pause
+                seconds.append(standing.seconds(frame, most=10))
+
+        return look
+
+    def another_micro_batch(frame: FrameType) -> None:
+        look_after(4, 4, 4)(frame)
+        heartbeat.moved()  # it happens to be at the same instruction
+        look_after(4, 4)(frame)
+
+    inside([STEP], another_micro_batch)
+    assert seconds == [0, 4, 8, 0, 4]
+    inside([STEP, "torch.nn"], look_after(4, 4, 3600))
+    assert seconds[5:] == [0, 4, 14], "an hour in which the process itself was suspended is not an hour of waiting"
 
 
 def test_one_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,8 @@ def test_the_first_of_a_list_of_nodes(nodes_text: str, first: str) -> None:
     ("environment", "message"),
     [
         (TORCHRUN | {"RANK": "8"}, "RANK: 8 of WORLD_SIZE 8. Needed: a rank from 0 to 7"),
+        (TORCHRUN | {"WORLD_SIZE": "1", "RANK": "0"}, "WORLD_SIZE: 1, but LOCAL_WORLD_SIZE is 4"),
+        (TORCHRUN | {"LOCAL_RANK": "4"}, "LOCAL_RANK: 4 of LOCAL_WORLD_SIZE 4. Needed: 0 to 3"),
         (TORCHRUN | {"RANK": "x"}, "RANK: 'x' in the environment"),
         (TORCHRUN | {"MASTER_ADDR": ""}, "MASTER_ADDR: not set"),
         (TORCHRUN | {"MASTER_PORT": ""}, "MASTER_PORT: not set in the environment. Needed: a number, as torchrun"),

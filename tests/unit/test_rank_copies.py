@@ -1,5 +1,7 @@
 """Ranks that are copies of one process: what it has imported is theirs, and they end with it."""
 
+import errno
+import io
 import os
 import signal
 import sys
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gptworks.parallel import placement, rank_copies
+from gptworks.parallel import placement, rank_copies, rank_process
 from gptworks.parallel.rank_copies import Copies
 
 pytestmark = pytest.mark.skipif(not rank_copies.POSSIBLE, reason="processes are copied on Linux only")
@@ -63,7 +65,7 @@ def test_what_is_imported_once_is_there_in_every_rank(tmp_path: Path) -> None:
     assert [rest for _, _, rest in said] == ["['one', 'two'] ''"] * 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGKILL])
 def test_a_signal_before_there_are_ranks_ends_all(tmp_path: Path, number: int) -> None:
     copies = start(tmp_path, preload_seconds=60)
     wait_for(tmp_path / "begun")
@@ -86,7 +88,8 @@ SAVING = """\
 import os, pathlib, signal, time
 where = pathlib.Path(os.environ["WHERE"]) / os.environ["RANK"]
 asked = []
-signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda *_: asked.append(1))
 where.touch()
 while not asked:
     time.sleep(0.01)
@@ -99,9 +102,10 @@ def test_a_signal_to_all_processes_lets_the_ranks_save(tmp_path: Path) -> None:
     """As batch systems send it: the copied process must not take the ranks with it."""
     copies = start(tmp_path, script=SAVING)
     wait_for(tmp_path / "0", tmp_path / "1")
-    os.kill(copies.pid, signal.SIGTERM)
-    for copy in copies.ranks.values():
-        copy.send_signal(signal.SIGTERM)
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        os.kill(copies.pid, number)
+        for copy in copies.ranks.values():
+            copy.send_signal(number)
     assert [copy.wait() for copy in copies.ranks.values()] == [0, 0]
     assert (tmp_path / "0.saved").exists() and (tmp_path / "1.saved").exists()
 
@@ -115,3 +119,41 @@ def test_no_rank_outlives_the_process_it_was_copied_from(tmp_path: Path) -> None
     assert [copy.wait() for copy in copies.ranks.values()] == [-signal.SIGKILL] * 2
     while any(is_there(number) for number in numbers):  # their new parent takes a moment to bury them
         time.sleep(0.01)
+
+
+HANGUP = """\
+import os, pathlib, signal
+(pathlib.Path(os.environ["WHERE"]) / os.environ["RANK"]).write_text(signal.getsignal(signal.SIGHUP).name)
+"""
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+def test_under_nohup_ranks_ignore_a_closed_terminal_too(tmp_path: Path, handler: signal.Handlers) -> None:
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        copies = start(tmp_path, script=HANGUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert [copy.wait() for copy in copies.ranks.values()] == [0, 0]
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == [handler.name] * 2
+
+
+class ClosedTerminal(io.StringIO):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def write(self, text: str) -> int:
+        raise OSError(self.number, os.strerror(self.number))
+
+    def flush(self) -> None:
+        raise OSError(self.number, os.strerror(self.number))
+
+
+def test_a_terminal_that_is_gone_does_not_end_a_rank_that_has_something_to_save() -> None:
+    log = io.StringIO()
+    stream = rank_process.Copied(ClosedTerminal(errno.EIO), log)
+    print("step 7", file=stream, flush=True)
+    assert log.getvalue() == "step 7\n"
+    with pytest.raises(BrokenPipeError):
+        print("step 8", file=rank_process.Copied(ClosedTerminal(errno.EPIPE), log))

@@ -1,17 +1,20 @@
 """One writer at a time, nobody else's files, a record of what was run, and signals."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from gptworks.errors import UsageError
-from gptworks.train import run_folder
+from gptworks.parallel import signals
+from gptworks.train import folder_lock, run_folder
 from gptworks.train.run_folder import Interrupts, locked
 
 # The lock
@@ -56,6 +59,90 @@ def test_a_killed_process_lets_go(tmp_path: Path) -> None:
     with locked(tmp_path):
         assert f"process {os.getpid()} on" in (tmp_path / run_folder.LOCK).read_text()
         assert str(holder.pid) not in (tmp_path / run_folder.LOCK).read_text().split()
+
+
+def test_the_owner_is_on_the_disk_before_others_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network filesystem may keep what was written on this machine until the file is closed."""
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.pread(file, 100, 0).decode()))
+    with locked(tmp_path):
+        assert synced == [f"{folder_lock.me()}\n"]
+
+
+# Filesystems without locks
+
+
+@pytest.fixture
+def flock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """flock(errno.ENOSYS): what it fails with from now on."""
+    import fcntl
+
+    def fail(number: int) -> None:
+        def failing(*_: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(fcntl, "flock", failing)
+
+    return fail
+
+
+NO_LOCKS = [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK]
+
+
+@pytest.mark.parametrize("number", NO_LOCKS)
+def test_without_locks_a_file_names_the_owner(number: int, tmp_path: Path, flock: Callable[[int], None]) -> None:
+    flock(number)
+    owner = tmp_path / folder_lock.OWNER
+    with locked(tmp_path):
+        with pytest.raises(UsageError) as caught, locked(tmp_path):
+            pass
+        assert f"another process (process {os.getpid()} on " in str(caught.value)
+        assert f"has no locks ({os.strerror(number)}): if that process is gone, remove {owner}." in str(caught.value)
+        assert owner.exists()
+    assert not owner.exists()
+    run_folder.refuse_foreign(tmp_path, "never")
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EACCES])
+def test_a_lock_that_another_has_is_not_taken_for_none(
+    number: int, tmp_path: Path, flock: Callable[[int], None]
+) -> None:
+    (tmp_path / run_folder.LOCK).write_text("process 7 on node8")
+    flock(number)
+    with pytest.raises(UsageError, match=r"another process \(process 7 on node8\) is writing here"), locked(tmp_path):
+        pass
+    assert not (tmp_path / folder_lock.OWNER).exists()
+
+
+def test_any_other_failure_of_a_lock_is_said(tmp_path: Path, flock: Callable[[int], None]) -> None:
+    flock(errno.EIO)
+    with pytest.raises(UsageError, match=rf"cannot be locked \({os.strerror(errno.EIO)}\)"), locked(tmp_path):
+        pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+def test_an_owner_that_is_gone_is_replaced_on_its_machine_only(tmp_path: Path, flock: Callable[[int], None]) -> None:
+    flock(errno.ENOSYS)
+    owner = tmp_path / folder_lock.OWNER
+    with locked(tmp_path):
+        mine = json.loads(owner.read_text())
+    gone = mine | {"started": "1"}  # its number has been given to another process since
+    owner.write_text(json.dumps(gone | {"machine": "another", "owner": "process 3 on far"}))
+    with pytest.raises(UsageError, match=r"process 3 on far.*remove"), locked(tmp_path):
+        pass
+    owner.write_text("")  # half-written
+    with pytest.raises(UsageError, match="unknown"), locked(tmp_path):
+        pass
+    owner.write_text(json.dumps(gone))
+    with locked(tmp_path):
+        assert json.loads(owner.read_text()) == mine
+    assert [path.name for path in tmp_path.iterdir()] == [run_folder.LOCK]
+
+
+def test_a_system_without_flock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with locked(tmp_path), pytest.raises(UsageError, match="this system has no flock"), locked(tmp_path):
+        pass
 
 
 def test_a_path_that_cannot_be_a_folder(tmp_path: Path) -> None:
@@ -121,7 +208,15 @@ def test_the_commit_is_that_of_the_folder_one_is_in(tmp_path: Path, monkeypatch:
 # Signals
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.fixture(autouse=True)
+def _hangup() -> Iterator[None]:
+    """The tests themselves may run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", signals.SAVE_AND_END)
 def test_the_first_signal_is_noted_and_the_old_handlers_come_back(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with Interrupts() as interrupts:
@@ -129,6 +224,48 @@ def test_the_first_signal_is_noted_and_the_old_handlers_come_back(number: signal
         signal.raise_signal(number)
         assert interrupts.received == number.name
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_repeated_signals_ask_for_the_same(number: signal.Signals) -> None:
+    """Another answer would end this very process."""
+    with Interrupts() as interrupts:
+        for each in (number, number, signal.SIGTERM, signal.SIGINT, number):
+            signal.raise_signal(each)
+        assert interrupts.received == number.name
+
+
+def test_the_last_of_many_signals_does_not_make_a_failure_of_a_rank_that_has_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The launcher passes on what the batch system has sent already. Without a launcher the handlers come back."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with Interrupts():
+            pass
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        with Interrupts():
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # would end this process
+        monkeypatch.delenv("RANK")
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with Interrupts():
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_closed_terminal_is_ignored_under_nohup() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            signal.raise_signal(signal.SIGHUP)
+            assert interrupts.received is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_outside_the_main_thread_signals_are_left_alone() -> None:

@@ -17,6 +17,10 @@ _SIGNS = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_config_options(parser)
     options.add_json_option(parser)
+    parser.add_argument(
+        "--gpus", action="store_true", help="start two ranks on two GPUs: a sum, a sharded step, save and resume"
+    )
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="with --gpus: where to try the same")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -26,6 +30,11 @@ def run(args: argparse.Namespace) -> int:
     problems = [each for each in findings if each.state == "problem"]
     if not problems and (args.config or args.preset or args.override or args.overrides):
         findings += _of_configuration(args)
+        problems = [each for each in findings if each.state == "problem"]
+    if args.gpus and not problems:
+        from gptworks.doctor import gpus
+
+        findings += gpus.findings(args.device)
         problems = [each for each in findings if each.state == "problem"]
     if args.json:
         print(json.dumps({"ready": not problems, "findings": [vars(each) for each in findings]}))

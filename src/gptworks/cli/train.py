@@ -133,10 +133,9 @@ def _launch(args: argparse.Namespace, config: Any) -> int:
     nproc = _num_processes(args.nproc, found, config)
     _refuse_unfit(config, found, nproc)
     if config.run.device == "cuda":
-        from gptworks.parallel.launch import pick_device
+        from gptworks.parallel import devices
 
-        # That of the last process. Which ones a rank table means, the processes see.
-        pick_device("cuda", 0 if found.devices else nproc - 1)
+        devices.require(nproc, found.devices)
     folder = Path(config.run.out)
     if found.rank == 0:  # on the others the run may have begun it by now
         run_folder.refuse_foreign(folder, args.resume)

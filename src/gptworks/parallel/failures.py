@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,10 @@ def first(found: dict[int, Failure]) -> Failure | None:
 class Connection:
     """How a rank hears of the others' ends."""
 
-    def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: float, *, is_watched: bool = False) -> None:
+        """is_watched: the heartbeat ends this process when the main thread hangs, which nothing else would explain."""
         self.rank, self.world_size = rank, world_size
-        self.heartbeat = Heartbeat(store, rank, world_size, timeout)
+        self.heartbeat = Heartbeat(store, rank, world_size, timeout, self._end_hung if is_watched else None)
         self.store = self.heartbeat.store
         self.heartbeat.start()
 
@@ -70,6 +71,21 @@ class Connection:
             if self.store.check(["failed"]):
                 return Failure(**json.loads(self.store.get("failed")))
         return None
+
+    def _end_hung(self, place: str) -> None:
+        """In a thread: the main one will not come back."""
+        failure = _explain_wait(self.rank, self, place)
+        traces = heartbeat.write_trace(self.rank)
+        if traces and failure.because_of is None:
+            failure = replace(failure, message=f"{failure.message} Last collectives of each rank: {traces}N")
+        _leave_words(failure, self)
+        if not placement.is_supervised(os.environ):
+            print(f"error: {failure.message}", file=sys.stderr)
+        if self.rank == 0:
+            time.sleep(2 * self.heartbeat.interval)  # the others still ask the store, which goes with this process
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(failure.exit_code)
 
     def leave(self) -> None:
         """At a good end. The store goes with rank 0, which therefore waits for the others."""
@@ -96,17 +112,24 @@ def reporting() -> Iterator[None]:
         launch.forget()  # closing the group would wait for ranks that are gone
         connection = launch.connection()
         failure = explain(error, place.rank, connection)
+        _leave_words(failure, connection)
         if connection is not None:
-            connection.tell(failure)
             connection.heartbeat.stop()
-        _write_for_torchrun(failure)
         if not placement.is_supervised(os.environ):
             if failure.is_fault or (isinstance(error, GPTWorksError) and failure.because_of is None):
                 raise
             raise TrainingError(failure.message) from None
+        raise SystemExit(failure.exit_code) from None
+
+
+def _leave_words(failure: Failure, connection: Connection | None) -> None:
+    """Where the other ranks, torchrun or our launcher look for them."""
+    if connection is not None:
+        connection.tell(failure)
+    _write_for_torchrun(failure)
+    if placement.is_supervised(os.environ):
         failure.write(Path(os.environ[placement.FAILURES]))
         print(f"error: {failure.message}", file=getattr(sys.stderr, "log", sys.stderr), flush=True)
-        raise SystemExit(failure.exit_code) from None
 
 
 def explain(error: Exception, rank: int, connection: Connection | None) -> Failure:
@@ -119,17 +142,13 @@ def explain(error: Exception, rank: int, connection: Connection | None) -> Failu
         return Failure(rank, text, is_fault=True)
     cause = _cause(rank, connection, wait=0 if _TIMED_OUT.search(str(broken)) else PATIENCE)
     if cause is not None:
-        # The first line names the error; a traceback, which belongs to its own rank's log, ends with it.
-        line = cause.message.splitlines()[-1 if cause.is_fault else 0]
-        return Failure(
-            rank, f"stopped because rank {cause.rank} failed: {line}", cause.is_fault, cause.can_restart, cause.rank
-        )
+        return _because(rank, cause)
     place = heartbeat.describe_traceback(broken.__traceback__)
     said = str(broken).strip().splitlines()[0]
     if connection is None:
         return Failure(rank, f"rank {rank} could not meet the other ranks ({said}). Check that all of them started.")
     if _TIMED_OUT.search(str(broken)):
-        return Failure(rank, connection.heartbeat.explain(place))
+        return _explain_wait(rank, connection, place)
     silent = connection.heartbeat.silent_ranks()
     who = f"rank {silent[0]}" if silent else "another rank"
     return Failure(
@@ -137,6 +156,19 @@ def explain(error: Exception, rank: int, connection: Connection | None) -> Failu
         f"stopped because {who} ended without a word, killed or its machine gone ({place}: {said})",
         because_of=silent[0] if silent else -1,
     )
+
+
+def _explain_wait(rank: int, connection: Connection, place: str) -> Failure:
+    """This rank has waited for `parallel.timeout` in vain."""
+    cause = _cause(rank, connection, wait=0)
+    return _because(rank, cause) if cause is not None else Failure(rank, connection.heartbeat.explain(place))
+
+
+def _because(rank: int, cause: Failure) -> Failure:
+    # The first line names the error; a traceback, which belongs to its own rank's log, ends with it.
+    line = cause.message.splitlines()[-1 if cause.is_fault else 0]
+    message = f"stopped because rank {cause.rank} failed: {line}"
+    return Failure(rank, message, cause.is_fault, cause.can_restart, cause.rank)
 
 
 def _cause(rank: int, connection: Connection | None, wait: float) -> Failure | None:

@@ -1,23 +1,40 @@
 """Each rank says every moment that it lives and where it is, so that a hang can be given a name."""
 
 import json
+import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+TRACES = "TORCH_FR_DUMP_TEMP_FILE"  # torch's name for where a rank writes its last collectives; its number follows
+TRACE = "collectives-rank-"
+
 _where = ""  # such as "step 7"; the rest is read from the stack
+_moves = 0
+
+# Under NCCL a rank that waits for another stands in the next call that needs the device, somewhere in the step. Outside
+# of it (evaluation, saving, reading data) and while something is compiled, standing still is no sign of a hang.
+_STEP = "gptworks.train.step"
+_COMPILING = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx")
 
 
 def note(where: str) -> None:
     """What this process is at; costs nothing, and is told when somebody waits for it in vain."""
     global _where
     _where = where
+    moved()
+
+
+def moved() -> None:
+    """The step goes on, with another micro-batch: whatever follows is not the wait that was seen before."""
+    global _moves
+    _moves += 1
 
 
 @dataclass(frozen=True)
@@ -27,10 +44,16 @@ class Beat:
 
 
 class Heartbeat:
-    """Beats in a thread of its own, on a connection of its own: the main one may be waiting."""
+    """Beats in a thread of its own, on a connection of its own: the main one may be waiting.
 
-    def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
-        self.rank, self.world_size, self.timeout = rank, world_size, timeout
+    on_hang: called in a thread, with the place, once the main one has stood at it in a step for `timeout`. None where
+    the wait itself ends with an error, as gloo's does.
+    """
+
+    def __init__(
+        self, store: Any, rank: int, world_size: int, timeout: float, on_hang: Callable[[str], None] | None = None
+    ) -> None:
+        self.rank, self.world_size, self.timeout, self.on_hang = rank, world_size, timeout, on_hang
         self.interval = min(5.0, max(0.2, timeout / 20))
         self.store = store.clone()
         self.store.set_timeout(timedelta(seconds=max(3.0, 2 * self.interval)))
@@ -46,13 +69,22 @@ class Heartbeat:
         self._thread.join(2 * self.interval)
 
     def _beat(self) -> None:
-        count = 0
-        with suppress(RuntimeError):  # the store is gone with its rank: those who wait say so
-            while not self._end.is_set():
-                count += 1
-                place = describe(sys._current_frames().get(self._main))
+        count, standing = 0, _Standing()
+        while not self._end.is_set():
+            count += 1
+            frame = sys._current_frames().get(self._main)
+            place = describe(frame)
+            try:
                 self.store.set(f"beat/{self.rank}", json.dumps([count, place]))
-                self._end.wait(self.interval)
+            except RuntimeError:  # the store is gone with its rank: those who wait say so
+                if self.on_hang is None:
+                    return
+            if self.on_hang is not None and standing.seconds(frame, 2 * self.interval) >= self.timeout:
+                # Beside the beats, which go on: the others must not take this rank for the silent one.
+                threading.Thread(target=self.on_hang, args=(place,), name="verdict", daemon=True).start()
+                self.on_hang = None
+            del frame  # it holds all that the main thread works with
+            self._end.wait(self.interval)
 
     def explain(self, waited_in: str) -> str:
         """Who did not come to the collective this rank has waited for in vain."""
@@ -102,6 +134,53 @@ class Heartbeat:
         there = {rank: key for rank, key in keys.items() if self.store.check([key])}
         values = self.store.multi_get(list(there.values())) if there else []
         return {rank: Beat(*json.loads(value)) for rank, value in zip(there, values, strict=True)}
+
+
+class _Standing:
+    """For how long the main thread has been at the very same place of a step."""
+
+    def __init__(self) -> None:
+        self._place: object = None
+        self._seconds, self._looked = 0.0, time.monotonic()
+
+    def seconds(self, frame: FrameType | None, most: float) -> float:
+        """most: what one look may add, so that a process that was itself suspended has not been waiting."""
+        now, place = time.monotonic(), _place_in_step(frame)
+        is_same = place is not None and place == self._place
+        self._seconds = self._seconds + min(now - self._looked, most) if is_same else 0.0
+        self._place, self._looked = place, now
+        return self._seconds
+
+
+def _place_in_step(frame: FrameType | None) -> object:
+    """The instruction in each function, from the innermost outwards; None where standing still is not waiting."""
+    calls, is_step = [], False
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module in _COMPILING:
+            return None
+        is_step = is_step or module == _STEP
+        calls.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return (_moves, calls) if is_step else None
+
+
+def write_trace(rank: int) -> str:
+    """The last collectives of this rank, as torch writes them when NCCL gives up: `torchfrtrace` reads them. Where they
+    are, without the rank's number; empty if nowhere."""
+    from torch._C import _distributed_c10d as c10d
+
+    prefix = os.environ.get(TRACES, "")
+    dump = getattr(c10d, "_dump_nccl_trace", None) or getattr(c10d, "_dump_fr_trace", None)
+    if not prefix or dump is None:
+        return ""
+    path = Path(f"{prefix}{rank}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(dump())
+    except (OSError, RuntimeError):
+        return ""  # the verdict is worth more than its illustration
+    return prefix
 
 
 def describe(frame: FrameType | None) -> str:

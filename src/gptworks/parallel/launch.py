@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,8 @@ from gptworks import cpu
 from gptworks.config.derive import Layout, solve_layout
 from gptworks.config.schema import ParallelConfig, RunFolderConfig
 from gptworks.errors import ConfigError
-from gptworks.parallel import placement
+from gptworks.parallel import devices, heartbeat, open_files, placement, rendezvous
+from gptworks.parallel.devices import pick_device as pick_device
 from gptworks.parallel.failures import Connection
 from gptworks.parallel.heartbeat import note as note
 
@@ -68,6 +70,9 @@ class World:
         return self.mesh[name] if self.mesh is not None and getattr(self.layout, name) > 1 else None
 
 
+# Backends that end the process when they give up, or make it wait where no error can be raised.
+WATCHED = {"nccl"}
+
 _world: World | None = None  # once joined, this process is of one world
 _connection: Connection | None = None
 
@@ -76,23 +81,20 @@ def start(parallel: ParallelConfig, run: RunFolderConfig) -> World:
     """The world that the environment says this process is part of (torchrun, srun, our launcher); else it is alone."""
     global _world, _connection
     place = placement.read(os.environ)
-    layout = solve_layout(parallel, place.world_size)
     if run.threads:
         torch.set_num_threads(run.threads)
     elif place.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, _num_cores() // place.local_size))
     keep_freed_memory()
-    device = pick_device(run.device, place.local_rank)
-    if device.type == "cpu":
-        cpu.settle()  # here: a process group has threads
+    if run.device == "cpu" or (run.device == "auto" and pick_device("auto").type == "cpu"):
+        cpu.settle()  # here: a store and a process group have threads
     if place.world_size == 1:
-        return World(device, layout)
-    if _world is not None and _world.layout == layout:
+        layout = solve_layout(parallel, 1)
+        return World(_take_device(run.device, place), layout)
+    if _world is not None and _world.layout == solve_layout(parallel, place.world_size):
         return _world
-    if device.type == "mps":
-        raise ConfigError("run.device", ["run.device: mps has one process only. Use --device cpu for several."])
     timeout = float(parallel.timeout)
-    # As torchrun sets them already: its agent may keep the store, which torch looks up by these names.
+    # As torchrun sets them already, for what torch looks up by these names.
     os.environ |= {
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.world_size),
@@ -100,14 +102,39 @@ def start(parallel: ParallelConfig, run: RunFolderConfig) -> World:
         "MASTER_ADDR": place.master,
         "MASTER_PORT": str(place.port),
     }
-    _world = join(layout, place.rank, device, timeout=timedelta(seconds=timeout))
+    open_files.raise_limit()
+    open_files.set_up_gloo(place.world_size)
     from torch import distributed
 
-    # Torch keeps no other record of the store. Restarted ranks meet in a new one, so its keys are this attempt's.
-    store = distributed.PrefixStore("gptworks", distributed.distributed_c10d._get_default_store())
-    _connection = Connection(store, place.rank, place.world_size, timeout)
+    # Under torchrun the store may be its own, and outlive an attempt.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = distributed.PrefixStore(f"gptworks/{attempt}", rendezvous.open_store(place, timeout))
+
+    def prepare() -> tuple[Layout, torch.device]:
+        layout = solve_layout(parallel, place.world_size)
+        device = _take_device(run.device, place)
+        if device.type == "mps":
+            raise ConfigError("run.device", ["run.device: mps has one process only. Use --device cpu for several."])
+        open_files.require(place.world_size, open_files.NUM_GROUPS[device.type])
+        return layout, device
+
+    layout, device = rendezvous.agree(
+        store, place, prepare, lambda found: f"{found[1].type} {devices.identity(found[1])}", timeout
+    )
+    set_up_nccl(device, os.environ.get(placement.LOG_DIR) or run.out)
+    _world = join(layout, place.rank, device, timeout=timeout, store=distributed.PrefixStore("groups", store))
+    is_watched = backend_of(device) in WATCHED
+    _connection = Connection(store, place.rank, place.world_size, timeout, is_watched=is_watched)
     atexit.register(close)
     return _world
+
+
+def _take_device(name: str, place: placement.Placement) -> torch.device:
+    """Before anything else of this process asks CUDA for memory or a group, which it would get on device 0."""
+    found = devices.pick_device(name, place.local_rank if place.started_by else None, place.local_size)
+    if found.type == "cuda":
+        torch.cuda.set_device(found)
+    return found
 
 
 def connection() -> Connection | None:
@@ -132,19 +159,40 @@ def close() -> None:
     atexit.unregister(close)
 
 
-def join(layout: Layout, rank: int, device: torch.device, **group: Any) -> World:
-    """Meet the other processes of the layout. `group`: as init_process_group takes it."""
+def join(layout: Layout, rank: int, device: torch.device, *, timeout: float | None = None, **group: Any) -> World:
+    """Meet the other processes of the layout. timeout: seconds; `group`: as init_process_group takes it."""
     from torch import distributed
     from torch.distributed import distributed_c10d
 
-    if "timeout" in group:
+    backend = backend_of(device)
+    if timeout is not None:
+        group["timeout"] = group_timeout(backend, timeout)
         # Groups that are made later, such as those of the mesh, take torch's defaults: up to 30 minutes of silence.
-        distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = group["timeout"]
-    backend = "nccl" if device.type == "cuda" else "gloo"
+        distributed_c10d.default_pg_timeout = group_timeout("gloo", timeout)
+        distributed_c10d.default_pg_nccl_timeout = group_timeout("nccl", timeout)
     if device.type == "cuda":
-        group.setdefault("device_id", device)
+        group["device_id"] = device
     distributed.init_process_group(backend, rank=rank, world_size=layout.world_size, **group)
     return World(device, layout, rank, _mesh(layout, device.type))
+
+
+def backend_of(device: torch.device) -> str:
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def group_timeout(backend: str, timeout: float) -> timedelta:
+    """When torch gives up. Where that ends the process without a word, the heartbeat speaks first, at `timeout`."""
+    return timedelta(seconds=2 * timeout + 60 if backend in WATCHED else timeout)
+
+
+def set_up_nccl(device: torch.device, folder: str) -> None:
+    """The last collectives of each rank are kept, and written down when NCCL gives up; also by the heartbeat."""
+    if device.type != "cuda":
+        return
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000"))
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    if folder and "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in os.environ:
+        os.environ.setdefault(heartbeat.TRACES, str(Path(folder).absolute() / heartbeat.TRACE))
 
 
 @contextmanager
@@ -192,32 +240,6 @@ def keep_freed_memory() -> None:
         library = ctypes.CDLL(None)
         for option, value in ((_M_MMAP_THRESHOLD, 32 * 2**20), (_M_TRIM_THRESHOLD, 2**31 - 1)):
             library.mallopt(option, value)
-
-
-def pick_device(name: str, local_rank: int = 0) -> torch.device:
-    """auto = cuda, then mps, then cpu. A device that is asked for by name and not there is refused."""
-    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        name = next(kind for kind, there in present.items() if there)
-    if name not in present:
-        raise ConfigError("device", [f"device: got {name!r}; needs auto, {', '.join(present)}."])
-    if not present[name]:
-        have = ", ".join(kind for kind, there in present.items() if there)
-        raise ConfigError(
-            "run.device",
-            [f"run.device: {name} is not available here. Available: {have}. Use --device {have.split(', ')[0]}."],
-        )
-    if name != "cuda" or not local_rank:
-        return torch.device(name)
-    if local_rank >= torch.cuda.device_count():
-        raise ConfigError(
-            "run.device",
-            [
-                f"run.device: process {local_rank} of this machine has no device: there are "
-                f"{torch.cuda.device_count()}. Start at most so many processes here."
-            ],
-        )
-    return torch.device(name, local_rank)
 
 
 def _num_cores() -> int:

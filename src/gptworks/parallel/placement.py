@@ -47,15 +47,25 @@ def _torchrun(environment: Mapping[str, str]) -> Placement:
     rank = number("RANK")
     if rank >= world_size:
         raise UsageError(f"RANK: {rank} of WORLD_SIZE {world_size}. Needed: a rank from 0 to {world_size - 1}.")
+    local_rank, local_size = (
+        number("LOCAL_RANK", 0 if world_size == 1 else None),
+        number("LOCAL_WORLD_SIZE", world_size),
+    )
+    if local_size > world_size:
+        raise UsageError(
+            f"WORLD_SIZE: {world_size}, but LOCAL_WORLD_SIZE is {local_size}. Needed: the number of all processes."
+        )
     if world_size == 1:
-        return Placement(local_rank=number("LOCAL_RANK", 0), started_by=started_by)
+        return Placement(local_rank=local_rank, started_by=started_by)
+    if local_rank >= local_size:
+        raise UsageError(f"LOCAL_RANK: {local_rank} of LOCAL_WORLD_SIZE {local_size}. Needed: 0 to {local_size - 1}.")
     if not environment.get("MASTER_ADDR"):
         raise UsageError("MASTER_ADDR: not set beside RANK and WORLD_SIZE. Needed: the address of rank 0's machine.")
     return Placement(
         rank,
         world_size,
-        number("LOCAL_RANK"),
-        number("LOCAL_WORLD_SIZE", world_size),
+        local_rank,
+        local_size,
         environment["MASTER_ADDR"],
         number("MASTER_PORT"),
         started_by,

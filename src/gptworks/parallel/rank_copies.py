@@ -20,10 +20,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from gptworks import cpu
-from gptworks.parallel import rank_process
+from gptworks.parallel import rank_process, signals
 
 _POLL = 0.05  # seconds
-_FOR_RANKS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 
 # Elsewhere libraries are not safe to copy once they are loaded.
 POSSIBLE = sys.platform == "linux"
@@ -135,7 +134,8 @@ def main() -> None:
     if "torch" in sys.modules:
         cpu.settle()  # once for all ranks
     # From here on a signal is for the ranks, which save and end. A batch system sends it to all processes at once.
-    for number in _FOR_RANKS:
+    for_ranks = signals.to_handle()
+    for number in for_ranks:
         signal.signal(number, signal.SIG_IGN)
     left: dict[int, int] = {}
     for rank, environment in asked["ranks"].items():
@@ -147,7 +147,7 @@ def main() -> None:
         if pid == 0:
             os.close(told)
             os.setsid()
-            for number in _FOR_RANKS:
+            for number in for_ranks:
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
             os.environ.update(environment)
             rank_process.main(asked["command"])

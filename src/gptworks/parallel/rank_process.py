@@ -4,12 +4,15 @@ Its output goes to its log. Rank 0 keeps the terminal, with a copy in its log. I
 """
 
 import ctypes
+import errno
 import os
 import re
 import runpy
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -34,10 +37,26 @@ class Copied:
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
             self.log.write(_CONTROL.sub("", line.rpartition("\r")[2]) + "\n")
-        return self.stream.write(text)
+        with _closed_terminal_ignored():
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with _closed_terminal_ignored():
+            self.stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
+
+
+@contextmanager
+def _closed_terminal_ignored() -> Iterator[None]:
+    """What is left to do, such as saving, is done all the same."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
 
 
 def main(command: list[str]) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from gptworks.config.schema import ParallelConfig
 from gptworks.model import GPT
-from gptworks.parallel import slices
+from gptworks.parallel import heartbeat, slices
 from gptworks.parallel.launch import World
 from gptworks.parallel.parts import Part, parts_of
 
@@ -81,6 +81,7 @@ def apply(
 
 def before_micro_batch(part: GPT, *, is_last: bool) -> None:
     """What the backward pass of this micro-batch does with gradients and gathered parameters."""
+    heartbeat.moved()
     way = _ways.get(part)
     if way is None or way.zero == 0:
         return

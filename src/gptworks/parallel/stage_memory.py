@@ -15,7 +15,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._utils import _make_tensor_from_meta
 from torch.distributed.pipelining.stage import _RecvInfo
 
-from gptworks.parallel import shard
+from gptworks.parallel import heartbeat, shard
 
 __all__ = ["LeanStage"]
 
@@ -39,6 +39,7 @@ class LeanStage(PipelineStage):
         self.loss_sums = []
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        heartbeat.moved()
         if self.seed_dropout is not None:
             # Drawn for this micro-batch and stage, whatever the schedule did before; recomputation restores the state.
             self.seed_dropout(fwd_chunk_id, self.stage_index)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from gptworks.errors import GPTWorksError, UsageError
-from gptworks.parallel import failures, placement, rank_copies
+from gptworks.parallel import failures, open_files, placement, rank_copies, signals
 from gptworks.parallel.failures import Failure
 from gptworks.parallel.meeting import Alone, JobOver, Meeting, Round
 from gptworks.parallel.nodes import Nodes
@@ -43,22 +43,30 @@ class _Interrupted(Exception):
 
 
 class _Signals:
-    """Ctrl-C and SIGTERM are for the ranks: they save and end."""
+    """They are for the ranks, which save and end: each kind is passed on once, and a second Ctrl-C too."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
         self.passed_on = 0
 
     def __enter__(self) -> "_Signals":
-        self._before = {n: signal.signal(n, self._receive) for n in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.signal(number, self._receive) for number in signals.to_handle()}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if not self.received or handler != signal.SIG_DFL:  # the same signal once more finds a process that ends
+                signal.signal(number, handler)
 
     def _receive(self, number: int, _: FrameType | None) -> None:
-        self.received.append(number)
+        if self.received.count(number) < (2 if number == signal.SIGINT else 1):
+            self.received.append(number)
+        if signal.Signals(number).name == "SIGHUP":
+            signals.leave_closed_terminal()
+
+    @property
+    def ends_at_once(self) -> bool:
+        return self.received.count(signal.SIGINT) > 1
 
     def leave_if_received(self) -> None:
         if self.received:
@@ -180,13 +188,14 @@ def run(job: Job) -> int:
         raise UsageError(
             f"{job.log_dir}: logs cannot be written there ({error.strerror}). Choose another --log-dir."
         ) from None
+    open_files.raise_limit()  # the ranks inherit it
     meeting: Alone | Meeting | None = None
-    with _Signals() as signals:
+    with _Signals() as received:
         try:
-            meeting = Alone(job.nproc) if job.nodes.count == 1 else _meeting(job, signals)
-            return _attempts(job, meeting, signals)
+            meeting = Alone(job.nproc) if job.nodes.count == 1 else _meeting(job, received)
+            return _attempts(job, meeting, received)
         except _Interrupted:
-            return 128 + signals.received[0]
+            return 128 + received.received[0]
         except JobOver as over:
             _say(f"error: {over}")
             return over.exit_code
@@ -201,13 +210,13 @@ def run(job: Job) -> int:
             return 2
 
 
-def _meeting(job: Job, signals: _Signals) -> Meeting:
-    return Meeting(job.nodes, job.nproc, _say, idle=signals.leave_if_received)
+def _meeting(job: Job, received: _Signals) -> Meeting:
+    return Meeting(job.nodes, job.nproc, _say, idle=received.leave_if_received)
 
 
-def _attempts(job: Job, meeting: Alone | Meeting, signals: _Signals) -> int:
+def _attempts(job: Job, meeting: Alone | Meeting, received: _Signals) -> int:
     while True:
-        round = meeting.next(signals.leave_if_received)
+        round = meeting.next(received.leave_if_received)
         last = round.first_rank + job.nproc - 1
         node = f"node {round.node} of {round.num_nodes}: " if round.num_nodes > 1 else ""
         start = f"{node}{job.nproc} processes, ranks {round.first_rank} to {last} of {round.world_size}"
@@ -216,22 +225,22 @@ def _attempts(job: Job, meeting: Alone | Meeting, signals: _Signals) -> int:
         with tempfile.TemporaryDirectory(prefix="gptworks-") as folder:
             ranks = _Ranks(job, round, Path(folder))
             try:
-                failure, has_joined = _watch(ranks, meeting, signals)
+                failure, has_joined = _watch(ranks, meeting, received)
             finally:
                 ranks.kill()
                 if sys.stdout.isatty() and any(process.returncode for process in ranks.processes.values()):
                     print("\x1b[?25h", end="", flush=True)  # the live bar of rank 0 may have hidden the cursor
-        if len(signals.received) > 1:
-            return 128 + signals.received[1]
-        if signals.received and not ranks.have_begun:
-            return 128 + signals.received[0]
+        if received.ends_at_once:
+            return 128 + signal.SIGINT
+        if received.received and not ranks.have_begun:
+            return 128 + received.received[0]
         if failure is None and not has_joined and meeting.all_done(lambda: None):
             return 0
         if failure is None or (has_joined and failure.can_restart):
             _say(f"another node {'joins' if has_joined else 'starts again'}; so all start again.")
             continue
         number = meeting.count_failure()
-        if failure.can_restart and number <= job.max_restarts and not signals.received:
+        if failure.can_restart and number <= job.max_restarts and not received.received:
             _say(f"{failure.message}\nstarting again from the last checkpoint ({number} of {job.max_restarts})")
         else:
             meeting.end(failure.message, failure.exit_code)
@@ -241,19 +250,19 @@ def _attempts(job: Job, meeting: Alone | Meeting, signals: _Signals) -> int:
             return failure.exit_code
 
 
-def _watch(ranks: _Ranks, meeting: Alone | Meeting, signals: _Signals) -> tuple[Failure | None, bool]:
+def _watch(ranks: _Ranks, meeting: Alone | Meeting, received: _Signals) -> tuple[Failure | None, bool]:
     """Until all have ended well (None) or not; and whether it was because another node joins."""
     asked, has_joined = time.monotonic(), False
     while any(process.poll() is None for process in ranks.processes.values()):
         failure = ranks.failure()
         if failure is not None:
             return failure, has_joined
-        while signals.passed_on < len(signals.received):
-            ranks.send(signals.received[signals.passed_on])
-            signals.passed_on += 1
-            if signals.passed_on == 2:
-                ranks.wait(2.0)
-                return None, has_joined
+        while received.passed_on < len(received.received):
+            ranks.send(received.received[received.passed_on])
+            received.passed_on += 1
+        if received.ends_at_once:
+            ranks.wait(2.0)
+            return None, has_joined
         if time.monotonic() - asked > _POLL_NODES:
             asked = time.monotonic()
             is_called = meeting.is_called()
@@ -268,5 +277,5 @@ def _watch(ranks: _Ranks, meeting: Alone | Meeting, signals: _Signals) -> tuple[
 
 
 def _say(text: str) -> None:
-    with suppress(BrokenPipeError):
+    with suppress(OSError):  # a pipe or a terminal that is gone
         print(text, file=sys.stderr, flush=True)

@@ -20,7 +20,7 @@ class Outcome:
     folder: Path
     step: int
     held_out_loss: float | None
-    stopped_by: str  # "end", "early stop", "SIGINT" or "SIGTERM"
+    stopped_by: str  # "end", "early stop", or the signal, such as "SIGTERM"
 
 
 def train(cfg: RunConfig, *, resume_from: str = "never", command: list[str] | None = None) -> Outcome:

@@ -6,14 +6,16 @@ import platform
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from gptworks.errors import UsageError
+from gptworks.parallel import placement, signals
 from gptworks.parallel.ranks import Ranks
+from gptworks.train import folder_lock
 
 LOCK = ".lock"
 LOGS = "logs"  # of the ranks, begun by the launcher before the run itself
@@ -22,30 +24,25 @@ LOGS = "logs"  # of the ranks, begun by the launcher before the run itself
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Held by the operating system, so a crash lets go of it."""
-    import fcntl
-
+    """One writer at a time. Held by the operating system, so a crash lets go of it; where a filesystem has no such
+    locks, by a file that names its owner."""
     try:
         run.mkdir(parents=True, exist_ok=True)
         file = (run / LOCK).open("a+", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{run}: cannot be written to ({error.strerror}). Choose another --out.") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.seek(0)
-        owner = file.read().strip() or "unknown"
-        file.close()
-        raise UsageError(
-            f"{run}: another process ({owner}) is writing here. Wait for it, or choose another --out."
-        ) from None
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {platform.node()}\n")
-    file.flush()
-    try:
+    with ExitStack() as held, file:
+        reason = folder_lock.take(file.fileno())
+        if reason == folder_lock.HELD:
+            file.seek(0)
+            raise folder_lock.refused(run, file.read().strip() or "unknown")
+        if reason:
+            held.enter_context(folder_lock.owned(run, reason))
+        file.truncate(0)
+        file.write(folder_lock.me() + "\n")
+        file.flush()
+        os.fsync(file.fileno())  # other machines compare it: a network filesystem may keep it here until it is closed
         yield
-    finally:
-        file.close()
 
 
 def refuse_private(run: Path, ranks: Ranks) -> None:
@@ -121,29 +118,39 @@ def _commit() -> str | None:
 
 
 class Interrupts:
-    """The first Ctrl-C or SIGTERM asks the loop to save and end; the second ends the process at once."""
+    """A signal of `signals.SAVE_AND_END` asks the loop to save and end, however often it comes; only a second Ctrl-C
+    ends the process at once."""
 
     def __init__(self) -> None:
-        self.received: str | None = None
+        self.received: str | None = None  # the first one's name
+        self._has_int = False
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> "Interrupts":
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in signals.to_handle():
             with suppress(ValueError):  # not in the main thread: whoever started the thread decides
                 self._previous[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:
+        # One that a launcher started ends now. The same signal comes once more, from the launcher or the batch system,
+        # and must not make a failure of it.
+        is_ending = self.received is not None and placement.read(os.environ).started_by
         for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            if not is_ending or handler != signal.SIG_DFL:
+                signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _receive(self, number: int, _: FrameType | None) -> None:
-        if self.received is not None:
+        name = signal.Signals(number).name
+        if number == signal.SIGINT and self._has_int:
             # Past Python's buffers, which may be in use just now. The live bar has hidden the cursor: show it again.
             cursor = b"\x1b[?25h" if os.isatty(2) else b""
             os.write(2, cursor + b"\nstopped at once; the last checkpoint is the newest state.\n")
             os._exit(128 + number)
-        self.received = signal.Signals(number).name
+        self._has_int = self._has_int or number == signal.SIGINT
+        if name == "SIGHUP":
+            signals.leave_closed_terminal()
+        self.received = self.received or name
 
     def agreed(self, ranks: Ranks) -> str:
         """What any of the ranks received, on all of them at the same step; empty for nothing."""

@@ -1,0 +1,211 @@
+"""Where the ranks find each other: a store, in which each says what it was told and which device it has.
+
+What would be a hang or pages of torch's own is refused here, before a group exists, on every rank with the same words.
+"""
+
+import json
+import os
+import platform
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from gptworks.errors import GPTWorksError, UsageError, first_line
+from gptworks.parallel.placement import Placement, is_supervised
+
+T = TypeVar("T")
+_ANSWER = 60.0  # seconds in which a store that has been connected to must answer
+_LINGER = 3.0  # seconds for which rank 0, with whom the store goes, waits until the others have read why it ends
+_POLL = 0.05
+
+
+def open_store(place: Placement, timeout: float) -> Any:
+    """The store at MASTER_ADDR:MASTER_PORT. Rank 0 keeps it, unless torchrun does."""
+    from torch import distributed
+
+    where = f"{place.master}:{place.port}"
+    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if place.rank == 0 and not is_agents:
+        try:
+            return distributed.TCPStore(
+                place.master,
+                place.port,
+                is_master=True,
+                timeout=timedelta(seconds=timeout),
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
+        except RuntimeError as error:
+            if is_supervised(os.environ):
+                raise  # our launcher has chosen the port, and will choose another
+            if "EADDRINUSE" in str(error):
+                raise UsageError(
+                    f"MASTER_PORT: {place.port} is in use by another program, so rank 0 cannot open {where}. Needed: a "
+                    "free port, the same for every rank. Choose another MASTER_PORT."
+                ) from None
+            raise UsageError(
+                f"MASTER_ADDR: rank 0 cannot open {where} ({first_line(error)}). Needed: an address of rank 0's "
+                "machine and a port that is free there."
+            ) from None
+    _wait_until_connected(place, timeout)
+    return _connect(place, min(_ANSWER, timeout), timeout)
+
+
+def _wait_until_connected(place: Placement, timeout: float) -> None:
+    """Rank 0 may start later."""
+    from torch import distributed
+
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            with socket.create_connection((place.master, place.port), timeout=5):
+                return
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if time.monotonic() >= deadline:
+            raise distributed.DistNetworkError(
+                f"{place.master}:{place.port}, where rank 0 should be: {reason} for {timeout:g} s"
+            )
+        time.sleep(4 * _POLL)
+
+
+def _connect(place: Placement, answer: float, timeout: float) -> Any:
+    """In a thread: torch waits without end for a program that takes a connection and says nothing."""
+    from torch import distributed
+
+    found: list[Any] = []
+
+    def connect() -> None:
+        try:
+            limit = timedelta(seconds=answer)
+            found.append(distributed.TCPStore(place.master, place.port, timeout=limit, wait_for_workers=False))
+        except RuntimeError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=connect, name="rendezvous", daemon=True)
+    thread.start()
+    thread.join(answer + 1)
+    if found and not isinstance(found[0], RuntimeError):
+        found[0].set_timeout(timedelta(seconds=timeout))
+        return found[0]
+    said = first_line(found[0]) if found else f"no answer for {answer:g} s"
+    raise UsageError(
+        f"MASTER_PORT: what listens at {place.master}:{place.port} is not rank 0 of this run ({said}): another program "
+        "uses that port. Needed: a free port, the same for every rank. Choose another MASTER_PORT."
+    )
+
+
+def agree(store: Any, place: Placement, prepare: Callable[[], T], device_of: Callable[[T], str], timeout: float) -> T:
+    """What `prepare` finds for this rank, once every rank has come, was told the same, and has a device of its own.
+
+    A GPTWorksError of one rank's `prepare` ends all ranks. device_of: "kind identity"; the identity may be empty.
+    """
+    process = f"process {os.getpid()} on {platform.node()}"
+    problem = _contradiction(store, place, process)
+    if problem:
+        _refuse(store, place, problem)
+        raise UsageError(problem)
+    try:
+        result = prepare()
+        device = device_of(result)
+    except GPTWorksError as error:
+        _refuse(store, place, f"{error} (rank {place.rank} of {place.world_size})")
+        raise
+    told = {"process": process, "device": device, "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    store.set(f"rank/{place.rank}", json.dumps(told))
+    store.add("came", 1)
+    _hear_verdict(store, place, timeout)
+    return result
+
+
+def _contradiction(store: Any, place: Placement, process: str) -> str:
+    """Between what this process was told and what the first that came was told; empty: there is none."""
+    owner = store.compare_set(f"process/{place.rank}", "", process).decode()
+    if owner != process:
+        return f"RANK: {owner} and {process} are both told to be rank {place.rank}. Needed: each rank once."
+    rank, world_size = json.loads(store.compare_set("world", "", json.dumps([place.rank, place.world_size])))
+    if world_size != place.world_size:
+        return (
+            f"WORLD_SIZE: rank {place.rank} is told {place.world_size} processes, rank {rank} is told {world_size}. "
+            "Needed: the same number for every rank. Look at the environment that each is started with."
+        )
+    return ""
+
+
+def _refuse(store: Any, place: Placement, text: str) -> None:
+    """Tell the others through rank 0."""
+    store.compare_set("refused", "", text)
+    if place.rank == 0:
+        _tell_verdict(store, place.world_size - 1, {"refused": text})
+    else:
+        store.add("heard", 1)
+
+
+def _hear_verdict(store: Any, place: Placement, timeout: float) -> None:
+    """Rank 0 looks at what all have said; the others wait for what it finds."""
+    from torch import distributed
+
+    if place.rank == 0:
+        verdict = _judge(store, place.world_size, timeout)
+        _tell_verdict(store, store.add("came", 0) - 1 if "missing" in verdict else place.world_size - 1, verdict)
+    else:
+        store.wait(["verdict"], timedelta(seconds=timeout + 30))
+        verdict = json.loads(store.get("verdict"))
+        store.add("heard", 1)
+    if "refused" in verdict:
+        raise UsageError(verdict["refused"])
+    if "missing" in verdict:
+        raise distributed.DistStoreError(verdict["missing"])
+
+
+def _judge(store: Any, world_size: int, timeout: float) -> dict[str, str]:
+    deadline = time.monotonic() + timeout
+    while store.add("came", 0) < world_size:
+        if store.check(["refused"]):
+            return {"refused": store.get("refused").decode()}
+        if time.monotonic() >= deadline:
+            missing = [rank for rank in range(world_size) if not store.check([f"rank/{rank}"])]
+            listed = ", ".join(str(rank) for rank in missing[:8]) + (", ..." if len(missing) > 8 else "")
+            return {"missing": f"rank {listed} of {world_size} has not come: timed out after {timeout:g} s"}
+        time.sleep(_POLL)
+    if store.check(["refused"]):  # by one too many
+        return {"refused": store.get("refused").decode()}
+    said = store.multi_get([f"rank/{rank}" for rank in range(world_size)])
+    text = refused_devices([json.loads(each) for each in said])
+    return {"refused": text} if text else {}
+
+
+def refused_devices(said: list[dict[str, Any]]) -> str:
+    """Why these ranks cannot work together: devices of two kinds, or one device for two of them. Empty: they can."""
+    owner: dict[str, int] = {}
+    for rank, each in enumerate(said):
+        kind, _, name = each["device"].partition(" ")
+        first_kind = said[0]["device"].partition(" ")[0]
+        if kind != first_kind:
+            return (
+                f"run.device: rank {rank} ({each['process']}, {_seen(each)}) has {kind}, rank 0 ({said[0]['process']}, "
+                f"{_seen(said[0])}) has {first_kind}. Needed: the same kind everywhere. Let every process see its "
+                "device, or name one with --device."
+            )
+        other = owner.setdefault(name, rank) if name else rank
+        if other != rank:
+            return (
+                f"run.device: ranks {other} and {rank} share one device ({name}): {said[other]['process']} sees "
+                f"{_seen(said[other])}, {each['process']} sees {_seen(each)}. Needed: a device for each process. Let "
+                "all of them see all devices, or each exactly one (srun --gpus-per-task=1); or start fewer processes."
+            )
+    return ""
+
+
+def _seen(said: dict[str, Any]) -> str:
+    return "all devices" if said["visible"] is None else f"CUDA_VISIBLE_DEVICES={said['visible']}"
+
+
+def _tell_verdict(store: Any, num_others: int, verdict: dict[str, str]) -> None:
+    store.set("verdict", json.dumps(verdict))
+    deadline = time.monotonic() + _LINGER
+    while verdict and time.monotonic() < deadline and store.add("heard", 0) < num_others:
+        time.sleep(_POLL)

@@ -1,0 +1,44 @@
+"""Signals that ask a run to save and end.
+
+Batch systems send SIGTERM or SIGUSR1, often more than once and to every process of a run, and launchers pass them on:
+so a repeated one asks for the same. Only a second Ctrl-C, which a person presses, means "at once". SIGHUP is a terminal
+that was closed; under nohup it is ignored, and stays so.
+"""
+
+import os
+import signal
+import stat
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+# Windows has the first two.
+SAVE_AND_END = tuple(
+    signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name)
+)
+
+
+def to_handle() -> tuple[signal.Signals, ...]:
+    """Those of SAVE_AND_END that this process has not been started to ignore."""
+    return tuple(
+        number for number in SAVE_AND_END if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN
+    )
+
+
+def leave_closed_terminal() -> None:
+    """After SIGHUP: what is still written to a terminal that is gone must not be an error, before all is saved."""
+    with suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for number in (1, 2):
+            with suppress(OSError):
+                if _is_closed_terminal(number):
+                    os.dup2(nowhere, number)
+        os.close(nowhere)
+
+
+def _is_closed_terminal(number: int) -> bool:
+    """A character device that is neither a terminal any more nor one of those that are never one."""
+    kind = os.fstat(number)
+    if sys.platform == "win32" or not stat.S_ISCHR(kind.st_mode) or os.isatty(number):
+        return False
+    return kind.st_rdev != Path(os.devnull).stat().st_rdev

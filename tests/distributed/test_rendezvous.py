@@ -1,0 +1,154 @@
+"""Ranks that cannot work together: a clear error on each of them, exit code 2, nobody left behind.
+
+The ranks are real processes that run the command, each with the environment that a launcher would give it; they are
+forked from this one, which has imported torch already. What they see of CUDA is patched.
+"""
+
+import multiprocessing
+import os
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import gptworks.train.run  # noqa: F401  # once, and not by every rank
+from gptworks.cli.main import main
+from gptworks.parallel.nodes import free_port
+
+SMALL = [f"model.{key}" for key in ("num_layers=2", "hidden_size=16", "num_heads=2", "max_positions=16")]
+SETTINGS = [*SMALL, "data.seq_len=16", "batch.global_size=6", "train.steps=2", "run.threads=1", "parallel.dp=auto"]
+Environment = dict[str, str]
+
+
+def _rank(environment: Environment, argv: list[str], output: Path, patch: Callable[[], None] | None) -> None:
+    sys.stdout = sys.stderr = output.open("w")
+    os.environ.update(environment)
+    if patch is not None:
+        patch()
+    code = main(argv)
+    sys.stderr.flush()
+    os._exit(code)
+
+
+@pytest.fixture
+def refused(small_store: Path, tmp_path: Path) -> Callable[..., list[str]]:
+    """What each rank said: one for each environment, all of which end by themselves with exit code 2."""
+
+    def run(
+        *environments: Environment,
+        patches: dict[int, Callable[[], None]] | None = None,
+        timeout: int = 60,
+        device: str = "cpu",
+        port: int = 0,
+    ) -> list[str]:
+        context = multiprocessing.get_context("fork")
+        settings = [*SETTINGS, f"data.path={small_store}", f"parallel.timeout={timeout}", f"run.device={device}"]
+        argv = ["train", *settings, "--out", str(tmp_path / "run")]
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port())}
+        outputs = [tmp_path / f"{number}.txt" for number in range(len(environments))]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads: none of ours runs here
+            processes = [
+                context.Process(target=_rank, args=(shared | environment, argv, output, (patches or {}).get(number)))
+                for number, (environment, output) in enumerate(zip(environments, outputs, strict=True))
+            ]
+            for process in processes:
+                process.start()
+        deadline = time.monotonic() + 100
+        try:
+            for process in processes:
+                process.join(max(0.1, deadline - time.monotonic()))
+            texts = [output.read_text() for output in outputs]
+            assert [process.exitcode for process in processes] == [2] * len(processes), texts
+        finally:
+            for process in processes:
+                process.kill()
+        assert not any("Traceback" in text for text in texts), texts
+        assert not (tmp_path / "run").exists(), "nothing was written"
+        return texts
+
+    return run
+
+
+def told(rank: int, world_size: int, **more: str) -> Environment:
+    number, size = str(rank), str(world_size)
+    return {"RANK": number, "WORLD_SIZE": size, "LOCAL_RANK": number, "LOCAL_WORLD_SIZE": size} | more
+
+
+def sees(count: int, identity: str) -> Callable[[], None]:
+    """A patch: so many devices of CUDA, the chosen one with this identity."""
+
+    def patch() -> None:
+        cuda: Any = torch.cuda
+        cuda.is_available, cuda.device_count = (lambda: count > 0), (lambda: count)
+        cuda.set_device, cuda.get_device_properties = (lambda _: None), (lambda _: SimpleNamespace(uuid=identity))
+
+    return patch
+
+
+def test_ranks_that_disagree_about_the_world_size(refused: Callable[..., list[str]]) -> None:
+    for text in refused(told(0, 2), told(1, 3)):
+        assert "WORLD_SIZE: rank " in text
+        assert "is told 2" in text and "is told 3" in text
+
+
+def test_two_processes_of_the_same_rank(refused: Callable[..., list[str]]) -> None:
+    for text in refused(told(0, 3), told(1, 3), told(1, 3)):
+        assert "are both told to be rank 1. Needed: each rank once." in text
+
+
+def test_a_port_that_another_program_uses(refused: Callable[..., list[str]]) -> None:
+    """One that takes connections and says nothing: torch alone would wait for it without end."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(8)
+        port = listener.getsockname()[1]
+        first, second = refused(told(0, 2), told(1, 2), port=port, timeout=1)
+    assert f"MASTER_PORT: {port} is in use by another program" in first
+    assert f"what listens at 127.0.0.1:{port} is not rank 0 of this run (no answer for 1 s)" in second
+
+
+def test_a_rank_that_does_not_come(refused: Callable[..., list[str]]) -> None:
+    for text in refused(told(0, 3), told(1, 3), timeout=2):
+        assert "could not meet the other ranks (rank 2 of 3 has not come: timed out after 2 s). Check that all" in text
+
+
+def test_a_device_that_is_not_there(refused: Callable[..., list[str]]) -> None:
+    visible = {"CUDA_VISIBLE_DEVICES": "0,9"}
+    patches = {0: sees(1, "GPU-a"), 1: sees(1, "GPU-a")}
+    for text in refused(told(0, 2, **visible), told(1, 2, **visible), patches=patches, device="cuda"):
+        assert "CUDA_VISIBLE_DEVICES=0,9 names 2 devices, but only 1 of them can be used: 9 is not there" in text
+
+
+def test_a_half_visible_set_of_devices(refused: Callable[..., list[str]]) -> None:
+    patches = {rank: sees(2, f"GPU-{rank}") for rank in range(3)}
+    for text in refused(told(0, 3), told(1, 3), told(2, 3), patches=patches, device="cuda"):
+        assert "3 processes on this machine, and each sees 2 devices" in text
+
+
+def test_two_ranks_that_share_a_device(refused: Callable[..., list[str]]) -> None:
+    """Each sees one, as with srun --gpus-per-task=1, but it is the same one."""
+    visible = {"CUDA_VISIBLE_DEVICES": "0"}
+    patches = {0: sees(1, "GPU-a"), 1: sees(1, "GPU-a")}
+    for text in refused(told(0, 2, **visible), told(1, 2, **visible), patches=patches, device="auto"):
+        assert "ranks 0 and 1 share one device (GPU-a)" in text
+
+
+def test_one_rank_without_a_device_ends_the_others_too(refused: Callable[..., list[str]]) -> None:
+    patches = {0: sees(2, "GPU-a"), 1: sees(0, "")}
+    first, second = refused(told(0, 2), told(1, 2), patches=patches, device="cuda")
+    assert "run.device: cuda is not available here" in second
+    assert "run.device: cuda is not available here" in first and "(rank 1 of 2)" in first
+
+
+def test_devices_of_two_kinds(refused: Callable[..., list[str]]) -> None:
+    patches = {0: sees(2, "GPU-a"), 1: sees(0, "")}
+    for text in refused(told(0, 2), told(1, 2), patches=patches, device="auto"):
+        assert "has cpu, rank 0" in text and "has cuda" in text
