@@ -21,7 +21,7 @@ from gptworks.checkpoint.manifest import Manifest
 from gptworks.checkpoint.pretrained import Pretrained, unseen
 from gptworks.config import yaml_text
 from gptworks.config.schema import ParallelConfig, RunConfig
-from gptworks.data.loader import Batch
+from gptworks.data.loader import Batch, Batches
 from gptworks.errors import CheckpointError, DataError, TrainingError
 from gptworks.evaluate.heldout import held_out_loss
 from gptworks.model import GPT
@@ -36,6 +36,7 @@ from gptworks.train import optim, plot, resume, run_folder, schedule
 from gptworks.train.console import LogLine, TrainConsole
 from gptworks.train.metrics import NONFINITE, Metrics
 from gptworks.train.precision import DTYPES, LossScaler
+from gptworks.train.prefetch import Prefetch
 from gptworks.train.profile import profiled
 from gptworks.train.setup import Setup
 from gptworks.train.speed import Stopwatch, find_peak
@@ -74,7 +75,7 @@ class Run:
         self.cfg, self.setup, self.folder, self.ranks = cfg, setup, folder, ranks
         # Saving has a group of its own: it may be going on in a thread, and a slow disk is not a rank that hangs.
         self.checkpoints = CheckpointFolder(folder, Ranks(setup.world, timeout=SAVING_TIMEOUT))
-        self.saving = Background()
+        self.saving = Background(setup.world.device)
         ranks.main_does(self.checkpoints.remove_leftovers)
         ranks.all_do(self._refuse_different_data)
         source = ranks.main_does(lambda: self._checkpoint_to_resume(resume_from))
@@ -105,6 +106,10 @@ class Run:
         self._closing.callback(self.metrics.close)
         profiled_steps = () if quiet else cfg.train.profile
         self.profiler = self._closing.enter_context(profiled(profiled_steps, folder, self.progress.step))
+        # A CPU that trains has no core to spare for reading ahead.
+        self.reader: Batches | Prefetch = self.batches
+        if setup.world.device.type == "cuda":
+            self.reader = self._closing.enter_context(contextlib.closing(Prefetch(self.batches, setup.world.device)))
         self.watch = Stopwatch(cfg.model, cfg.data.seq_len, peak=self.peak, num_devices=ranks.size)
 
     def __enter__(self) -> "Run":
@@ -253,7 +258,7 @@ class Run:
 
     def next_batches(self) -> list[Batch]:
         with self.watch.reading():
-            return self.batches.next_step()
+            return self.reader.next_step()
 
     def count(self, step: int, report: StepReport) -> None:
         progress = self.progress
