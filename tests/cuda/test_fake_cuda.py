@@ -74,7 +74,7 @@ def test_every_layout_runs_and_waits_once(seen: dict[str, Any]) -> None:
             "memory is not pinned",
             "in the step: copy cpu -> cuda of [2, 64] is of memory that is not pinned at gptworks/",
         ),
-        ("a table is copied", "in the step: copy cpu -> cuda of [28] blocks at gptworks/train/step.py:"),
+        ("a table is copied", "in the step: copy cpu -> cuda of [16] blocks at gptworks/train/step.py:"),
     ],
 )
 def test_a_mistake_is_noticed(seen: dict[str, Any], mutant: str, problem: str) -> None:

@@ -1,11 +1,29 @@
 """Reading ahead: while a GPU works on one step, a thread reads the micro-batches of the next and pins their memory."""
 
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 
 from gptworks.data.loader import Batch, Batches
 from gptworks.parallel.launch import use_device
+
+# On a CPU the thread would take its time from the step: what it could hide is less than a hundredth of that.
+READ_AHEAD = {"cuda"}
+
+
+@contextmanager
+def reading(batches: Batches, device: torch.device) -> Iterator["Batches | Prefetch"]:
+    """Whoever gives the micro-batches of the next step."""
+    if device.type not in READ_AHEAD:
+        yield batches
+        return
+    ahead = Prefetch(batches, device)
+    try:
+        yield ahead
+    finally:
+        ahead.close()
 
 
 class Prefetch:

@@ -21,7 +21,7 @@ from gptworks.checkpoint.manifest import Manifest
 from gptworks.checkpoint.pretrained import Pretrained, unseen
 from gptworks.config import yaml_text
 from gptworks.config.schema import ParallelConfig, RunConfig
-from gptworks.data.loader import Batch, Batches
+from gptworks.data.loader import Batch
 from gptworks.errors import CheckpointError, DataError, TrainingError
 from gptworks.evaluate.heldout import held_out_loss
 from gptworks.model import GPT
@@ -32,11 +32,10 @@ from gptworks.parallel.parts import named_parameters
 from gptworks.parallel.ranks import Ranks
 from gptworks.parallel.slices import Slice, copied_to_cpu, to_fill, to_store
 from gptworks.plan import sizes
-from gptworks.train import optim, plot, resume, run_folder, schedule
+from gptworks.train import optim, plot, prefetch, resume, run_folder, schedule
 from gptworks.train.console import LogLine, TrainConsole
 from gptworks.train.metrics import NONFINITE, Metrics
 from gptworks.train.precision import DTYPES, LossScaler
-from gptworks.train.prefetch import Prefetch
 from gptworks.train.profile import profiled
 from gptworks.train.setup import Setup
 from gptworks.train.speed import Stopwatch, find_peak
@@ -106,10 +105,7 @@ class Run:
         self._closing.callback(self.metrics.close)
         profiled_steps = () if quiet else cfg.train.profile
         self.profiler = self._closing.enter_context(profiled(profiled_steps, folder, self.progress.step))
-        # A CPU that trains has no core to spare for reading ahead.
-        self.reader: Batches | Prefetch = self.batches
-        if setup.world.device.type == "cuda":
-            self.reader = self._closing.enter_context(contextlib.closing(Prefetch(self.batches, setup.world.device)))
+        self.reader = self._closing.enter_context(prefetch.reading(self.batches, setup.world.device))
         self.watch = Stopwatch(cfg.model, cfg.data.seq_len, peak=self.peak, num_devices=ranks.size)
 
     def __enter__(self) -> "Run":
