@@ -131,8 +131,9 @@ def world_of(layout: Layout, rank: int) -> Iterator[World]:
 
 
 class AnyWeights:
-    def tensor(self, name: str, shape: torch.Size) -> torch.Tensor:
-        return torch.empty(shape)
+    def tensor(self, name: str, shape: torch.Size, region: tuple[slice, ...] | None = None) -> torch.Tensor:
+        whole = torch.empty(shape)
+        return whole if region is None else whole[region]
 
 
 def run(case: Case, rank: int = 0) -> dict[str, Seen]:
