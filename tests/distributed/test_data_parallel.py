@@ -4,6 +4,7 @@ Precision, recomputation and compiling are in test_layouts.py, for every dimensi
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -23,6 +24,8 @@ from steps import (
 
 from gptworks.config.derive import Layout
 from gptworks.config.schema import ScalerConfig
+from gptworks.errors import DataError
+from gptworks.model import IGNORED
 from gptworks.parallel import shard
 from gptworks.parallel.launch import World
 from gptworks.parallel.parts import named_parameters
@@ -95,6 +98,31 @@ def test_a_count_of_this_rank_alone_is_noticed(run_layout) -> None:
 
     losses, norms = differences(run_layout(Layout(dp=2), own_count), wanted)
     assert losses > 100 * TOLERANCE and norms > 1e-2
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=2), Layout(pp=2)], ids=str)
+def test_a_step_without_a_scored_token_is_refused_by_all_before_the_update(run_layout, layout: Layout) -> None:
+    """Some on one rank are enough for all."""
+
+    def steps(world: World) -> Any:
+        part = build_part(world, Case())
+        optimizer, scaler = new_optimizer(part), LossScaler(ScalerConfig(), enabled=False)
+        none = [replace(b, labels=torch.full_like(b.labels, IGNORED)) for b in micro_batches(world, 1, 2)]
+
+        def one(batches: list[Any]) -> str:
+            before = [shard.local(p.detach()).clone() for _, p in named_parameters(part)]
+            try:
+                found = str(train_step(part, optimizer, batches, world, scaler, clip=1.0, seed=1, step=1).updated)
+            except DataError as error:
+                found = str(error).partition(",")[0]
+            after = [shard.local(p.detach()) for _, p in named_parameters(part)]
+            return f"{found}, same {all(map(torch.equal, before, after))}"
+
+        return one(none), one(none if layout.dp > 1 and world.rank else micro_batches(world, 1, 2))
+
+    for refused, learned in run_layout(layout, steps):
+        assert refused.startswith("step 1: no token of samples [") and refused.endswith("same True")
+        assert learned == "True, same False"
 
 
 # Not finite on one rank

@@ -36,21 +36,21 @@ def test_numbers_of_the_page_on_parallelism() -> None:
     stream, parameters = 8 * 256 * 384 * 4, 30_062_592 * 4
     blocks = parameters - (50304 + 256 + 2) * 384 * 4
     assert totals(per_step(SMALL, ParallelConfig(dp=2), BatchPlan(8, 4, 1, 2), 256)) == {
-        ("dp", "all_reduce"): parameters + 8 + 16
+        ("dp", "all_reduce"): parameters + 8 + 48
     }
     assert totals(per_step(SMALL, ParallelConfig(fsdp=2), BatchPlan(8, 4, 1, 2), 256)) == {
-        ("fsdp", "all_reduce"): 24,
+        ("fsdp", "all_reduce"): 8 + 48,
         ("fsdp", "all_gather"): parameters + blocks,
         ("fsdp", "reduce_scatter"): parameters,
     }
     whole = (6 * 6 + 2 + 256) * 384 * 4  # norms and biases of 6 blocks, the last norm, positions
     assert totals(per_step(SMALL, ParallelConfig(tp=2), BatchPlan(8, 8, 1, 1), 256)) == {
-        ("tp", "all_reduce"): 3 * 8 * 256 * 4 + whole + 16,
+        ("tp", "all_reduce"): 3 * 8 * 256 * 4 + whole + 48,
         ("tp", "all_gather"): (6 * 6 + 2) * stream,
         ("tp", "reduce_scatter"): (4 * 6 + 2) * stream,
     }
     assert totals(per_step(SMALL, ParallelConfig(pp=2), BatchPlan(8, 2, 4, 1), 256)) == {
-        ("pp", "all_reduce"): 16,
+        ("pp", "all_reduce"): 48,
         ("pp", "send"): stream + 50304 * 384 * 4,
     }
 

@@ -1,6 +1,7 @@
 """One optimizer step: accumulation, clipping, dropout and what happens when a number is not finite."""
 
 import math
+import signal
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from gptworks.parallel.apply import FreshWeights, build
 from gptworks.parallel.launch import World
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
+from gptworks.train.run_folder import Interrupts
 from gptworks.train.step import StepReport, train_step
 
 CPU = World(torch.device("cpu"))
@@ -121,6 +123,19 @@ def test_nothing_scored_is_refused_and_changes_nothing() -> None:
     with pytest.raises(DataError, match=r"step 1: no token of samples \[100, 101\] is scored"):
         do_step(model, [nothing])
     assert all(change.abs().max() == 0 for change in update_of(model, tiny()).values())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_told_by_the_step_that_it_came_in(number: signal.Signals | None) -> None:
+    model, batch = tiny(), batch_of(2)
+    optimizer, scaler = optim.build(model, OptimConfig()), LossScaler(ScalerConfig(), enabled=False)
+    with Interrupts() as interrupts:
+        if number is not None:
+            model.loss_sum.register_forward_hook(lambda *_: signal.raise_signal(number))
+        report = train_step(model, optimizer, [batch], CPU, scaler, clip=1.0, seed=1, step=1, interrupts=interrupts)
+    assert report.updated
+    assert report.signal == (number.name if number else None)
 
 
 # Dropout

@@ -3,11 +3,17 @@
 from collections.abc import Callable
 from threading import Thread
 
+import torch
+
+from gptworks.parallel.launch import use_device
+
 
 class Background:
     """What goes wrong in the thread is raised by the next `start` or `wait`, so nothing fails unnoticed."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        """`device`: the one of this process."""
+        self._device = device
         self._thread: Thread | None = None
         self._failure: BaseException | None = None
 
@@ -28,6 +34,7 @@ class Background:
 
     def _run(self, work: Callable[[], object]) -> None:
         try:
+            use_device(self._device)
             work()
         except BaseException as failure:
             self._failure = failure

@@ -9,6 +9,9 @@ from gptworks.cli import options
 from gptworks.errors import UsageError
 
 HELP = "pretrain or fine-tune"
+# Imported once, by the process that ranks are forked from. What they import must leave CUDA alone and start no thread:
+# neither survives a fork.
+PRELOAD = ("gptworks.cli.train", "gptworks.train.run")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,8 +144,7 @@ def _launch(args: argparse.Namespace, config: Any) -> int:
         run_folder.refuse_foreign(folder, args.resume)
     log_dir = Path(args.log_dir) if args.log_dir else folder / run_folder.LOGS
     command = ("-m", "gptworks", *args.argv)
-    preload = ("gptworks.cli.train", "gptworks.train.run")
-    return supervise.run(supervise.Job(command, nproc, log_dir, found, args.max_restarts, preload=preload))
+    return supervise.run(supervise.Job(command, nproc, log_dir, found, args.max_restarts, preload=PRELOAD))
 
 
 def _refuse_unfit(config: Any, found: Any, nproc: int) -> None:

@@ -1,5 +1,6 @@
 """Samples to batches. Every rank computes the same global batch and takes its own rows."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +26,19 @@ class Batch:
     sample_ids: Tensor  # int64 [B], global sample indices
 
     def to(self, device: torch.device) -> "Batch":
-        """The tensors the model reads; the sample ids stay where they are."""
+        """The tensors the model reads; the sample ids stay where they are. What is pinned for a GPU is copied while
+        this process goes on."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=device.type == "cuda"))
 
-        def moved(tensor: Tensor | None) -> Any:
-            return None if tensor is None else tensor.to(device)
+    def pinned_for(self, device: torch.device) -> "Batch":
+        """In memory that a GPU copies from by itself; for other devices as it is."""
+        return self._each(Tensor.pin_memory) if device.type == "cuda" else self
 
-        return Batch(
-            moved(self.tokens), moved(self.labels), moved(self.positions), moved(self.segments), self.sample_ids
-        )
+    def _each(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        def done(tensor: Tensor | None) -> Any:
+            return None if tensor is None else function(tensor)
+
+        return Batch(done(self.tokens), done(self.labels), done(self.positions), done(self.segments), self.sample_ids)
 
     def keywords(self) -> dict[str, Tensor | None]:
         """What the model's forward takes besides the tokens."""
@@ -114,15 +120,20 @@ class Batches:
 
     def next_step(self) -> list[Batch]:
         """This rank's micro-batches of the next global batch."""
+        micro_batches = self.read(self.consumed)
+        self.consumed += self.plan.global_size
+        return micro_batches
+
+    def read(self, consumed: int) -> list[Batch]:
+        """What is next after so many samples. Nothing is remembered."""
         plan = self.plan
         rows = plan.micro_size * plan.data_parallel
         micro_batches = []
         for micro in range(plan.accumulation):
-            first = self.consumed + micro * rows + self.data_rank * plan.micro_size
+            first = consumed + micro * rows + self.data_rank * plan.micro_size
             samples = self.samples.at(first, plan.micro_size)
             check_ids(samples, first, self.vocab_size)
             micro_batches.append(collate(samples, first, self.borders))
-        self.consumed += plan.global_size
         return micro_batches
 
 

@@ -14,7 +14,7 @@ from gptworks.model import IGNORED
 from gptworks.model.inference import evaluating
 from gptworks.parallel import shard
 from gptworks.parallel.launch import World
-from gptworks.parallel.parts import Part, sum_over
+from gptworks.parallel.parts import Part, device_number, sum_over
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def held_out_loss(
     In a world of many ranks those that read different data share the batches; all of them know the result.
     """
     total = samples.per_epoch if not num_batches else min(samples.per_epoch, num_batches * micro_size)
-    nats, tokens, text_bytes = 0.0, 0, 0
+    loss_sums, tokens, text_bytes = [], 0, 0
     world = world or World(device)
     with evaluating(part):
         for first, is_mine in _turns(range(0, total, micro_size), world):
@@ -65,14 +65,19 @@ def held_out_loss(
             batch = collate(chosen, first, borders)
             if not is_mine:
                 batch = replace(batch, labels=torch.full_like(batch.labels, IGNORED))
-            on_device = batch.to(device)
-            nats += part(on_device.tokens, **on_device.keywords()).item()
+            on_device = batch.pinned_for(device).to(device)
+            loss_sums.append(part(on_device.tokens, **on_device.keywords()))
             tokens += batch.num_scored
             if byte_lengths is not None:
                 text_bytes += int(byte_lengths[batch.labels[batch.labels != IGNORED].numpy()].sum())
-    if world.mesh is not None:
+    # Read once, so that a GPU need not wait for the next batch to be made.
+    losses = torch.stack(loss_sums) if loss_sums else torch.zeros(0, device=device)
+    if world.mesh is None:
+        nats = sum(losses.tolist())
+    else:
         shard.settle(part)
-        nats, *counts = sum_over(world, [nats, tokens, text_bytes], "dp", "fsdp")
+        shares = [losses.double().sum(), device_number(world, tokens), device_number(world, text_bytes)]
+        nats, *counts = sum_over(world, torch.stack(shares), "dp", "fsdp").tolist()
         tokens, text_bytes = (int(count) for count in counts)
     if tokens == 0:
         raise DataError(

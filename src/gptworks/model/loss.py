@@ -4,6 +4,7 @@ Shapes: R rows (tokens), C rows of a chunk, D hidden, V vocabulary.
 """
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -80,7 +81,19 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """total += a @ b, summed in the type of `total`: over many tokens a sum in fp16 would overflow."""
     if a.dtype == total.dtype:
         total.addmm_(a, b)
-    elif a.is_cuda:
+    elif a.is_cuda and _multiplies_into(total.dtype, a.dtype):
         total += torch.mm(a, b, out_dtype=total.dtype)  # type: ignore[call-overload]
     else:
         total.addmm_(a.to(total.dtype), b.to(total.dtype))
+
+
+@cache
+def _multiplies_into(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether products of narrow matrices can come out wide on this GPU: torch before 2.8 does not know the keyword,
+    and some builds for ROCm refuse the types. Tried once."""
+    a = torch.zeros(16, 16, dtype=narrow, device="cuda")
+    try:
+        torch.mm(a, a, out_dtype=wide)  # type: ignore[call-overload]
+    except (TypeError, RuntimeError):
+        return False
+    return True

@@ -245,3 +245,10 @@ def keep_freed_memory() -> None:
 def _num_cores() -> int:
     """Those this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def use_device(device: torch.device | None) -> None:
+    """First thing in a thread of ours. The choice of a GPU is a thread's own: a new one would begin with the first of
+    them, and open a context there that takes hundreds of MB."""
+    if device is not None and device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)

@@ -27,7 +27,11 @@ class Pipelined(Protocol):
     def __call__(self, tokens: Tensor, **keywords: Any) -> Tensor: ...
 
     def step(
-        self, micro_batches: Sequence[Any], scale: float, *, seed_dropout: Callable[[int, int], None] | None = None
+        self,
+        micro_batches: Sequence[Any],
+        scale: float | Tensor,
+        *,
+        seed_dropout: Callable[[int, int], None] | None = None,
     ) -> list[Tensor]: ...
 
     def sum_tied_gradients(self) -> None: ...
@@ -63,13 +67,19 @@ def counted_parameters(part: Part | nn.Module) -> list[nn.Parameter]:
     ]
 
 
-def sum_over(world: World, numbers: Sequence[float] | Tensor, *axes: str) -> list[float]:
-    """The sums of a few numbers over the ranks in those directions. Integers stay exact up to 2^53."""
+def device_number(world: World, value: float) -> Tensor:
+    """A number where the device has it at hand. Filled in there: a copy would wait for all that the device has to do.
+    Integers stay exact up to 2^53 (2^24 on mps, which has no float64 and one process only)."""
+    dtype = torch.float32 if world.device.type == "mps" else torch.float64
+    return torch.full((), value, dtype=dtype, device=world.device)
+
+
+def sum_over(world: World, numbers: Tensor, *axes: str) -> Tensor:
+    """Their sums over the ranks in those directions, in place. They stay on the device: nothing waits for them here."""
     from torch import distributed
 
-    total = torch.as_tensor(numbers, dtype=torch.float64, device=world.device)
     for name in axes:
         axis = world.axis(name)
         if axis is not None:
-            distributed.all_reduce(total, group=axis.get_group())
-    return total.tolist()  # type: ignore[no-any-return]
+            distributed.all_reduce(numbers, group=axis.get_group())
+    return numbers

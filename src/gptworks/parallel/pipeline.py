@@ -41,6 +41,8 @@ class MicroBatch(Protocol):
     def keywords(self) -> dict[str, Tensor | None]:
         """What GPT.forward takes besides the tokens."""
 
+    def to(self, device: torch.device) -> "MicroBatch": ...
+
 
 class StageCaches:
     """The KV caches of the stages of this rank, handled as one."""
@@ -106,7 +108,7 @@ class Pipeline:
         # where nobody would answer.
         self.hidden_len: int | None = None
         self._prepared: tuple[tuple[int, ...], Any, list[LeanStage]] | None = None
-        self._scale = 1.0
+        self._scale: float | Tensor = 1.0
 
     @property
     def has_first(self) -> bool:
@@ -129,7 +131,7 @@ class Pipeline:
         return self.train(False)
 
     def step(
-        self, micro_batches: Sequence[MicroBatch], scale: float, *, seed_dropout: SeedDropout | None = None
+        self, micro_batches: Sequence[MicroBatch], scale: float | Tensor, *, seed_dropout: SeedDropout | None = None
     ) -> list[Tensor]:
         """Forward and backward of all micro-batches: adds the gradient of scale x (sum of the token losses).
 
@@ -247,7 +249,9 @@ class Pipeline:
     def _joined(self, micro_batches: Sequence[MicroBatch]) -> tuple[Tensor, dict[str, Tensor | None]]:
         """Tokens and keywords of all micro-batches, one after the other, on the device."""
         keywords: dict[str, Tensor | None] = {}
-        every = [batch.keywords() for batch in micro_batches]
+        # Joined there: what is copied must be the pinned memory that the batches were read into.
+        on_device = [batch.to(self.device) for batch in micro_batches]
+        every = [batch.keywords() for batch in on_device]
         for name in every[0]:
             given = [tensor for one in every if (tensor := one[name]) is not None]
             if given and len(given) < len(every):
@@ -255,8 +259,8 @@ class Pipeline:
                     f"{len(given)} of {len(every)} micro-batches of a step have {name}; "
                     "a pipeline needs all or none to."
                 )
-            keywords[name] = torch.cat(given).to(self.device) if given else None
-        return torch.cat([batch.tokens for batch in micro_batches]).to(self.device), keywords
+            keywords[name] = torch.cat(given) if given else None
+        return torch.cat([batch.tokens for batch in on_device]), keywords
 
     def _scaled(self, loss_sum: Tensor, _labels: Tensor) -> Tensor:
         return loss_sum * self._scale

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from gptworks import errors
@@ -48,16 +47,6 @@ class Ranks:
         found: list[Any] = [None] * self.size
         distributed.all_gather_object(found, value, group=self.group)
         return found
-
-    def largest(self, number: int) -> int:
-        """The largest of all ranks' numbers; cheap enough for every step."""
-        if self.group is None:
-            return number
-        from torch import distributed
-
-        found = torch.tensor([number])
-        distributed.all_reduce(found, distributed.ReduceOp.MAX, group=self.group)
-        return int(found.item())
 
     def all_do(self, function: Callable[[], T]) -> T:
         """Call it on every rank, and fail on every rank if it fails on one. Messages inside it must not be left

@@ -13,8 +13,7 @@ those of the whole tensor that the message is about:
 What then passes a rank's network card is `on_the_wire`.
 
 Not in them: recomputation (train.recompute repeats the forward messages of tensor parallelism), evaluation, saving, the
-first step of a pipeline, in which the stages tell each other their shapes, and 8 bytes a step by which the training
-loop agrees on whether to stop.
+first step of a pipeline, in which the stages tell each other their shapes.
 
 Parameters around the blocks travel in fp32; sums over tp are taken in fp32 at least.
 """
@@ -131,14 +130,14 @@ def stages_here(model: ModelConfig, parallel: ParallelConfig, place: Layout) -> 
 
 
 def _counts(layout: Layout) -> Iterator[Term]:
-    """Scored tokens (one number of 8 bytes); then loss and squared gradient norm (two). So every rank knows all of
-    them, and divides by the same."""
+    """Scored tokens (one number of 8 bytes); then loss, squared gradient norm, and how many ranks received each of four
+    signals to stop (six). So every rank knows all of them, and divides by the same."""
     for axis in ("dp", "fsdp"):
         if getattr(layout, axis) > 1:
             yield Term(axis, "all_reduce", 8, "number of scored tokens")
     for axis, size in vars(layout).items():
         if size > 1:
-            yield Term(axis, "all_reduce", 16, "loss and gradient norm")
+            yield Term(axis, "all_reduce", 48, "loss, gradient norm and signals to stop")
 
 
 # dp and fsdp

@@ -70,6 +70,7 @@ def _loop(cfg: RunConfig, run: Run, interrupts: Interrupts) -> str:
             clip=cfg.optim.clip,
             seed=cfg.train.seed,
             step=step,
+            interrupts=interrupts,
         )
         if not report.updated:
             run.stop_or_skip(step, report)
@@ -82,7 +83,7 @@ def _loop(cfg: RunConfig, run: Run, interrupts: Interrupts) -> str:
         if run.setup.held_out and (due(step, cfg.evaluate.every) or is_last):
             run.evaluate()
             patience_is_over = 0 < cfg.evaluate.patience <= run.progress.evaluations_since_best
-        stop = interrupts.agreed(run.ranks) or ("early stop" if patience_is_over and not is_last else "")
+        stop = report.signal or ("early stop" if patience_is_over and not is_last else "")
         if stop or is_last or due(step, cfg.checkpoint.every) or (cfg.checkpoint.keep_best and run.is_best()):
             run.save()
         if stop:

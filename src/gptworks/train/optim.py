@@ -65,9 +65,10 @@ def global_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 def share_of_squares(parameters: list[nn.Parameter], world: World) -> Tensor:
     """Summed over all ranks, the square of the norm of the whole gradient, however parameters are split or copied."""
-    norms = torch.stack(torch._foreach_norm(shard.local_gradients(parameters))).double()
+    squares = torch.stack(torch._foreach_norm(shard.local_gradients(parameters))).double().square()
     copies = [shard.num_copies(p, world) for p in parameters if p.grad is not None]
-    return (norms.square() / torch.tensor(copies, device=norms.device)).sum()
+    # By numbers of this process: a tensor of them would have to be copied to the device.
+    return torch.stack(torch._foreach_div(squares.unbind(), copies)).sum()
 
 
 @torch.no_grad()

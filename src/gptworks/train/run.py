@@ -32,7 +32,7 @@ from gptworks.parallel.parts import named_parameters
 from gptworks.parallel.ranks import Ranks
 from gptworks.parallel.slices import Slice, copied_to_cpu, to_fill, to_store
 from gptworks.plan import sizes
-from gptworks.train import optim, plot, resume, run_folder, schedule
+from gptworks.train import optim, plot, prefetch, resume, run_folder, schedule
 from gptworks.train.console import LogLine, TrainConsole
 from gptworks.train.metrics import NONFINITE, Metrics
 from gptworks.train.precision import DTYPES, LossScaler
@@ -74,7 +74,7 @@ class Run:
         self.cfg, self.setup, self.folder, self.ranks = cfg, setup, folder, ranks
         # Saving has a group of its own: it may be going on in a thread, and a slow disk is not a rank that hangs.
         self.checkpoints = CheckpointFolder(folder, Ranks(setup.world, timeout=SAVING_TIMEOUT))
-        self.saving = Background()
+        self.saving = Background(setup.world.device)
         ranks.main_does(self.checkpoints.remove_leftovers)
         ranks.all_do(self._refuse_different_data)
         source = ranks.main_does(lambda: self._checkpoint_to_resume(resume_from))
@@ -105,6 +105,7 @@ class Run:
         self._closing.callback(self.metrics.close)
         profiled_steps = () if quiet else cfg.train.profile
         self.profiler = self._closing.enter_context(profiled(profiled_steps, folder, self.progress.step))
+        self.reader = self._closing.enter_context(prefetch.reading(self.batches, setup.world.device))
         self.watch = Stopwatch(cfg.model, cfg.data.seq_len, peak=self.peak, num_devices=ranks.size)
 
     def __enter__(self) -> "Run":
@@ -253,7 +254,7 @@ class Run:
 
     def next_batches(self) -> list[Batch]:
         with self.watch.reading():
-            return self.batches.next_step()
+            return self.reader.next_step()
 
     def count(self, step: int, report: StepReport) -> None:
         progress = self.progress

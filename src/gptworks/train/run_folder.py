@@ -151,8 +151,3 @@ class Interrupts:
         if name == "SIGHUP":
             signals.leave_closed_terminal()
         self.received = self.received or name
-
-    def agreed(self, ranks: Ranks) -> str:
-        """What any of the ranks received, on all of them at the same step; empty for nothing."""
-        number = ranks.largest(signal.Signals[self.received].value if self.received else 0)
-        return signal.Signals(number).name if number else ""

@@ -12,9 +12,13 @@ from gptworks.model import GPT
 from gptworks.model.init import seed_of
 from gptworks.parallel import apply, shard
 from gptworks.parallel.launch import World
-from gptworks.parallel.parts import Part, counted_parameters, named_parameters, sum_over
+from gptworks.parallel.parts import Part, counted_parameters, device_number, named_parameters, sum_over
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
+from gptworks.train.run_folder import Interrupts
+
+# Where ranks received different ones, the first of these is what all of them go by.
+SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class StepReport:
     updated: bool  # False: not finite, the weights are as before
     loss_scale: float
     sample_ids: list[int]  # those of this rank
+    signal: str | None = None  # that a rank had received before it was done: all of them are to stop
 
 
 def train_step(
@@ -38,23 +43,19 @@ def train_step(
     clip: float,
     seed: int,
     step: int,
+    interrupts: Interrupts | None = None,
 ) -> StepReport:
-    """The gradient of (sum of token losses / number of scored tokens) over all micro-batches, then one update."""
-    num_scored = sum(batch.num_scored for batch in micro_batches)
-    if world.data_parallel > 1:
-        num_scored = int(sum_over(world, [num_scored], "dp", "fsdp")[0])
-    sample_ids = torch.cat([batch.sample_ids for batch in micro_batches]).tolist()
-    if num_scored == 0:
-        raise DataError(
-            f"step {step}: no token of samples {sample_ids[:8]} is scored, so there is nothing to learn from. Prompts "
-            "that fill data.seq_len leave no room for their completions: enlarge it, or set data.too_long: skip."
-        )
+    """The gradient of (sum of token losses / number of scored tokens) over all micro-batches, then one update.
+
+    A GPU works behind this process, which waits for it once: in `_read`, between the backward passes and the update.
+    """
+    num_scored = sum_over(world, device_number(world, sum(batch.num_scored for batch in micro_batches)), "dp", "fsdp")
 
     def seed_dropout(number: int, *stage: int) -> None:
         # Dropout depends on what it is for, not on what was drawn before: resuming needs no generator state.
         torch.manual_seed(seed_of(seed, "dropout", step, number, world.data_rank, *stage))
 
-    scale = scaler.scale / num_scored
+    scale = device_number(world, scaler.scale) / num_scored
     if isinstance(part, GPT):
         loss_sums = []
         for number, batch in enumerate(micro_batches):
@@ -69,27 +70,58 @@ def train_step(
     apply.sum_gradients(part, world)
 
     parameters = [parameter for _, parameter in named_parameters(part) if parameter.grad is not None]
-    loss_sum, grad_norm = _measure(part, loss_sums, parameters, world)
-    loss, grad_norm = loss_sum / num_scored, grad_norm / scaler.scale
+    read = _read(part, loss_sums, parameters, num_scored, interrupts.received if interrupts else None, world)
+    sample_ids = torch.cat([batch.sample_ids for batch in micro_batches]).tolist()
+    if read.num_scored == 0:
+        optimizer.zero_grad(set_to_none=True)
+        raise _nothing_scored(step, sample_ids)
+    loss, grad_norm = read.loss_sum / read.num_scored, read.grad_norm / scaler.scale
     finite = math.isfinite(loss) and math.isfinite(grad_norm)
     if finite:
         clipped = clip / grad_norm if clip and grad_norm > clip else 1.0
         optim.scale_gradients(parameters, clipped / scaler.scale)
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    report = StepReport(loss, grad_norm, finite, scaler.scale, sample_ids)
+    report = StepReport(loss, grad_norm, finite, scaler.scale, sample_ids, read.signal)
     scaler.update(finite)
     return report
 
 
-def _measure(part: Part, loss_sums: list[Tensor], parameters: list[nn.Parameter], world: World) -> tuple[float, float]:
-    """The sum of the losses, and the norm of all gradients as if they lay in one place. Equal on every rank, so that
-    all of them update or none does."""
+def _nothing_scored(step: int, sample_ids: list[int]) -> DataError:
+    return DataError(
+        f"step {step}: no token of samples {sample_ids[:8]} is scored, so there is nothing to learn from. Prompts "
+        "that fill data.seq_len leave no room for their completions: enlarge it, or set data.too_long: skip."
+    )
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What a device tells of a step, before the update."""
+
+    loss_sum: float
+    grad_norm: float
+    num_scored: float
+    signal: str | None
+
+
+def _read(
+    part: Part,
+    loss_sums: list[Tensor],
+    parameters: list[nn.Parameter],
+    num_scored: Tensor,
+    signal: str | None,
+    world: World,
+) -> _Read:
+    """The sum of the losses, the norm of all gradients as if they lay in one place, and the signal that any rank
+    received. Equal on every rank, so that all of them update or none does, and all of them stop or none."""
     if world.mesh is None:
-        return sum(torch.stack(loss_sums).tolist()), optim.global_norm(parameters).item()
+        *losses, norm, scored = torch.stack([*loss_sums, optim.global_norm(parameters), num_scored]).tolist()
+        return _Read(sum(losses), norm, scored, signal)
     # What several ranks hold is counted by each of them as a part of one: a single sum over all ranks is the total.
-    losses = torch.stack(loss_sums).double().sum() / world.layout.tp if loss_sums else torch.zeros(())
-    shares = [losses, optim.share_of_squares(counted_parameters(part), world)]
-    numbers = torch.stack([share.to(world.device, torch.float64) for share in shares])
-    loss_sum, squares = sum_over(world, numbers, "pp", "dp", "fsdp", "tp")
-    return loss_sum, math.sqrt(squares)
+    loss_share = torch.stack(loss_sums).double().sum() / world.layout.tp if loss_sums else device_number(world, 0.0)
+    squares = optim.share_of_squares(counted_parameters(part), world).to(world.device)  # elsewhere if offloaded
+    received = [device_number(world, signal == name) for name in SIGNALS]
+    totals = sum_over(world, torch.stack([loss_share, squares, *received]), "pp", "dp", "fsdp", "tp")
+    loss_sum, norm_squared, scored, *counts = torch.cat([totals[:2], num_scored.view(1), totals[2:]]).tolist()
+    heard = [name for name, count in zip(SIGNALS, counts, strict=True) if count]
+    return _Read(loss_sum, math.sqrt(norm_squared), scored, heard[0] if heard else None)

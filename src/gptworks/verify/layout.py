@@ -35,6 +35,7 @@ TOLERANCES = {
     "bf16": Tolerance(5e-3, 2e-2, 1e-1),
     "fp16": Tolerance(1e-3, 1e-2, 5e-2),
 }
+PRELOAD = ("gptworks.verify.measure",)  # as in cli/train.py
 # A gradient so much smaller than the largest of the model is rounding itself, such as that of a bias of the keys.
 _NEGLIGIBLE = 1e-4
 
@@ -117,7 +118,7 @@ def verify_layout(cfg: RunConfig, layout: Layout, *, steps: int = 3, shrink: str
         spec = folder / "spec.json"
         spec.write_text(json.dumps(asked), encoding="utf-8")
         command = ("-m", "gptworks.verify.rank", str(spec))
-        job = supervise.Job(command, layout.world_size, logs, quiet=True, preload=("gptworks.verify.measure",))
+        job = supervise.Job(command, layout.world_size, logs, quiet=True, preload=PRELOAD)
         code = supervise.run(job)
         return code or judge(comparison, folder, numbers, Found.read(folder / rank.RESULT))
     finally:
