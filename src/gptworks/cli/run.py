@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,19 +11,25 @@ from gptworks.errors import UsageError
 
 if TYPE_CHECKING:
     from gptworks.interop.notes import Note
+    from gptworks.interop.pasted import Line
     from gptworks.interop.translation import Translation
 
 HELP = "a command of another system, as it is: FleetX, PaddleNLP, OneFlow, MindFormers, Megatron, nanoGPT"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s [options] -- COMMAND..."
+    parser.usage = "%(prog)s [options] -- COMMAND... | %(prog)s [options] SCRIPT.sh | %(prog)s [options] - < BLOCK"
     add_translation_options(parser)
     parser.add_argument("--dry-run", action="store_true", help="translate and check; run nothing")
 
 
 def add_translation_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --, exactly as written")
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        help="after --, exactly as written: a command, a whole block in quotes, a script, or - for standard input",
+    )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], help="instead of the device the command names")
     parser.add_argument("--shrink", choices=["tiny"], help="the same command on a model that a laptop can train")
     parser.add_argument("--cwd", type=Path, default=Path(), metavar="DIR", help="where the command is run")
@@ -30,10 +37,53 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    as_written = translated(args)
-    translation = _beside_earlier_runs(as_written, args.cwd)
+    """Each command of the block in its turn, as long as they end well."""
+    from gptworks.interop import pasted
+
+    found = read(args, "run")
+    several = sum(line.command is not None for line in found) > 1 or any(line.answer for line in found)
+    # Again, and not what was found before: which way a test goes may depend on the commands before it.
+    for line in found if args.dry_run else pasted.lines(*_given(args), text=args.text):
+        if several:
+            print(f"{line.started.where}: {' '.join(_quoted(word) for word in line.started.words)}", flush=True)
+        if line.answer:
+            print(f"  {line.answer}\n", flush=True)
+            continue
+        code = _run_line(args, line)
+        if code:
+            return code
+    return 0
+
+
+def read(args: argparse.Namespace, verb: str) -> "list[Line]":
+    """The lines of what was given, each checked to be of a known system, before any of them is run."""
+    from gptworks.interop import pasted
+
+    words = _given(args)[0]
+    args.text = sys.stdin.read() if words == [pasted.STDIN] else None
+    if not words or (args.text is not None and not args.text.strip()):
+        raise UsageError(f"{verb}: no command. Needed: gptworks {verb} -- COMMAND as it was written.")
+    if not args.cwd.is_dir():
+        raise UsageError(f"--cwd: {args.cwd} is not a folder.")
+    try:
+        found = list(pasted.lines(*_given(args), text=args.text))
+        pasted.check(found)
+    except UsageError as error:
+        raise UsageError(re.sub(r"^run: ", f"{verb}: ", str(error))) from None
+    return found
+
+
+def _given(args: argparse.Namespace) -> tuple[list[str], dict[str, str], Path]:
+    words = list(args.command[1:]) if args.command[:1] == ["--"] else list(args.command)
+    return words, dict(os.environ), args.cwd
+
+
+def _run_line(args: argparse.Namespace, line: "Line") -> int:
+    as_written = translated(args, line)
+    folder = line.folder
+    translation = _beside_earlier_runs(as_written, folder)
     show(translation)
-    arguments = native(translation, args.cwd, keeps=args.dry_run)
+    arguments = native(translation, folder, keeps=args.dry_run)
     print(f"\n$ {' '.join(_quoted(word) for word in arguments)}\n", flush=True)
     if args.dry_run:
         if translation.config:
@@ -42,15 +92,17 @@ def run(args: argparse.Namespace) -> int:
             from_dict(translation.sections(), arguments[arguments.index("-c") + 1])
         return 0
     from gptworks.cli.main import main
+    from gptworks.cli.redirected import redirected
 
     here, before = Path.cwd(), dict(os.environ)
-    os.chdir(args.cwd)
+    os.chdir(folder)
     try:
         os.environ.update(translation.environment)
         is_first = _is_first_machine(translation.arguments)
         if is_first and translation is not as_written and _has_its_model(as_written):
             _write_their_names(as_written)  # a run that was killed could not
-        code = main(arguments[1:])
+        with redirected(line.started):
+            code = main(arguments[1:])
         _name_logs(translation)
         if is_first:
             _write_their_names(translation)
@@ -61,34 +113,31 @@ def run(args: argparse.Namespace) -> int:
         os.environ.update(before)
 
 
-def translated(args: argparse.Namespace, *, runs: bool = True) -> "Translation":
+def translated(args: argparse.Namespace, line: "Line", *, runs: bool = True) -> "Translation":
     """`runs`: it is to be run here."""
     from dataclasses import replace
 
     from gptworks.interop import command_line, registry
 
-    words = list(args.command[1:]) if args.command[:1] == ["--"] else list(args.command)
-    if not words:
-        verb = "run" if runs else "translate"
-        raise UsageError(f"{verb}: no command. Needed: gptworks {verb} -- COMMAND as it was written.")
-    if not args.cwd.is_dir():
-        raise UsageError(f"--cwd: {args.cwd} is not a folder.")
-    files = registry.Files(args.cwd)
+    command = line.command
+    assert command is not None
+    files = registry.Files(line.folder)
     try:
-        command = command_line.split(words, os.environ, args.cwd)
-        files.remarks += command_line.emptied(words, command)
+        files.remarks += [*line.started.remarks, *command_line.emptied(_given(args)[0], command)]
         found = registry.of_command(command).translate(command, files)
     except UsageError as error:
         raise UsageError(re.sub(r"^run: ", f"{'run' if runs else 'translate'}: ", str(error))) from None
     found = replace(found, environment={**command.environment, **found.environment})  # NAME=value in front of it
-    return adapted_to(args, found, files.remarks, runs=runs)
+    return adapted_to(args, found, files.remarks, folder=line.folder, runs=runs)
 
 
-def adapted_to(args: argparse.Namespace, found: "Translation", remarks: list[str], *, runs: bool) -> "Translation":
+def adapted_to(
+    args: argparse.Namespace, found: "Translation", remarks: list[str], *, folder: Path, runs: bool
+) -> "Translation":
     from gptworks.interop.adapt import adapted
 
-    small, where = bool(args.shrink), args.cwd
-    return adapted(found, remarks, device=args.device, shrink=small, strict=args.strict, folder=where, runs=runs)
+    small = bool(args.shrink)
+    return adapted(found, remarks, device=args.device, shrink=small, strict=args.strict, folder=folder, runs=runs)
 
 
 def _beside_earlier_runs(translation: "Translation", folder: Path) -> "Translation":

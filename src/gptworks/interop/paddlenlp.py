@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.errors import ConfigError, UsageError
-from gptworks.interop import command_line, paddle_launch
+from gptworks.interop import command_line, paddle_launch, shell_block
 from gptworks.interop.notes import Note
 from gptworks.interop.settings import Key, Settings, number, truth, whole, words
 from gptworks.interop.translation import AfterTraining, Command, Translation
@@ -187,21 +187,16 @@ def translate(command: Command, find: Any) -> Translation:
 
 
 def _inside(script: Path, command: Command) -> Command:
-    """The training command in a shell script; NAME=value lines before it count, the rest is the shell's business."""
-    text = script.read_text(encoding="utf-8").replace("\\\n", " ")
-    if command.arguments:
-        raise UsageError(
-            f"{command.program}: {' '.join(command.arguments)} behind it: what a script does with such words is not "
-            "known here. Run the command that is in it, with these words."
-        )
+    """The training command in the script that comes with us. (One that is here has been read before.)"""
     values = {**os.environ, **command.environment}
-    for line in map(str.strip, text.splitlines()):
-        assignment = re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)=([\"']?)(.*?)\2", line)
-        if assignment and " " not in assignment[3]:
-            values[assignment[1]] = assignment[3]
-        elif any(program in line for program in PROGRAMS) and not line.startswith("#"):
-            return command_line.split([line], values, command.folder)
-    raise UsageError(f"{script}: no line in it runs one of {', '.join(PROGRAMS)}.")
+    text = script.read_text(encoding="utf-8")
+    found = list(shell_block.commands(text, command.program, values, command.folder, lambda name, folder: None))
+    if command.arguments or not found:
+        raise UsageError(
+            f"{command.program}: {' '.join(command.arguments)} behind it: it reads no words. Run the command that is "
+            "in it, with these words."
+        )
+    return command_line.take_apart(found[-1].words, found[-1].environment, command.folder)
 
 
 def _settings(command: Command, keys: list[Key]) -> Settings:

@@ -4,6 +4,7 @@ A small part of a shell, in Python. It starts no program: $(...) is known for pw
 are worked out here.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,8 @@ from gptworks.interop.shell_tokens import Piece, Word, refuse
 from gptworks.interop.shell_words import MOST_ROUNDS, Scope
 
 SHELLS = {"sh", "bash", "zsh", "dash"}
+_ASSIGNED = re.compile(r"[A-Za-z_]\w*=")
+_WORDS_BEHIND = re.compile(r"\$\{?[1-9@*#]")
 _MOST_DEPTH = 16  # of scripts that call scripts
 
 Find = Callable[[str, Path], Path | None]
@@ -49,10 +52,15 @@ def commands(
 
 
 def of_words(words: Sequence[str], environment: Mapping[str, str], folder: Path, find: Find) -> Iterator[Started]:
-    """The same for a command that a shell has cut into words already: nothing in them is looked up again."""
+    """The same for a command that a shell has cut into words already. Only names that are set in front of it, after
+    that shell looked, are looked up."""
     shell = _Shell(Scope(dict(environment), folder, "command", ["command"]), find)
-    kept = tuple(Word((Piece("text", word, quoted=True),), 1) for word in words)
-    return shell.start(Simple(1, (), kept))
+    # A backslash of its own is what is left of one before the end of a line.
+    kept = [word.strip("\n") for word in words if word.strip("\n") not in ("", "\\")]
+    in_front = dict(word.split("=", 1) for word in itertools.takewhile(_ASSIGNED.match, kept))
+    for name, value in in_front.items():
+        kept = [re.sub(rf"\$(?:{name}\b|\{{{name}\}})", lambda _, value=value: value, word) for word in kept]  # type: ignore
+    return shell.start(Simple(1, (), tuple(Word((Piece("text", word, quoted=True),), 1) for word in kept)))
 
 
 def _run_script(shell: "_Shell", text: str) -> Iterator[Started]:
@@ -224,6 +232,11 @@ class _Shell:
                     raise UsageError(f"{self.scope.at(simple.line)}: {rest[0]}: no such file in {self.scope.folder}.")
                 return False
             text, name, arguments = file.read_text(encoding="utf-8", errors="replace"), rest[0], rest[1:]
+        if arguments and not _WORDS_BEHIND.search(text):
+            raise UsageError(
+                f"{self.scope.at(simple.line)}: {rest[0]}: {' '.join(arguments)} behind it: it reads no words. Leave "
+                "them out, or run the command that is in it, with these words."
+            )
         if self.depth >= _MOST_DEPTH:
             raise UsageError(f"{self.scope.at(simple.line)}: {rest[0]}: scripts that call scripts, {_MOST_DEPTH} deep.")
         scope = self.scope.sourced(name, arguments) if sourced else self.scope.called(in_front, name, rest)

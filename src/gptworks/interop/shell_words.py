@@ -44,7 +44,7 @@ class Scope:
         return found
 
     def at(self, line: int) -> str:
-        return self.name if self.name == "command" else f"{self.name}, line {line}"
+        return "run" if self.name == "command" else f"{self.name}, line {line}"
 
     def environment(self) -> dict[str, str]:
         """What was exported here."""
