@@ -173,10 +173,10 @@ def test_x_01_s2_05_s3_01_s3_04_s3_06_the_gpt3_document_with_eight_processes(
 
 def test_s3_02_degrees_that_are_not_the_devices_and_batches_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"mp_degree 2 x sharding_degree 4 x pp_degree 1 x dp_degree 2 = 16, but 8"):
-        translated(HYBRID + " --dp_degree 2")
+        translated(HYBRID.strip() + " --dp_degree 2")
     with pytest.raises(ConfigError, match="32 is not micro_batch_size 3 x sharding_degree 4 x dp_degree 1"):
-        translated(HYBRID + " --micro_batch_size 3")
-    found = translated(HYBRID + " --global_batch_size 64")  # accumulation makes up for it
+        translated(HYBRID.strip() + " --micro_batch_size 3")
+    found = translated(HYBRID.strip() + " --global_batch_size 64")  # accumulation makes up for it
     assert (found.config["batch.global_size"], found.config["batch.micro_size"]) == (64, 8)
 
 

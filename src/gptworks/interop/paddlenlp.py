@@ -190,13 +190,17 @@ def _inside(script: Path, command: Command) -> Command:
     """The training command in the script that comes with us. (One that is here has been read before.)"""
     values = {**os.environ, **command.environment}
     text = script.read_text(encoding="utf-8")
-    found = list(shell_block.commands(text, command.program, values, command.folder, lambda name, folder: None))
-    if command.arguments or not found:
+    started = shell_block.commands(text, command.program, values, command.folder, lambda name, folder: None)
+    found = [command_line.take_apart(each.words, each.environment, each.folder) for each in started]
+    found = [each for each in found if Path(each.program).name in PROGRAMS]
+    if not found:
+        raise UsageError(f"{script}: no line in it runs one of {', '.join(PROGRAMS)}.")
+    if command.arguments:
         raise UsageError(
             f"{command.program}: {' '.join(command.arguments)} behind it: it reads no words. Run the command that is "
             "in it, with these words."
         )
-    return command_line.take_apart(found[-1].words, found[-1].environment, command.folder)
+    return found[-1]
 
 
 def _settings(command: Command, keys: list[Key]) -> Settings:

@@ -14,6 +14,7 @@ STDIN = "-"  # in the place of a command: the block is read from there
 # Scripts of MindFormers that are programs of their own: they read a rank table and start a process for each device.
 _BY_NAME = {"run_distribute.sh": "RANK_TABLE_FILE", "run_standalone.sh": "DEVICE_ID"}
 _PYTHON = re.compile(r"python[0-9.]*")
+_TYPED = re.compile(r"(?:#.*\n)*python[0-9.]*[ \t]*\n(.*)", re.DOTALL)  # an interpreter, and what is typed into it
 # Of the systems whose commands run here.
 _NOT_NEEDED = re.compile(r"paddle|oneflow|mindspore|mindformers|megatron|fleetx|requirements|^-e$|torch|deepspeed|apex")
 _FIRST = "run it in your shell first"
@@ -63,6 +64,8 @@ def lines(
         started = shell_block.commands(text, "block", environment, folder, _script)
     elif len(words) == 1 and _script(words[0], folder):
         started = shell_block.of_words(["sh", words[0]], environment, folder, _script)
+    elif len(words) == 1 and (typed := _TYPED.fullmatch(words[0].strip())):
+        started = shell_block.of_words(["python", "-c", typed[1]], environment, folder, _script)
     elif len(words) == 1:
         name = "block" if "\n" in words[0].strip() else "command"
         started = shell_block.commands(words[0], name, environment, folder, _script)
@@ -78,7 +81,7 @@ def check(found: Sequence[Line]) -> None:
             try:
                 registry.of_command(line.command)
             except UsageError as error:
-                where = "" if line.started.where == "command" else f"{line.started.where}: "
+                where = "" if line.started.where == "run" else f"{line.started.where}: "
                 raise UsageError(f"{where}{error}") from None
     if not any(line.command for line in found):
         told = "".join(f"\n  {' '.join(line.started.words)}: {line.answer}" for line in found)
@@ -89,8 +92,13 @@ def _line(started: Started) -> Line:
     here = _nearest(started.folder)
     if here != started.folder:
         away = started.folder.relative_to(here) if started.folder.is_relative_to(here) else started.folder
-        remark = f"cd {away}: no such folder in {here}, so it is run there. No clone of the other system is needed."
+        remark = f"cd {away}: no such folder in {here.resolve()}, so it is run there: no clone of theirs is needed."
         started = replace(started, folder=here, remarks=[*started.remarks, remark])
+    if started.words[0].startswith("-"):
+        raise UsageError(
+            f"{started.where}: {started.words[0]} stands at the beginning of a line. The line before it lacks its "
+            "backslash, or has something behind it."
+        )
     answer = _answer(started)
     if answer:
         return Line(started, answer=answer)

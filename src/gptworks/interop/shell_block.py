@@ -123,12 +123,13 @@ class _Shell:
     # One command
 
     def start(self, simple: Simple) -> Iterator[Started]:
-        words = [text for word in simple.words for text in self.scope.expand(word, in_command=True)]
-        if not words:
+        if not simple.words:
             for assignment in simple.assignments:
                 self.scope.assign(assignment)
             return
         in_front = {each.name: self.scope.value(each) for each in simple.assignments}
+        self.scope.in_front = in_front
+        words = [text for word in simple.words for text in self.scope.expand(word, in_command=True)]
         remarks, words = self._without_prefixes(words, in_front)
         if not words:
             return
@@ -223,6 +224,7 @@ class _Shell:
             rest = rest[1:]
         if not rest:
             return False
+        file = None
         if rest[0] == "-c" and len(rest) > 1:
             text, name, arguments = rest[1], f"{self.scope.at(simple.line)}: {words[0]} -c", rest[2:]
         else:
@@ -241,6 +243,8 @@ class _Shell:
             raise UsageError(f"{self.scope.at(simple.line)}: {rest[0]}: scripts that call scripts, {_MOST_DEPTH} deep.")
         scope = self.scope.sourced(name, arguments) if sourced else self.scope.called(in_front, name, rest)
         inner = _Shell(scope, self.find, self.depth + 1)
+        if file is not None and not file.is_relative_to(self.scope.folder):
+            remarks = [*remarks, f"{rest[0]} is not here: used is the one that comes with gptworks, {file}"]
         outside = self._started(words, in_front, simple, remarks)  # where the output of all of it goes
         for each in _run_script(inner, text):
             if outside.output and not each.output:

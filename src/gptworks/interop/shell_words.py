@@ -29,6 +29,8 @@ class Scope:
         self.exported: dict[str, None] = {}
         self.folder, self.name = folder, name
         self.arguments = list(arguments)  # from $0 on
+        # Set in front of the command at hand. A shell does not look there, but who writes $NAME behind it means it.
+        self.in_front: dict[str, str] = {}
 
     def sourced(self, name: str, arguments: Sequence[str]) -> "Scope":
         """The same names for a file that is read in the middle; its words behind it are its own, if it has any."""
@@ -170,6 +172,8 @@ class Scope:
             return values
         if may_be_unset:
             return []
+        if name in self.in_front:
+            return [self.in_front[name]]
         raise UsageError(
             f"{self.at(line)}: ${name} is not set. Set it (export {name}=...), or in front of the command and all "
             f"of it in single quotes: gptworks run -- '{name}=... COMMAND'."
