@@ -128,7 +128,11 @@ def _answer(started: Started) -> str:
     if _PYTHON.fullmatch(name) and rest[:2] == ["-m", "pip"]:
         name, rest = "pip", rest[2:]
     if name in ("pip", "pip3", "uv"):
-        needless = all(_NOT_NEEDED.search(word) for word in rest if not word.startswith("-") and word != "install")
+        needless = all(
+            _NOT_NEEDED.search(word)
+            for word in rest
+            if not word.startswith("-") and "://" not in word and word != "install"
+        )
         return "not needed: gptworks is installed, and runs the commands of that system" if needless else _FIRST
     if name == "git":
         return "not needed: no clone of the other system is" if rest[:1] == ["clone"] else _FIRST
