@@ -79,6 +79,8 @@ def _given(args: argparse.Namespace) -> tuple[list[str], dict[str, str], Path]:
 
 
 def _run_line(args: argparse.Namespace, line: "Line") -> int:
+    from gptworks.interop.their_words import in_their_words
+
     as_written = translated(args, line)
     folder = line.folder
     translation = _beside_earlier_runs(as_written, folder)
@@ -89,7 +91,8 @@ def _run_line(args: argparse.Namespace, line: "Line") -> int:
         if translation.config:
             from gptworks.config.load import from_dict
 
-            from_dict(translation.sections(), arguments[arguments.index("-c") + 1])
+            with in_their_words(translation):
+                from_dict(translation.sections(), arguments[arguments.index("-c") + 1])
         return 0
     from gptworks.cli.main import main
     from gptworks.cli.redirected import redirected
@@ -101,7 +104,7 @@ def _run_line(args: argparse.Namespace, line: "Line") -> int:
         is_first = _is_first_machine(translation.arguments)
         if is_first and translation is not as_written and _has_its_model(as_written):
             _write_their_names(as_written)  # a run that was killed could not
-        with redirected(line.started):
+        with redirected(line.started), in_their_words(translation):
             code = main(arguments[1:])
         _name_logs(translation)
         if is_first:

@@ -300,7 +300,7 @@ def translate_values(
     return Translation(
         NAME, verb, command.program if command else "", config=settings.ours if verb == "train" else {},
         arguments=arguments, notes=paddle_launch.notes(command, verb) + notes, remarks=remarks, after=after,
-        logs=paddle_launch.logs(command) if verb == "train" else "", device=device,
+        logs=paddle_launch.logs(command) if verb == "train" else "", device=device, their_names=settings.their_names,
     )  # fmt: skip
 
 

@@ -244,6 +244,7 @@ def _translate(
         remarks=remarks,
         after=after,
         device=device,
+        their_names=_names_with_flags(settings, sets, command),
     )
 
 
@@ -257,6 +258,15 @@ def _with_flags(notes: list[Note], flags: Mapping[str, str], sets: Mapping[str, 
         elif flag in ("--config", "CONFIG_PATH"):
             told.append(Note(flag, value, "mapped", "the settings below"))
     return told + [note for note in notes if note.theirs in in_yaml]
+
+
+def _names_with_flags(settings: Settings, sets: Mapping[str, str], command: Command | None) -> dict[str, str]:
+    """A key of ours by the flag that was given, else by the key of the YAML."""
+    by_key = {key: flag for flag, key in sets.items() if key}
+    names = {"data.path": _TRAIN_DATA, **settings.their_names}
+    if command is not None and Path(command.program).name == "run_mindformer.py":
+        by_key.setdefault(_TRAIN_DATA, "--dataset_dir")
+    return {ours: by_key.get(theirs, theirs) for ours, theirs in names.items()}
 
 
 def _placed(

@@ -47,7 +47,15 @@ def translate(command: Command) -> Translation:
     settings.map_plain()
     verb, arguments, remarks = _TOOLS[name](settings, command.folder)
     settings.require_noted()
-    return Translation(NAME, verb, command.program, arguments=arguments, notes=settings.notes, remarks=remarks)
+    return Translation(
+        NAME,
+        verb,
+        command.program,
+        arguments=arguments,
+        notes=settings.notes,
+        their_names=settings.their_names,
+        remarks=remarks,
+    )
 
 
 def _told(settings: Settings, name: str, option: str, value: str) -> list[str]:
@@ -132,10 +140,15 @@ def _prepare(settings: Settings, _: Path) -> tuple[str, list[str], list[str]]:
         *_told(settings, "--tokenizer_type", "--tokenizer", str(settings["--tokenizer_type"])),
     ]
     settings.ignore("--num_splits", "one file, as large as it gets" if settings["--num_splits"] > 1 else "one file")
-    remark = (
+    told = [
         "their script takes out the blanks of WikiText's own tokens (` @-@ `, ` , `) first; here the text is as it is"
-    )
-    return "prepare", [*arguments, "--format", "mindrecord", "--input-format", "text", "--doc-separator", ""], [remark]
+    ]
+    if not settings.is_given("--max_length"):
+        told.append(
+            f"--max_length is not given: rows of {settings['--max_length']} tokens, which is for evaluation. To train "
+            f"with seq_length {settings['--max_length']}, give --max_length {settings['--max_length'] + 1}."
+        )
+    return "prepare", [*arguments, "--format", "mindrecord", "--input-format", "text", "--doc-separator", ""], told
 
 
 _TOOLS: dict[str, Callable[[Settings, Path], tuple[str, list[str], list[str]]]] = {

@@ -173,6 +173,7 @@ def _train(command: Command, given: dict[str, str], remarks: list[str]) -> Trans
     after = [AfterTraining(NAME, f"{out}/iter{{step}}_snapshot")] if settings["--save"] else []
     return Translation(
         NAME, "train", command.program, config=settings.ours, arguments=arguments, notes=settings.notes,
+        their_names=settings.their_names,
         remarks=remarks + told, after=after, device="gpu",
     )  # fmt: skip
 
@@ -255,5 +256,6 @@ def _container(command: Command) -> Translation:
     )
     return Translation(
         NAME, "launch", command.program, arguments=arguments, notes=settings.notes, remarks=[remark], device="gpu",
+        their_names=settings.their_names,
         inside=inside,
     )  # fmt: skip

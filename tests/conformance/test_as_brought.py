@@ -1,0 +1,171 @@
+"""Commands of other systems the way people bring them: other names and values, parts left out, what then is told."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import foreign_runs as foreign
+import pytest
+import torch
+
+from gptworks.checkpoint.rules import our_shapes
+from gptworks.checkpoint.stored import in_memory
+from gptworks.checkpoint.systems import oneflow, paddlenlp
+from gptworks.checkpoint.systems.contract import Weights
+from gptworks.config.schema import ModelConfig
+from gptworks.interop import command_line, registry
+from gptworks.interop.translation import Translation
+
+TINY = ModelConfig(num_layers=2, hidden_size=64, num_heads=4, vocab_size=50257, max_positions=64)
+PRETRAIN = "python run_pretrain.py --model_name_or_path {model} --input_dir data --output_dir output"
+ONEFLOW = (
+    "python3 -m oneflow_gpt.training --num-layers 24 --hidden-size {width} --num-attention-heads 16 "
+    "--micro-batch-size 2 --train-iters 6 --dataset data --lr-decay-style cosine --save out --load "
+    "checkpoint/iter6_snapshot"
+)
+LAMBADA = (
+    "python run_eval.py --model_name gpt2-en --eval_path ./lambada.jsonl --cloze_eval "
+    "--init_checkpoint_path ./output/model_1000/model_state.pdparams --batch_size 8"
+)
+
+
+def weights(model: ModelConfig) -> Weights:
+    torch.manual_seed(0)
+    return Weights(model, {name: in_memory(torch.randn(shape) / 50) for name, shape in our_shapes(model).items()})
+
+
+def translated(command: str, folder: Path = Path()) -> Translation:
+    taken = command_line.split([command], {}, folder)
+    found: Translation = registry.of_command(taken).translate(taken, registry.Files(folder))
+    return found
+
+
+def error(capsys: pytest.CaptureFixture[str], folder: Path, command: str, *options: str) -> str:
+    words = ["run", "--device", "cpu", *options, "--cwd", str(folder), "--", command]
+    return foreign.error_of(capsys, words).strip()
+
+
+# Checkpoints and models that were shrunk
+
+
+@pytest.mark.parametrize(("width", "heads"), [(64, 16), (1024, 4)])
+def test_heads_of_a_snapshot_are_those_of_the_command_or_of_a_shrunk_model(
+    width: int, heads: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A snapshot does not say its heads. This one is 64 wide: as wide as the first command says."""
+    (tmp_path / "checkpoint/iter6_snapshot").mkdir(parents=True)
+    oneflow.write(tmp_path / "checkpoint" / "iter6_snapshot", weights(TINY.model_copy(update={"vocab_size": 512})))
+    options = ["--cwd", str(tmp_path), "--shrink", "tiny", "--device", "cpu"]
+    found = foreign.translate(capsys, ONEFLOW.format(width=width), *options)
+    assert found["config"]["model"]["num_heads"] == heads
+    assert "num_layers" not in found["config"]["model"]  # it says that itself
+    assert found["arguments"][:2] == ["--resume", "never"]  # a run in `out` is not gone on with instead
+
+
+def test_lambada_on_a_shrunk_model_needs_no_flag_that_the_command_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "output/model_10").mkdir(parents=True)
+    paddlenlp.write(tmp_path / "output/model_10", weights(TINY))
+    passage = json.dumps({"text": "the keeper lit the lamp " * 40 + "lamp"})
+    (tmp_path / "lambada.jsonl").write_text(passage + "\n", encoding="utf-8")
+    assert foreign.run(tmp_path, LAMBADA) == 0
+    assert "total examples: 1.0000E+00" in capsys.readouterr().out
+    # The same, not shrunk: the step that the document names is not there, and what is there is named.
+    told = error(capsys, tmp_path, LAMBADA)
+    assert told == (
+        "error: --init_checkpoint_path ./output/model_1000/model_state.pdparams (--model): no such file or folder. "
+        "output has no model_1000; it has model_10."
+    )
+
+
+# Errors name what was written
+
+
+def mindformers(folder: Path) -> str:
+    (folder / "two.yaml").write_text("base_config: run_gpt2.yaml\n", encoding="utf-8")
+    device = {"device_id": "0", "rank_id": "0"}
+    table = {
+        "server_count": "1",
+        "server_list": [{"server_id": "127.0.0.1", "device": [device]}],
+        "status": "completed",
+    }
+    (folder / "table.json").write_text(json.dumps(table), encoding="utf-8")
+    return "two.yaml"
+
+
+@pytest.mark.parametrize(
+    ("command", "begins"),
+    [
+        ("python run_mindformer.py --config two.yaml --run_mode train", "--dataset_dir (data.path): not set."),
+        (
+            "python run_mindformer.py --config two.yaml --run_mode train --dataset_dir nowhere",
+            "--dataset_dir nowhere (data.path): no such dataset.",
+        ),
+        (PRETRAIN.format(model="gpt2-en"), "--input_dir data (data.path): no such dataset."),
+        (
+            PRETRAIN.format(model="gpt2-en") + " --max_seq_len 0",
+            "run_pretrain.gptworks.yaml: 1 problem\n  --max_seq_len (data.seq_len):",
+        ),
+    ],
+)
+def test_an_error_names_their_key_first(
+    command: str, begins: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mindformers(tmp_path)
+    assert error(capsys, tmp_path, command).startswith(f"error: {begins}")
+
+
+def test_a_script_without_a_flag_for_the_data_names_the_key_of_its_yaml(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mindformers(tmp_path)
+    command = "bash run_distribute.sh table.json two.yaml [0,1] train"
+    (tmp_path / "two.yaml").write_text("base_config: run_gpt2.yaml\nparallel_config: {data_parallel: 1}\n")
+    assert "train_dataset.data_loader.dataset_dir (data.path): not set." in error(capsys, tmp_path, command)
+
+
+def test_rows_without_a_length_are_told_to_be_too_short_for_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "python wikitext2_data_process.py --input_file wiki.train.tokens --output_file w.mindrecord"
+    found = foreign.translate(capsys, command, "--cwd", str(tmp_path))
+    assert "1024" in found["arguments"]
+    assert any("give --max_length 1025" in remark for remark in found["remarks"])
+    given = foreign.translate(capsys, f"{command} --max_length 1025", "--cwd", str(tmp_path))
+    assert not any("max_length" in remark for remark in given["remarks"])
+
+
+# Models by name, in the shape of their own system
+
+
+def shape(config: Mapping[str, Any]) -> list[int]:
+    return [config[f"model.{key}"] for key in ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_positions")]
+
+
+# As in the modeling.py of PaddleNLP's GPT-3, of which one is chosen by asking for tensor parallelism.
+GPT3 = {
+    "gpt-cpm-large-cn": [32, 2560, 32, 30000, 1024],
+    "gpt-cpm-small-cn-distill": [12, 768, 12, 30000, 1024],
+    "gpt3-89B-en": [48, 12288, 96, 51200, 1024],
+    "gpt3-175B-en": [96, 12288, 96, 51200, 1024],
+    "gpt3-13B-en": [40, 5120, 128, 50304, 1024],
+    "gpt3-1.3B-en": [24, 2048, 16, 50304, 1024],
+    "gpt2-medium-en": [24, 1024, 16, 50304, 1024],
+    "gpt2-en": [12, 768, 12, 50304, 1024],
+    "gpt2-small-en": [4, 1024, 4, 50304, 1024],
+}
+
+
+@pytest.mark.parametrize("name", GPT3)
+def test_models_of_gpt3_by_name(name: str) -> None:
+    assert shape(translated(PRETRAIN.format(model=name) + " --mp_degree 2").config) == GPT3[name]
+
+
+@pytest.mark.parametrize(("degrees", "words"), [("", 50257), ("--mp_degree 2", 50304), ("--pp_degree 2", 50304)])
+def test_a_vocabulary_is_as_large_as_theirs(degrees: str, words: int) -> None:
+    """The program of GPT has no tensor or pipeline parallelism; that of GPT-3 has a vocabulary of its own."""
+    command = PRETRAIN.format(model="gpt2-en")
+    assert translated(f"{command} {degrees}").config["model.vocab_size"] == words
+    assert translated(f"{command} --mp_degree 8".replace("gpt2-en", "gpt2-xl-en")).config["model.vocab_size"] == 50257
