@@ -1,6 +1,7 @@
 """Commands of other systems the way people bring them: other names and values, parts left out, what then is told."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,14 @@ from typing import Any
 import foreign_runs as foreign
 import pytest
 import torch
+import yaml
 
 from gptworks.checkpoint.rules import our_shapes
 from gptworks.checkpoint.stored import in_memory
 from gptworks.checkpoint.systems import oneflow, paddlenlp
 from gptworks.checkpoint.systems.contract import Weights
 from gptworks.config.schema import ModelConfig
-from gptworks.interop import command_line, registry
+from gptworks.interop import command_line, registry, worker_logs
 from gptworks.interop.translation import Translation
 
 TINY = ModelConfig(num_layers=2, hidden_size=64, num_heads=4, vocab_size=50257, max_positions=64)
@@ -169,3 +171,38 @@ def test_a_vocabulary_is_as_large_as_theirs(degrees: str, words: int) -> None:
     command = PRETRAIN.format(model="gpt2-en")
     assert translated(f"{command} {degrees}").config["model.vocab_size"] == words
     assert translated(f"{command} --mp_degree 8".replace("gpt2-en", "gpt2-xl-en")).config["model.vocab_size"] == 50257
+
+
+# Logs of workers
+
+
+def test_logs_of_all_ranks_grow_under_their_names_while_the_run_goes(tmp_path: Path) -> None:
+    config = {"run.out": str(tmp_path / "out"), "parallel.tp": 2, "parallel.fsdp": 2}
+    names = str(tmp_path / "log" / "workerlog.{rank}")
+    with worker_logs.linked(Translation("paddlenlp", "train", config=config, logs=names), node_rank=0):
+        for rank in range(4):
+            with (tmp_path / "out/logs" / f"rank-{rank}.log").open("a", encoding="utf-8", buffering=1) as log:
+                log.write(f"step 1 of rank {rank}\n")
+                assert (tmp_path / f"log/workerlog.{rank}").read_text() == f"step 1 of rank {rank}\n"
+                log.write("step 2\n")
+                assert (tmp_path / f"log/workerlog.{rank}").read_text().endswith("step 2\n")
+    assert sorted(path.name for path in (tmp_path / "log").iterdir()) == [f"workerlog.{rank}" for rank in range(4)]
+
+
+def test_a_second_machine_names_its_own_ranks_from_0(tmp_path: Path) -> None:
+    config = {"run.out": str(tmp_path / "out"), "parallel.dp": 4}
+    names = str(tmp_path / "log" / "workerlog.{rank}")
+    about = Translation("fleetx", "train", config=config, arguments=["--nproc", "2"], logs=names)
+    with worker_logs.linked(about, node_rank=1):
+        (tmp_path / "out/logs/rank-3.log").write_text("hello\n")
+        assert (tmp_path / "log/workerlog.1").read_text() == "hello\n"
+    assert not (tmp_path / "log/workerlog.2").exists()
+
+
+@pytest.mark.parametrize("page", ["mindformers.md", "mindformers.zh.md"])
+def test_the_page_has_the_layout_of_the_document_for_two_machines(page: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "from" / page).read_text(encoding="utf-8")
+    (written,) = re.findall(r"printf '(base_config: run_gpt2_13b.yaml.*?)' > ", text)
+    values = yaml.safe_load(written.replace("\\n", "\n"))
+    # As it stands in the document.
+    assert values["parallel_config"] == {"data_parallel": 2, "model_parallel": 8}

@@ -96,17 +96,18 @@ def _run_line(args: argparse.Namespace, line: "Line") -> int:
         return 0
     from gptworks.cli.main import main
     from gptworks.cli.redirected import redirected
+    from gptworks.interop import worker_logs
 
     here, before = Path.cwd(), dict(os.environ)
     os.chdir(folder)
     try:
         os.environ.update(translation.environment)
-        is_first = _is_first_machine(translation.arguments)
+        node_rank = _node_rank(translation.arguments)
+        is_first = node_rank == 0  # machines share the folder of a run: one of them is enough
         if is_first and translation is not as_written and _has_its_model(as_written):
             _write_their_names(as_written)  # a run that was killed could not
-        with redirected(line.started), in_their_words(translation):
+        with redirected(line.started), in_their_words(translation), worker_logs.linked(translation, node_rank):
             code = main(arguments[1:])
-        _name_logs(translation)
         if is_first:
             _write_their_names(translation)
         return code
@@ -240,8 +241,8 @@ def _checksum(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
 
 
-def _is_first_machine(arguments: list[str]) -> bool:
-    """Machines share the folder of a run: one of them is enough."""
+def _node_rank(arguments: list[str]) -> int:
+    """Which of its machines this is, of a run."""
     from itertools import pairwise
 
     from gptworks.parallel import nodes
@@ -250,7 +251,7 @@ def _is_first_machine(arguments: list[str]) -> bool:
     options = {"nnodes": "--nnodes", "master": "--master", "node_ips": "--node-ips"}
     options |= {"table": "--rank-table", "ranks": "--rank-range"}
     rank = int(given["--node-rank"]) if "--node-rank" in given else None
-    return nodes.solve(**{key: given.get(name, "") for key, name in options.items()}, node_rank=rank).rank == 0
+    return nodes.solve(**{key: given.get(name, "") for key, name in options.items()}, node_rank=rank).rank
 
 
 def _has_its_model(translation: "Translation") -> bool:
@@ -271,21 +272,6 @@ def _write_their_names(translation: "Translation") -> None:
 
         for after in translation.after:
             foreign_names.write(after, Path(str(translation.config["run.out"])))
-
-
-def _name_logs(translation: "Translation") -> None:
-    """What each rank said, also under the other system's name."""
-    import shutil
-
-    if not translation.logs:
-        return
-    found = sorted((Path(str(translation.config["run.out"])) / "logs").glob("rank-*.log"))
-    for log in found:
-        target = Path(translation.logs.format(rank=log.stem.removeprefix("rank-")))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(log, target)
-    if found:
-        print(f"logs also in {Path(translation.logs).parent}, as {Path(translation.logs.format(rank='N')).name}")
 
 
 def _quoted(word: Any) -> str:

@@ -67,7 +67,7 @@ def notes(command: Command | None, verb: str = "train") -> list[Note]:
                     name,
                     value,
                     "mapped",
-                    f"{value}/workerlog.N, when it has ended; until then the logs of the run folder",
+                    f"{value}/workerlog.N, links to the logs of the run folder",
                 )
             )
         elif name in _DEVICES:
