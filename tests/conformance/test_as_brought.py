@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from gptworks.checkpoint.stored import in_memory
 from gptworks.checkpoint.systems import oneflow, paddlenlp
 from gptworks.checkpoint.systems.contract import Weights
 from gptworks.config.schema import ModelConfig
+from gptworks.data.store import Store, locate_stores
+from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import command_line, registry, worker_logs
 from gptworks.interop.translation import Translation
 
@@ -206,3 +209,87 @@ def test_the_page_has_the_layout_of_the_document_for_two_machines(page: str) -> 
     values = yaml.safe_load(written.replace("\\n", "\n"))
     # As it stands in the document.
     assert values["parallel_config"] == {"data_parallel": 2, "model_parallel": 8}
+
+
+# Several machines, other files and tools, downloads
+
+
+LAUNCHED = "{python} --gpus 0,1 run_pretrain.py --model_name_or_path gpt2-en --input_dir d --output_dir o --dp_degree 4"
+
+
+@pytest.mark.parametrize(
+    ("options", "ours"),
+    [
+        ("--ips 10.0.0.1,10.0.0.2", ["--node-ips", "10.0.0.1,10.0.0.2", "--nproc", "2"]),
+        (
+            "--nnodes 2 --master 10.0.0.1:8090 --rank 1",
+            ["--nnodes", "2", "--master", "10.0.0.1:8090", "--node-rank", "1", "--nproc", "2"],
+        ),
+    ],
+)
+def test_paddles_launcher_on_several_machines(options: str, ours: list[str]) -> None:
+    found = translated(LAUNCHED.format(python=f"python -m paddle.distributed.launch {options}"))
+    assert found.arguments == ours and found.config["parallel.dp"] == 4
+    notes = {note.theirs: note for note in found.notes}
+    assert all(notes[word].how == "mapped" and notes[word].ours for word in options.split() if word.startswith("--"))
+
+
+def test_machines_that_cannot_find_each_other_are_told_what_is_missing() -> None:
+    with pytest.raises(UsageError, match="--nnodes 2: --master and --rank missing"):
+        translated(LAUNCHED.format(python="python -m paddle.distributed.launch --nnodes 2"))
+    with pytest.raises(ConfigError, match="= 4, but 2 devices are launched"):
+        translated(LAUNCHED.format(python="python -m paddle.distributed.launch --ips 10.0.0.1"))
+
+
+@pytest.mark.parametrize("devices", ["--devices 0", "--devices=0", '--devices "0"'])
+def test_generation_takes_devices_behind_the_program(devices: str, tmp_path: Path) -> None:
+    command = "python run_generation.py -c configs_345m_single_card.yaml {} -o Engine.save_load.ckpt_dir=ckpt"
+    found = translated(command.format(devices), tmp_path)
+    assert found.arguments == translated(command.format(""), tmp_path).arguments
+    assert found.notes[0].theirs == "--devices" and found.notes[0].how == "mapped"
+    with pytest.raises(UsageError, match=r"launch --devices 0,1 run_pretrain.py"):
+        translated("python run_pretrain.py -c configs_345m_single_card.yaml --devices 0,1", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "layout", "batch"),
+    [
+        ("run_gpt2_xl.yaml", [48, 1600, 25, 50257, 1024], {"fsdp": 8, "tp": 1, "pp": 1}, (8, 64)),
+        ("run_gpt2_52b.yaml", [64, 8192, 32, 50257, 1024], {"fsdp": 8, "tp": 1, "pp": 16}, (2, 1024)),
+    ],
+)
+def test_larger_models_of_mindformers_come_with_us(
+    name: str, expected: list[int], layout: dict[str, int], batch: tuple[int, int], tmp_path: Path
+) -> None:
+    """A pipeline of theirs reads micro_batch_num times batch_size x data_parallel: 64 x 2 x 8."""
+    config = translated(f"python run_mindformer.py --config configs/gpt2/{name} --run_mode train", tmp_path).config
+    assert shape(config) == expected
+    assert {axis: config[f"parallel.{axis}"] for axis in layout} == layout
+    assert (config["batch.micro_size"], config["batch.global_size"]) == batch
+
+
+def test_create_lm_data_of_the_model_zoo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = (
+        "python create_lm_data.py --input_file wiki.txt --output_file wiki.mindrecord --num_splits 1 --max_length 9 "
+        "--vocab_file=gpt2-vocab.json --merge_file=gpt2-merges.txt"
+    )
+    (tmp_path / "wiki.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 20, encoding="utf-8")
+    assert foreign.run(tmp_path, command) == 0
+    assert "a row of each line" in capsys.readouterr().out
+    (located,) = locate_stores(str(tmp_path / "wiki.mindrecord"))
+    assert set(Store(located).contents.sizes) == {9}
+    told = error(capsys, tmp_path, command.replace("--max_length 9 ", ""))
+    assert "--max_length is missing" in told
+
+
+def test_run_may_download_when_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPTWORKS_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("GPTWORKS_DOWNLOAD", "")  # --download sets it: it is taken back after the test
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # so that nothing is fetched in a test
+    (tmp_path / "lambada.jsonl").write_text('{"text": "a word"}\n', encoding="utf-8")
+    by_name = "python run_eval.py --model_name gpt2-en --eval_path lambada.jsonl --cloze_eval"
+    assert "--download" in error(capsys, tmp_path, by_name)
+    assert "downloading needs the package huggingface_hub" in error(capsys, tmp_path, by_name, "--download")

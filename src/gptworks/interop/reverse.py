@@ -252,6 +252,8 @@ def _vocabulary_unit(vocabulary: int, tp: int) -> int:
 
 def _mindformers(config: RunConfig, where: str) -> str:
     model, batch, layout = config.model, _batch(config), Layout.known(config.parallel)
+    # Of a pipeline, a micro-batch; micro_batch_num says how many.
+    read_at_once = batch.micro_size if layout.pp > 1 else batch.global_size // batch.data_parallel
     if model.ffn_size % model.hidden_size:
         raise ConfigError(where, [f"model.ffn_size: {model.ffn_size}; MindFormers has whole multiples of hidden_size."])
     activation = {"tanh": "gelu", "sigmoid": "fast_gelu"}.get(model.gelu)
@@ -271,7 +273,7 @@ def _mindformers(config: RunConfig, where: str) -> str:
         "use_parallel": layout.world_size > 1,
         "output_dir": config.run.out or "./output",
         "context": {"mode": 0, "device_target": "CPU" if config.run.device == "cpu" else "Ascend"},
-        "runner_config": {"epochs": 1, "batch_size": batch.global_size // batch.data_parallel, "sink_mode": True},
+        "runner_config": {"epochs": 1, "batch_size": read_at_once, "sink_mode": True},
         "runner_wrapper": {
             "type": "MFTrainOneStepCell" if layout.pp == 1 else "MFPipelineWithLossScaleCell",
             "scale_sense": {
