@@ -21,6 +21,7 @@ from gptworks.data.store import Store, locate_stores
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import command_line, registry, worker_logs
 from gptworks.interop.translation import Translation
+from gptworks.train import run_folder
 
 TINY = ModelConfig(num_layers=2, hidden_size=64, num_heads=4, vocab_size=50257, max_positions=64)
 PRETRAIN = "python run_pretrain.py --model_name_or_path {model} --input_dir data --output_dir output"
@@ -190,6 +191,15 @@ def test_logs_of_all_ranks_grow_under_their_names_while_the_run_goes(tmp_path: P
                 log.write("step 2\n")
                 assert (tmp_path / f"log/workerlog.{rank}").read_text().endswith("step 2\n")
     assert sorted(path.name for path in (tmp_path / "log").iterdir()) == [f"workerlog.{rank}" for rank in range(4)]
+
+
+def test_names_of_logs_inside_the_run_folder_do_not_make_it_another_ones(tmp_path: Path) -> None:
+    config = {"run.out": str(tmp_path / "out")}
+    with worker_logs.linked(Translation("x", "train", config=config, logs=f"{tmp_path}/out/log/workerlog.{{rank}}"), 0):
+        run_folder.refuse_foreign(tmp_path / "out", "never")
+        (tmp_path / "out/log/mine.txt").write_text("mine")
+        with pytest.raises(UsageError, match=r"not empty \(log\)"):
+            run_folder.refuse_foreign(tmp_path / "out", "never")
 
 
 def test_a_second_machine_names_its_own_ranks_from_0(tmp_path: Path) -> None:
