@@ -389,8 +389,8 @@ def _batch(settings: Settings) -> None:
     if ours["parallel.pp"] > 1:
         told = {"batch.global_size": size * replicas * times}
         settings.map(f"{_PARALLEL}.micro_batch_num", told)
-        if more > 1:
-            settings.ignore(f"{_RUNNER}.gradient_accumulation_steps", "a pipeline has micro_batch_num in its place")
+        tell = settings.ignore if more > 1 else settings.same
+        tell(f"{_RUNNER}.gradient_accumulation_steps", "a pipeline has micro_batch_num in its place")
     else:
         told = {"batch.global_size": size * replicas * more}
         settings.same(f"{_PARALLEL}.micro_batch_num", "only a pipeline (pipeline_stage above 1) has micro-batches")
