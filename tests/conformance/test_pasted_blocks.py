@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from foreign_runs import paddle_corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,15 +43,17 @@ def configurations(folder: Path, capsys: pytest.CaptureFixture[str], block: str)
 
 
 def test_lines_that_are_not_ours_are_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = dry(tmp_path, capsys, "--", GPT3_BLOCK)
-    assert code == 0
+    code, out, err = dry(tmp_path, capsys, "--", GPT3_BLOCK)
+    assert code == 2 and err.startswith("error: data: no such dataset"), "not before it is downloaded"
     assert "block, line 3: mkdir data\n  not needed: folders that are written to are made" in out
     assert "line 4: wget https://example.org" in out and "run it in your shell first" in out
     assert "cd static: no such folder in" in out
-    (tmp_path / "static" / "data").mkdir(parents=True)
-    (tmp_path / "static" / "data" / "train.data.json_ids.npz").write_bytes(b"")
-    code, out, _ = dry(tmp_path, capsys, "--", GPT3_BLOCK)
-    assert code == 0 and "not needed: train.data.json_ids.npz is here" in out and "cd static" not in out
+    (tmp_path / "static").mkdir()
+    paddle_corpus(tmp_path / "static")
+    code, out, _ = dry(
+        tmp_path, capsys, "--shrink", "tiny", "--", GPT3_BLOCK.replace("train.data.json_ids", "corpus_idx")
+    )
+    assert code == 0 and "not needed: corpus_idx.npz is here" in out and "cd static" not in out
     assert (tmp_path / "static" / "run_pretrain.gptworks.yaml").is_file()
 
 
@@ -98,14 +101,15 @@ def test_several_commands_each_with_what_was_set_before_it(tmp_path: Path, capsy
 def test_a_block_comes_through_a_pipe_or_as_a_script_of_any_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    paddle_corpus(tmp_path)
     block = f"$ cd . && export A=1;\r\n$ nohup {PADDLE.format(size=8)} > log 2>&1 &\r\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(block))
-    code, piped, _ = dry(tmp_path, capsys, "-")
+    code, piped, _ = dry(tmp_path, capsys, "--shrink", "tiny", "-")
     assert code == 0 and "--micro_batch_size 8" in piped and "nohup" in piped
     (tmp_path / "my-try.sh").write_text(f"#!/bin/bash\nset -e\nMB=$1\n{PADDLE.format(size='$MB')}\n")
-    code, out, _ = dry(tmp_path, capsys, "--", "bash", "my-try.sh", "2")
+    code, out, _ = dry(tmp_path, capsys, "--shrink", "tiny", "--", "bash", "my-try.sh", "2")
     assert code == 0 and "--micro_batch_size 2" in out
-    code, out, _ = dry(tmp_path, capsys, "--", "my-try.sh 4")
+    code, out, _ = dry(tmp_path, capsys, "--shrink", "tiny", "--", "my-try.sh 4")
     assert code == 0 and "--micro_batch_size 4" in out
 
 

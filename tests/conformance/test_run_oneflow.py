@@ -334,8 +334,9 @@ def test_s1_13_the_script_of_four_machines_is_planned(
 ) -> None:
     # Megatron's order is laid out for all steps at once: 500,000 of them would be too many epochs of so small a corpus.
     command = "ONEFLOW_GPT_TRAIN_ITERS=500 bash examples/distribute_pretrain_4n8d_2x4x4_512_2304x24.sh"
-    assert main(["run", "--device", "cpu", "--dry-run", "--cwd", str(beside), "--", command]) == 0
-    told = capsys.readouterr().out
+    assert main(["run", "--device", "cpu", "--dry-run", "--cwd", str(beside), "--", command]) == 2
+    told, refused = capsys.readouterr()
+    assert "--rdma: the device is cpu" in refused
     addresses = "10.11.0.2,10.11.0.3,10.11.0.4,10.11.0.5"
     assert f"--node-ips {addresses} --nproc 8 --rdma" in told
     monkeypatch.chdir(beside)

@@ -4,6 +4,8 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,9 @@ HELP = "a command of another system, as it is: FleetX, PaddleNLP, OneFlow, MindF
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [options] -- COMMAND... | %(prog)s [options] SCRIPT.sh | %(prog)s [options] - < BLOCK"
     add_translation_options(parser)
-    parser.add_argument("--dry-run", action="store_true", help="translate and check; run nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="translate, and check what the run would check; run nothing"
+    )
 
 
 def add_translation_options(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     found = read(args, "run")
     several = sum(line.command is not None for line in found) > 1 or any(line.answer for line in found)
+    earlier: list[Translation] = []
     # Again, and not what was found before: which way a test goes may depend on the commands before it.
     for line in found if args.dry_run else pasted.lines(*_given(args), text=args.text):
         if several:
@@ -49,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         if line.answer:
             print(f"  {line.answer}\n", flush=True)
             continue
-        code = _run_line(args, line)
+        code = _run_line(args, line, earlier)
         if code:
             return code
     return 0
@@ -78,39 +83,78 @@ def _given(args: argparse.Namespace) -> tuple[list[str], dict[str, str], Path]:
     return words, dict(os.environ), args.cwd
 
 
-def _run_line(args: argparse.Namespace, line: "Line") -> int:
+def _run_line(args: argparse.Namespace, line: "Line", earlier: "list[Translation]") -> int:
+    """`earlier`: the commands before it in the block, which may write what it reads."""
+    from gptworks.interop import native_command
+    from gptworks.interop.earlier_run import beside_earlier_runs, has_its_model, node_rank
     from gptworks.interop.their_words import in_their_words
 
     as_written = translated(args, line)
     folder = line.folder
-    translation = _beside_earlier_runs(as_written, folder)
+    translation = beside_earlier_runs(as_written, folder)
     show(translation)
-    arguments = native(translation, folder, keeps=args.dry_run)
-    print(f"\n$ {' '.join(_quoted(word) for word in arguments)}\n", flush=True)
+    arguments = native_command.command_line(translation)
     if args.dry_run:
-        if translation.config:
-            from gptworks.config.load import from_dict
-
-            with in_their_words(translation):
-                from_dict(translation.sections(), arguments[arguments.index("-c") + 1])
-        return 0
+        with in_their_words(translation):
+            code = _dry_run(translation, folder, arguments, earlier)
+        earlier.append(translation)
+        return code
+    if translation.config:
+        _note(native_command.write_config(translation, folder / native_command.config_file(translation)))
+    _print_command(arguments)
     from gptworks.cli.main import main
     from gptworks.cli.redirected import redirected
     from gptworks.interop import worker_logs
 
-    here, before = Path.cwd(), dict(os.environ)
-    os.chdir(folder)
-    try:
-        os.environ.update(translation.environment)
-        node_rank = _node_rank(translation.arguments)
-        is_first = node_rank == 0  # machines share the folder of a run: one of them is enough
-        if is_first and translation is not as_written and _has_its_model(as_written):
+    with _inside(folder, translation):
+        number = node_rank(translation.arguments)
+        is_first = number == 0  # machines share the folder of a run: one of them is enough
+        if is_first and translation is not as_written and has_its_model(as_written):
             _write_their_names(as_written)  # a run that was killed could not
-        with redirected(line.started), in_their_words(translation), worker_logs.linked(translation, node_rank):
+        with redirected(line.started), in_their_words(translation), worker_logs.linked(translation, number):
             code = main(arguments[1:])
         if is_first:
             _write_their_names(translation)
         return code
+
+
+def _dry_run(translation: "Translation", folder: Path, arguments: list[str], earlier: "Sequence[Translation]") -> int:
+    """The checks of the run. Only the translated YAML is written, and not over one that was changed by hand."""
+    import tempfile
+
+    from gptworks.cli.rehearsal import rehearse
+    from gptworks.config.load import from_dict
+    from gptworks.interop import native_command
+
+    with tempfile.TemporaryDirectory() as aside:
+        words = list(arguments)
+        if translation.config:
+            name = native_command.config_file(translation)
+            file = folder / name
+            if native_command.is_edited(file):
+                _note(f"{name} was changed by hand, and is left as it is")
+                file = Path(aside) / name
+                words[words.index("-c") + 1] = str(file)
+            native_command.write_config(translation, file)
+        _print_command(arguments)
+        if translation.config:
+            from_dict(translation.sections(), arguments[arguments.index("-c") + 1])
+        awaited = native_command.awaited(translation, earlier, folder)
+        if awaited:
+            _note(f"{awaited} is not here yet: a command before this one writes it, so it is not looked into")
+            return 0
+        with _inside(folder, translation):
+            return rehearse(words[1:])
+
+
+@contextmanager
+def _inside(folder: Path, translation: "Translation") -> Iterator[None]:
+    """In the folder of the command, and with what it sets in the environment."""
+    here, before = Path.cwd(), dict(os.environ)
+    os.chdir(folder)
+    try:
+        os.environ.update(translation.environment)
+        yield
     finally:
         os.chdir(here)
         os.environ.clear()
@@ -144,37 +188,6 @@ def adapted_to(
     return adapted(found, remarks, device=args.device, shrink=small, strict=args.strict, folder=folder, runs=runs)
 
 
-def _beside_earlier_runs(translation: "Translation", folder: Path) -> "Translation":
-    """Other systems write over the run before; ours is kept, and the new one gets a folder of its own."""
-    from dataclasses import replace
-
-    out = str(translation.config.get("run.out", ""))
-    resume = dict(zip(translation.arguments, translation.arguments[1:], strict=False)).get("--resume", "never")
-    if not out or resume != "never" or not (folder / out / "environment.json").is_file():
-        return translation
-    earlier, number = Path(out), 2
-    if earlier.name in ("", ".."):
-        earlier = (folder / out).resolve()
-    while (folder / earlier.with_name(f"{earlier.name}.{number}")).exists():
-        number += 1
-    free = earlier.with_name(f"{earlier.name}.{number}")
-    remark = (
-        f"{earlier} holds a run already, which this one would write over: it is {free} now. To go on with the earlier "
-        f"one: gptworks train -c {earlier / 'config.yaml'} --out {earlier} --resume auto"
-    )
-    return replace(
-        translation,
-        config={**translation.config, "run.out": str(free)},
-        after=[replace(each, path=_moved(each.path, earlier, free)) for each in translation.after],
-        remarks=[*translation.remarks, remark],
-    )
-
-
-def _moved(path: str, earlier: Path, later: Path) -> str:
-    inside = Path(path).is_relative_to(earlier)
-    return str(later / Path(path).relative_to(earlier)) if inside else path
-
-
 def show(translation: "Translation") -> None:
     """A line per setting of theirs: what it became, and why not where it did not."""
     count = len(translation.notes)
@@ -192,78 +205,13 @@ def _setting(note: "Note") -> str:
     return f"{note.theirs} {note.value}" if note.value else note.theirs
 
 
-def native(translation: "Translation", folder: Path, *, keeps: bool = False) -> list[str]:
-    """Our command line. A configuration is written down first, where it can be looked at and used again.
-
-    `keeps`: not if that would move one that was changed by hand.
-    """
-    if not translation.config:
-        return ["gptworks", translation.verb, *translation.arguments]
-    file = f"{Path(translation.program).stem or translation.system}.gptworks.yaml"
-    _write_config(translation, folder / file, keeps)
-    out = str(Path(str(translation.config["run.out"])))
-    return ["gptworks", translation.verb, "-c", file, "--out", out, *translation.arguments]
+def _note(remark: str) -> None:
+    if remark:
+        print(f"note: {remark}")
 
 
-def _write_config(translation: "Translation", file: Path, keeps: bool) -> None:
-    """One that was changed by hand since we wrote it stays, under another name."""
-    from contextlib import suppress
-
-    from gptworks.interop.write_yaml import as_yaml
-
-    if file.is_file() and not _is_as_written(file.read_text(encoding="utf-8", errors="replace")):
-        if keeps:
-            print(f"note: {file.name} was changed by hand, and is left as it is")
-            return
-        number = 1
-        while (aside := file.with_name(f"{file.name}.edited-{number}")).exists():
-            number += 1
-        with suppress(FileNotFoundError):  # another machine was faster
-            file.rename(aside)
-            print(f"note: {file.name} was changed by hand; it is {aside.name} now. To run it: gptworks train -c FILE")
-    part = file.with_name(f".{file.name}.{os.getpid()}")  # another machine may be writing, or reading, the same one
-    text = as_yaml(translation)
-    part.write_text(f"{text}{_SEAL}{_checksum(text)}\n", encoding="utf-8")
-    part.replace(file)
-
-
-_SEAL = "# by gptworks run, which keeps this file under another name if you change it: "
-
-
-def _is_as_written(text: str) -> bool:
-    body, seal, checksum = text.rpartition(_SEAL)
-    return bool(seal) and checksum.strip() == _checksum(body)
-
-
-def _checksum(text: str) -> str:
-    import hashlib
-
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
-
-
-def _node_rank(arguments: list[str]) -> int:
-    """Which of its machines this is, of a run."""
-    from itertools import pairwise
-
-    from gptworks.parallel import nodes
-
-    given = dict(pairwise(arguments))
-    options = {"nnodes": "--nnodes", "master": "--master", "node_ips": "--node-ips"}
-    options |= {"table": "--rank-table", "ranks": "--rank-range"}
-    rank = int(given["--node-rank"]) if "--node-rank" in given else None
-    return nodes.solve(**{key: given.get(name, "") for key, name in options.items()}, node_rank=rank).rank
-
-
-def _has_its_model(translation: "Translation") -> bool:
-    """Whether the run in the folder of a command is one of the same command: as far as its checkpoints can tell."""
-    from gptworks.config.load import from_dict, load
-    from gptworks.errors import GPTWorksError
-
-    try:
-        earlier = load(Path(str(translation.config["run.out"])) / "config.yaml")
-        return earlier.model == from_dict(translation.sections()).model
-    except GPTWorksError:
-        return False
+def _print_command(words: list[str]) -> None:
+    print(f"\n$ {' '.join(_quoted(word) for word in words)}\n", flush=True)
 
 
 def _write_their_names(translation: "Translation") -> None:
