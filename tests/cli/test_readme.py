@@ -49,7 +49,6 @@ def run_all(document: str, folder: Path) -> str:
             capture_output=True,
             text=True,
             encoding="utf-8",
-            timeout=300,
             check=False,
         )
         if done.returncode != 0:

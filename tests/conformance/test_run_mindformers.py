@@ -506,7 +506,7 @@ def test_s4_05_the_13b_example_runs_tiny_on_two_machines_of_8_processes(rows: Pa
         words = [sys.executable, "-m", "gptworks", "run", "--device", "cpu", "--shrink", "tiny", "--", *command]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         machines.append(subprocess.Popen(words, cwd=scripts, env=environment, **pipes))
-    told = [machine.communicate(timeout=300)[0] for machine in machines]
+    told = [machine.communicate()[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], "\n".join(told)
     lines = metrics(scripts / "output")
     assert len(lines) == 6

@@ -211,7 +211,7 @@ def test_standard_input(name: str, tmp_path: Path) -> None:
     data = {"plain": PLAIN, "lines": AS_JSON, "array": json.dumps(ARRAY).encode(), "gz": gzip.compress(AS_JSON)}[name]
     command = [sys.executable, "-m", "gptworks", "prepare", "-", "--out", str(tmp_path / "out"), "--workers", "1"]
     done = subprocess.run(
-        [*command, "--doc-separator", "%%", "--append-eod", "--json"], input=data, capture_output=True, timeout=60
+        [*command, "--doc-separator", "%%", "--append-eod", "--json"], input=data, capture_output=True
     )
     assert done.returncode == 0, done.stderr
     from gptworks.data.store import Store
