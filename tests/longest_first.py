@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 DURATIONS = Path(__file__).with_name("durations.json")
+EVERYTHING = pytest.StashKey[dict[str, set[str]]]()  # tests that were found, before some are chosen, and their marks
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,8 +23,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Recorder())
 
 
-@pytest.hookimpl(trylast=True)  # what is not selected is gone by then
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[EVERYTHING] = {item.nodeid: {mark.name for mark in item.iter_markers()} for item in items}
     seconds = json.loads(DURATIONS.read_text(encoding="utf-8"))
     items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0))
 

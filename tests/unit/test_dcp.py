@@ -294,7 +294,7 @@ def load_damaged(folder: Path, file: str, good: bytes, bad: bytes) -> None:
 
 
 @pytest.mark.parametrize("file", [".metadata", "__0_0.distcp"])
-@settings(max_examples=400)
+@settings(max_examples=8 * settings().max_examples)
 @given(data=st.data())
 def test_damaged_bytes_give_no_other_error(reused_folder: Path, file: str, data: st.DataObject) -> None:
     good = (reused_folder / file).read_bytes()

@@ -518,7 +518,7 @@ def test_quick_ids_of_tricky_text_and_of_the_corpus(pairs, corpus_file: Path) ->
 
 
 def test_quick_ids_of_any_text(pairs) -> None:
-    @settings(max_examples=200)
+    @settings(max_examples=4 * settings().max_examples)
     @given(st.lists(st.text(max_size=30) | st.text("ab'sS \n\t1.é中\u0301<|endoftext|>", max_size=40), max_size=5))
     def same(texts: list[str]) -> None:
         for encoder, tokenizer in pairs:

@@ -1,14 +1,86 @@
-"""The suite itself: a test that hangs, and one that fails, tell what a person needs."""
+"""The suite itself: what `make test` keeps, and what a test that hangs or fails tells a person."""
 
+import importlib.util
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import longest_first
 import pytest
+from _pytest.mark.expression import Expression
 
 TESTS = Path(__file__).resolve().parents[1]
+ROOT = TESTS.parent
+
+# What is where
+
+
+@pytest.fixture
+def everything(request: pytest.FixtureRequest) -> dict[str, set[str]]:
+    """Every test there is, and the names of its marks."""
+    found = request.config.stash[longest_first.EVERYTHING]
+    if {path.name for path in TESTS.iterdir() if list(path.glob("test_*.py"))} - {test.split("/")[1] for test in found}:
+        pytest.skip("only a part of the tests was collected; run them all")
+    return found
+
+
+def chosen(everything: dict[str, set[str]], expression: str) -> set[str]:
+    wanted = Expression.compile(expression)
+    return {test for test, marks in everything.items() if wanted.evaluate(lambda name, marks=marks, **_: name in marks)}
+
+
+@pytest.fixture
+def quick(everything: dict[str, set[str]]) -> set[str]:
+    """What `make test` runs."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    words = shlex.split(options["addopts"])
+    return chosen(everything, words[words.index("-m") + 1])
+
+
+def test_make_test_all_runs_everything(everything: dict[str, set[str]], quick: set[str]) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    target = re.search(r"^test-rest:.*\n\t\$\(BIN\)/\$\(PYTEST\) -m \"(.*?)\"", makefile, re.MULTILINE)
+    assert target
+    rest = chosen(everything, target[1])
+    assert quick | rest | chosen(everything, "interop") == everything.keys()
+    assert not (quick | rest) & chosen(everything, "interop")
+    assert quick & rest == chosen(everything, "hypothesis and not slow and not interop"), "run twice for nothing"
+
+
+def test_make_test_keeps_something_of_every_package(quick: set[str]) -> None:
+    files = {test.partition("::")[0] for test in quick}
+    texts = [(ROOT / file).read_text(encoding="utf-8") for file in files]
+    packages = {path.parent.name for path in (ROOT / "src/gptworks").glob("*/__init__.py")}
+    missing = {name for name in packages if not any(re.search(rf"gptworks[.]{name}\b", text) for text in texts)}
+    assert packages and not missing
+
+
+def test_make_test_keeps_something_of_every_dimension_and_schedule(quick: set[str]) -> None:
+    start = "tests/distributed/test_equals_one_process.py::test_a_layout_learns_what_one_process_learns"
+    assert {f"{start}[{layout}]" for layout in ("dp2", "fsdp2", "tp2", "pp2")} <= quick
+
+
+def test_make_test_keeps_something_of_every_document(quick: set[str]) -> None:
+    spec = importlib.util.spec_from_file_location("make_conformance", ROOT / "docs" / "make_conformance.py")
+    assert spec is not None and spec.loader is not None
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    kept = {row for test in quick for row in maker.ids_in(test.partition("::")[2])}
+    document_of = {row["id"]: row["document"] for row in maker.rows()}
+    assert {document_of[row] for row in kept} == set(document_of.values())
+
+
+def test_make_test_keeps_a_kill(quick: set[str]) -> None:
+    assert any("::test_a_kill" in test for test in quick)
+    assert any("::test_a_killed_rank" in test for test in quick)
+
+
+# A test that hangs, and one that fails
 
 # The processes start when the file is read, which has no limit, and the test begins when all of them are waiting.
 HANGS = """
