@@ -16,8 +16,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The width of the terminal that the tests were started from is not theirs; tables are shaped by it.
 os.environ.pop("COLUMNS", None)
 
-# A test that hangs is ended with the stacks of its processes; one that fails shows its commands and logs; files that take
-# long come first.
+# A test that hangs is ended with the stacks of its processes; one that fails shows its commands and logs; files that
+# take long come first.
 pytest_plugins = ["time_limit", "failure_report", "longest_first"]
 
 # The same examples on every run: a failure in a build can be repeated at a desk. `make test` takes the few.
