@@ -29,6 +29,7 @@ def one_process(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return losses(run)
 
 
+@pytest.mark.slow
 def test_s2_05_eight_processes_mp2_sharding4_equal_one(
     one_process: list[float], small_store: Path, tmp_path: Path, run_cli: Callable
 ) -> None:

@@ -495,6 +495,7 @@ def test_s4_05_the_13b_example_dry_runs_on_16_ranks(tmp_path: Path) -> None:
     assert "fsdp2.tp8: 16 processes" in shown and "12,848,143,360" in shown
 
 
+@pytest.mark.slow
 def test_s4_05_the_13b_example_runs_tiny_on_two_machines_of_8_processes(rows: Path, tmp_path: Path) -> None:
     samples = "True\n    num_samples: 12"
     scripts = write_13b(tmp_path, vocab_size="512", dataset_dir=str(rows), shuffle=samples, **EXACT)

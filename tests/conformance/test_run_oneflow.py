@@ -309,6 +309,7 @@ def test_s1_04_the_345m_script_runs(beside: Path) -> None:
     assert (beside / "checkpoint" / "iter3_snapshot" / "model-h1-mlp-c_fc-weight" / "out").is_file()
 
 
+@pytest.mark.slow
 def test_s1_09_s1_13_the_2x4x1_script_runs_on_8_processes(beside: Path, run_cli) -> None:
     command = "ONEFLOW_GPT_TRAIN_ITERS=3 bash examples/pretrain_1n8d_2x4x1_16_1536x16.sh"
     done = run_cli("run", "--device", "cpu", "--shrink", "tiny", "--cwd", beside, "--", command)

@@ -209,23 +209,22 @@ def test_every_group_of_the_mesh_gives_up_after_the_timeout(
 ) -> None:
     """Not only the group of all ranks: torch's default for the others is half an hour."""
 
-    def wait_in_vain(world: World) -> float:
+    def wait_in_vain(world: World) -> None:
         distributed.destroy_process_group()
         store = distributed.FileStore(str(tmp_path / "again"), 4)
         layout = Layout(dp=2, tp=2)
         again = launch.join(layout, world.rank, world.device, store=store, timeout=2)
         axis = again.axis("tp")
         assert axis is not None
-        started = time.monotonic()
+        given_up = f"given up by {again.place.dp}"
         if again.place.tp == 0:
             with pytest.raises(RuntimeError, match=r"(?i)timed out"):
                 distributed.all_reduce(torch.zeros(1), group=axis.get_group())
+            store.set(given_up, "yes")
         else:
-            time.sleep(4)
-        return time.monotonic() - started
+            store.wait([given_up], timedelta(minutes=10))
 
-    waited = run_layout(Layout(dp=2, tp=2), wait_in_vain)
-    assert all(1.5 < seconds < 20 for seconds in waited)
+    run_layout(Layout(dp=2, tp=2), wait_in_vain)
 
 
 def test_ctrl_c_lets_all_ranks_save_and_end(tmp_path: Path) -> None:
@@ -256,9 +255,7 @@ def test_the_second_ctrl_c_ends_all_ranks_at_once(tmp_path: Path) -> None:
         time.sleep(0.5)
         assert process.poll() is None, "the first signal waits for the step"
         process.send_signal(signal.SIGINT)
-        started = time.monotonic()
-        finish(process, code=130)
-        assert time.monotonic() - started < 10
+        finish(process, code=130)  # and not 0, with which the ranks end that have come to the end of their step
     assert "stopped at once; the last checkpoint is the newest state." in log(tmp_path, 1)
     assert is_gone(pid(tmp_path, 0))
     assert is_gone(pid(tmp_path, 1))

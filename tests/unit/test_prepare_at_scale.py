@@ -387,11 +387,8 @@ def test_killed_it_goes_on_with_the_same_bytes(corpus_file: Path, other_kind: Pa
     assert leftovers(tmp_path / "out") == ["out.part"]
     workers = json.loads(killed.stdout)
     assert len(workers) == 2
-    for _ in range(100):
-        if all(map(has_ended, workers)):
-            break
-        time.sleep(0.1)
-    assert all(map(has_ended, workers))
+    while not all(map(has_ended, workers)):
+        time.sleep(0.01)
     again = command(*options, "--out", tmp_path / "out")
     assert again.returncode == 0 and "going on from an interrupted run: 3 blocks were done" in again.stderr
     assert "(tokenizers, 2 processes)" in again.stdout
