@@ -439,6 +439,7 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+@pytest.mark.slow
 def test_s1_11_the_same_command_on_two_machines_equals_one_process(beside: Path) -> None:
     """Two launchers on loopback, each of which finds out which of --node-ips it is; they meet at --ctrl-port."""
     assert (

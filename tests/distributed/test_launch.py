@@ -261,6 +261,7 @@ def test_the_second_ctrl_c_ends_all_ranks_at_once(tmp_path: Path) -> None:
     assert is_gone(pid(tmp_path, 1))
 
 
+@pytest.mark.slow
 def test_s1_11_two_machines_one_of_which_is_killed_and_started_again(tmp_path: Path) -> None:
     """Two launchers on loopback. The killed one takes its ranks with it; the other waits for it to come back.
 
@@ -290,6 +291,7 @@ def test_s1_11_two_machines_one_of_which_is_killed_and_started_again(tmp_path: P
     assert out.count("begins after step") == 2
 
 
+@pytest.mark.slow
 def test_a_machine_that_comes_late_lets_the_others_save_and_is_no_restart(tmp_path: Path) -> None:
     where, args = f"127.0.0.1:{free_port()}", (100000, "--pause", "0.1")
     machines = [{"nnodes": "1:2", "node_rank": rank, "master": where} for rank in range(2)]
@@ -371,7 +373,7 @@ def one_process(settings: list[str], tmp_path_factory: pytest.TempPathFactory) -
     return losses(out)
 
 
-@pytest.mark.parametrize("start", ["two nodes", "torchrun"])
+@pytest.mark.parametrize("start", ["two nodes", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_s1_11_the_command_on_two_nodes_and_by_torchrun_equals_one_process(
     start: str, settings: list[str], one_process: dict[int, float], tmp_path: Path
 ) -> None:
@@ -398,6 +400,7 @@ def test_s1_11_the_command_on_two_nodes_and_by_torchrun_equals_one_process(
     assert losses(tmp_path / "run") == pytest.approx(one_process, abs=5e-6)
 
 
+@pytest.mark.slow
 def test_training_with_a_rank_that_is_killed_equals_one_process(
     settings: list[str], one_process: dict[int, float], tmp_path: Path
 ) -> None:
