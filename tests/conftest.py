@@ -1,6 +1,7 @@
 """Fixtures for every test: a small text, a store made of it, the command line, and the real data when it is here."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,10 @@ os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The width of the terminal that the tests were started from is not theirs; tables are shaped by it.
 os.environ.pop("COLUMNS", None)
+
+# A shell that starts the tests in the background has Ctrl-C ignored, by them and by all they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A test that hangs is ended with the stacks of its processes; one that fails shows its commands and logs; files that
 # take long come first.
