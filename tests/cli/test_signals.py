@@ -126,10 +126,7 @@ def test_a_terminal_that_is_closed_saves_and_ends(recipe: Path, tmp_path: Path, 
             os.read(screen, 4096)
             assert os.waitpid(number, os.WNOHANG) == (0, 0)
         os.close(screen)
-        deadline = time.monotonic() + 60
-        while (ended := os.waitpid(number, os.WNOHANG)) == (0, 0):
-            assert time.monotonic() < deadline, "it goes on"
-            time.sleep(0.05)
+        ended = os.waitpid(number, 0)
     except BaseException:
         os.kill(number, signal.SIGKILL)
         os.waitpid(number, 0)
