@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -186,7 +187,7 @@ def test_one_world_after_another_in_the_same_processes(store: str) -> None:
         keeper.append(torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False))
     try:
         for process in processes:
-            process.join(60)
+            process.join()
         assert [process.exitcode for process in processes] == [0, 0]
     finally:
         keeper.clear()
