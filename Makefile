@@ -9,12 +9,13 @@ RUN    := runs/quickstart
 CORPORA ?= ../shared/data/corpora
 MODEL_DATA := runs/model-data
 
-.PHONY: quickstart model test test-python test-interop check format clean bench bench-generate conformance help
+.PHONY: quickstart model test test-rest test-all test-python test-interop check format clean bench bench-generate conformance help
 
 help:
 	@echo "make quickstart   train a small GPT on text your Python carries (about 3 minutes)"
 	@echo "make model        train 6 x 384 on WikiText-2 and web pages in \$$CORPORA, to measure with (about 40 minutes)"
-	@echo "make test         install and run the tests"
+	@echo "make test         install and run the tests: something of everything, under 10 minutes on two cores"
+	@echo "make test-all     the same, and then the rest (make test-rest): all layouts, many examples, whole documents"
 	@echo "make test-python PY=python3.13   the tests with another Python (its torch may bring gigabytes of CUDA packages)"
 	@echo "make test-interop the other systems read what we write, and the reverse (installs MindSpore, Megatron, Paddle, lm_eval and llama.cpp)"
 	@echo "make conformance  run the tests of other systems' promises and write docs/conformance.md"
@@ -62,10 +63,20 @@ $(MODEL_DATA)/ready: $(VENV)/installed
 	$(BIN)/gptworks prepare $(MODEL_DATA)/passages.jsonl --append-eod --out $(MODEL_DATA)/passages
 	@touch $@
 
-# Files go to as many processes as there are cores, in their order: those that take long come first. Many more processes
-# would only wait for the tests that start processes themselves.
+# A file goes to one process, of which there are as many as cores; tests/durations.json says which files come first. Many
+# more processes would only wait for the tests that start processes themselves.
+PYTEST := python -m pytest -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
+
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
+	$(BIN)/$(PYTEST)
+
+# What `make test` leaves out, and its property-based tests again with ten times as many examples.
+test-rest: $(VENV)/installed-dev
+	$(BIN)/$(PYTEST) -m "(slow or hypothesis) and not interop" --hypothesis-profile many
+
+test-all:
+	$(MAKE) test
+	$(MAKE) test-rest
 
 # Another Python, in an environment of its own. Not part of `make test`: pip may find no CPU build of torch for it, and
 # then several gigabytes of CUDA packages come along.
@@ -77,7 +88,7 @@ test-python: pyproject.toml constraints.txt
 	@test -x $(OTHER)/bin/python || $(PY) -m venv $(OTHER)
 	$(OTHER)/bin/$(PIP) -c constraints.txt torch
 	$(OTHER)/bin/$(PIP) -c constraints.txt -e ".[dev]"
-	$(OTHER)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
+	$(OTHER)/bin/$(PYTEST)
 
 # The other systems, each in an environment of its own: what they need does not go together.
 PIP := python -m pip install --quiet --disable-pip-version-check

@@ -1,6 +1,7 @@
 """Fixtures for every test: a small text, a store made of it, the command line, and the real data when it is here."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,9 +17,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The width of the terminal that the tests were started from is not theirs; tables are shaped by it.
 os.environ.pop("COLUMNS", None)
 
-# The same examples on every run: a failure in a build can be repeated at a desk.
-settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=50)
-settings.load_profile("repeatable")
+# A shell that starts the tests in the background has Ctrl-C ignored, by them and by all they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A test that hangs is ended with the stacks of its processes; one that fails shows its commands and logs; files that
+# take long come first.
+pytest_plugins = ["time_limit", "failure_report", "longest_first"]
+
+# The same examples on every run: a failure in a build can be repeated at a desk. `make test` takes the few.
+settings.register_profile("few", deadline=None, derandomize=True, max_examples=25)
+settings.register_profile("many", deadline=None, derandomize=True, max_examples=250)
+settings.load_profile("few")
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -79,12 +89,11 @@ def run_cli() -> Callable[..., subprocess.CompletedProcess[str]]:
         expect: int = 0,
         cwd: Path | None = None,
         env: dict[str, str] | None = None,
-        timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "gptworks", *(str(arg) for arg in args)]
         environment = {**os.environ, **(env or {})}
         done = subprocess.run(
-            command, cwd=cwd, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=timeout
+            command, cwd=cwd, env=environment, capture_output=True, text=True, encoding="utf-8", check=False
         )
         assert done.returncode == expect, (
             f"{' '.join(command[2:])}: exit {done.returncode}, expected {expect}\n"

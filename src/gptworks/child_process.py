@@ -136,9 +136,11 @@ def _write(writer: int, kind: str, value: Any) -> None:
 def _read(reader: int, timeout: float) -> tuple[bytes, bool]:
     """What was written, and whether the writer ended in time."""
     text, end = b"", time.monotonic() + timeout
+    waiting = select.poll()  # select would refuse a descriptor above 1,023, and a process may have more of them
+    waiting.register(reader, select.POLLIN)
     while (left := end - time.monotonic()) > 0:
         # In short turns: a signal that another thread took, or that came just before, does not end the wait.
-        if not select.select([reader], [], [], min(left, 0.2))[0]:
+        if not waiting.poll(1000 * min(left, 0.2)):
             continue
         said = os.read(reader, 65536)
         if not said:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -74,7 +75,8 @@ def call() -> Callable[..., Done]:
     def run(*args: str | Path, expect: int = 0) -> Done:
         done = run_main(*args)
         assert done.code == expect, (
-            f"exit {done.code}, expected {expect}\n--- stdout\n{done.out}\n--- stderr\n{done.err}"
+            f"gptworks {shlex.join(map(str, args))}: exit {done.code}, expected {expect}\n"
+            f"--- stdout\n{done.out}\n--- stderr\n{done.err}"
         )
         return done
 

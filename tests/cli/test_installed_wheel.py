@@ -59,7 +59,7 @@ def test_it_prepares_trains_and_generates_in_an_empty_folder(wheel: Path, tmp_pa
     def run(*command: str | Path) -> str:
         done = subprocess.run(
             [str(word) for word in command],
-            cwd=here, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False,
+            cwd=here, env=environment, capture_output=True, text=True, encoding="utf-8", check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

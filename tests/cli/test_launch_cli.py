@@ -235,7 +235,7 @@ def test_a_layout_alone_starts_its_processes(small_store: Path, tmp_path: Path, 
     shape = ["model.num_layers=1", "model.hidden_size=16", "model.num_heads=1", "model.vocab_size=512"]
     settings = [*shape, "model.max_positions=16", f"data.path={small_store}", "batch.global_size=4", "parallel.dp=2"]
     out = tmp_path / "run"
-    done = run_cli("train", *settings, "train.steps=2", "--out", out, timeout=300)
+    done = run_cli("train", *settings, "train.steps=2", "--out", out)
     assert "2 processes, ranks 0 to 1 of 2" in done.stdout and "ranks: 2 processes, dp2" in done.stdout
-    done = run_cli("train", "-c", out / "config.yaml", "train.steps=3", "--resume", "auto", timeout=300)
+    done = run_cli("train", "-c", out / "config.yaml", "train.steps=3", "--resume", "auto")
     assert "ranks: 2 processes, dp2" in done.stdout and "step 3/3" in done.stdout

@@ -3,10 +3,15 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,13 +26,30 @@ def quickstart_commands() -> list[str]:
     return [re.sub(r"\$\((\w+)\)", lambda m: variables[m[1]], line.replace("$(BIN)/", "")) for line in lines]
 
 
+def test_the_quickstart_is_five_commands_that_work(
+    tmp_path: Path, corpus_file: Path, call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they stand there, but in this process, of a small text and for few steps."""
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    monkeypatch.chdir(tmp_path)
+    smaller = {"sample:python": str(corpus_file), "4096": "512"}
+    fewer = ["model.vocab_size=512", "data.split=90,10", "train.steps=4", "optim.warmup_steps=2", "run.threads=1"]
+    fewer += ["train.log_every=2"]
+    printed = {}
+    for command in quickstart_commands():
+        words = [smaller.get(word, word) for word in shlex.split(command)[1:]]
+        printed[words[0]] = call(*words, *(fewer if words[0] == "train" else [])).out
+    assert list(printed) == ["prepare", "train", "eval", "generate", "plot"]
+    assert "step 4/4" in printed["train"] and "gzip -9" in printed["eval"] and "loss" in printed["plot"]
+    assert (tmp_path / "runs/quickstart/loss.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.slow
 def test_the_quickstart_model_beats_unigram_bigram_and_gzip(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    commands = quickstart_commands()
-    assert [command.split()[1] for command in commands] == ["prepare", "train", "eval", "generate", "plot"]
     printed = {}
-    for command in commands:
+    for command in quickstart_commands():
         verb = command.split()[1]
         shown = command + (" --json" if verb in {"eval", "generate"} else "")
         done = subprocess.run(

@@ -5,13 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = ["README.md", "docs/tutorial.md", "docs/howto/prepare.md"]
+OTHERS = ["docs/tutorial.md", "docs/howto/prepare.md"]
 BLOCK = re.compile(r"^```shell\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 # What a test cannot do again: make targets (run outside pytest), and getting the code and installing it.
 NOT_RUN = re.compile(
@@ -49,7 +48,6 @@ def run_all(document: str, folder: Path) -> str:
             capture_output=True,
             text=True,
             encoding="utf-8",
-            timeout=300,
             check=False,
         )
         if done.returncode != 0:
@@ -58,17 +56,10 @@ def run_all(document: str, folder: Path) -> str:
     return ""
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """All documents at the same time: most of it is waiting for Python to start."""
-    with ThreadPoolExecutor() as pool:
-        folders = [tmp_path_factory.mktemp("document") for _ in DOCUMENTS]
-        return dict(zip(DOCUMENTS, pool.map(run_all, DOCUMENTS, folders), strict=True))
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_shell_block_runs(document: str, outcomes: dict[str, str]) -> None:
-    assert not outcomes[document], outcomes[document]
+@pytest.mark.parametrize("document", ["README.md", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+def test_every_shell_block_runs(document: str, tmp_path: Path) -> None:
+    wrong = run_all(document, tmp_path)
+    assert not wrong, wrong
 
 
 @pytest.mark.parametrize("document", ["README", "docs/howto/prepare"])

@@ -31,15 +31,19 @@ SETTINGS = [
 ]
 
 
-def start(recipe: Path, out: Path) -> subprocess.Popen[str]:
+def start(recipe: Path, out: Path, *settings: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "gptworks", "train", "-c", str(recipe), "--out", str(out), "--resume", "auto"]
     return subprocess.Popen(
-        [*command, *SETTINGS], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8"
+        [*command, *(settings or SETTINGS)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
     )
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate()
     assert process.returncode == 0, output
     return output
 
@@ -59,7 +63,7 @@ def wait_and_kill(process: subprocess.Popen[str], arrived: Callable[[], bool], d
         time.sleep(0.0005)
     time.sleep(delay)
     process.send_signal(signal.SIGKILL)
-    assert process.wait(timeout=30) == -signal.SIGKILL
+    assert process.wait() == -signal.SIGKILL
     process.communicate()
 
 
@@ -92,6 +96,27 @@ def killed_run(recipe: Path, run: Path, seed: int, checked: Callable[[Path], int
     return killed_while_writing
 
 
+def test_a_kill_while_saving_changes_nothing(
+    recipe: Path,
+    tmp_path: Path,
+    call: Callable[..., Any],
+    metrics: Callable[[Path], list[dict[str, Any]]],
+    checked: Callable[[Path], int],
+) -> None:
+    left_alone, killed = tmp_path / "left-alone", tmp_path / "killed"
+    shorter = [*SETTINGS, "train.steps=12", "evaluate.every=4"]
+    call("train", "-c", recipe, *shorter, "--out", left_alone)
+    saving = lambda: any((killed / "checkpoints").glob(".writing-*")) and last_logged(killed) >= 4  # noqa: E731
+    wait_and_kill(start(recipe, killed, *shorter), saving, 0)
+    assert 3 <= checked(killed) <= last_logged(killed) < 12, "the kill came too early or too late to matter"
+    assert "resuming from" in call("train", "-c", recipe, *shorter, "--out", killed, "--resume", "auto").out
+    assert metrics(killed) == metrics(left_alone)
+    assert not list((killed / "checkpoints").glob(".*")), "leftovers of the kill are still there"
+    weights = Path("checkpoints") / "step-00000012" / "portable" / "model.safetensors"
+    assert (killed / weights).read_bytes() == (left_alone / weights).read_bytes()
+
+
+@pytest.mark.slow
 def test_ten_kills_change_nothing(
     recipe: Path,
     tmp_path: Path,

@@ -56,7 +56,7 @@ def test_the_first_signal_saves_and_ends(
     with training(recipe, out, *endless) as process:
         wait_for(process, lambda: num_lines(out / "metrics.jsonl") >= 3)
         process.send_signal(number)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate()
         assert process.returncode == 0, errors
     step = checked(out)
     assert f"{number.name}: stopped after step {step} of 1000000 and saved." in output
@@ -103,7 +103,7 @@ def test_the_second_ctrl_c_ends_at_once(recipe: Path, tmp_path: Path) -> None:
         time.sleep(1)
         assert process.poll() is None, "the first signal lets the step come to its end"
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 128 + signal.SIGINT
+        assert process.wait() == 128 + signal.SIGINT
     shown = b"".join(arrived)
     assert b"stopped at once; the last checkpoint is the newest state." in shown
     assert b"Traceback" not in shown
@@ -126,10 +126,7 @@ def test_a_terminal_that_is_closed_saves_and_ends(recipe: Path, tmp_path: Path, 
             os.read(screen, 4096)
             assert os.waitpid(number, os.WNOHANG) == (0, 0)
         os.close(screen)
-        deadline = time.monotonic() + 60
-        while (ended := os.waitpid(number, os.WNOHANG)) == (0, 0):
-            assert time.monotonic() < deadline, "it goes on"
-            time.sleep(0.05)
+        ended = os.waitpid(number, 0)
     except BaseException:
         os.kill(number, signal.SIGKILL)
         os.waitpid(number, 0)
@@ -141,7 +138,7 @@ def test_a_terminal_that_is_closed_saves_and_ends(recipe: Path, tmp_path: Path, 
 def test_a_live_bar_on_a_terminal(recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with terminal() as (side, arrived), training(recipe, out, stdout=side, stderr=side) as process:
-        assert process.wait(timeout=60) == 0
+        assert process.wait() == 0
     shown = b"".join(arrived).decode()
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
     bar = r"step 6/6 \S+ loss \d\.\d{4}  lr \d\.\d\de[-+]\d\d  [\d,]+ tok/s  MFU (?:\d+%|-) \d+:\d\d:\d\d"

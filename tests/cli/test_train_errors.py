@@ -250,9 +250,7 @@ def test_a_damaged_checkpoint_and_going_back_to_an_earlier_one(
 def with_file_size_limit(kilobytes: int, *args: str | Path) -> subprocess.CompletedProcess[str]:
     """No file may become longer: what the operating system answers is an error while writing, as on a full disk."""
     command = ["bash", "-c", f'ulimit -f {kilobytes} && exec "$@"', "bash", sys.executable, "-m", "gptworks"]
-    return subprocess.run(
-        [*command, *map(str, args)], capture_output=True, text=True, encoding="utf-8", timeout=120, check=False
-    )
+    return subprocess.run([*command, *map(str, args)], capture_output=True, text=True, encoding="utf-8", check=False)
 
 
 def test_the_disk_is_full_while_saving(

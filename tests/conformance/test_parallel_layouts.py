@@ -29,13 +29,14 @@ def one_process(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return losses(run)
 
 
+@pytest.mark.slow
 def test_s2_05_eight_processes_mp2_sharding4_equal_one(
     one_process: list[float], small_store: Path, tmp_path: Path, run_cli: Callable
 ) -> None:
     """The global batch is the same, and what each rank reads of it follows from the layout (S1-10)."""
     layout = ["parallel.tp=2", "parallel.fsdp=4", f"data.path={small_store}"]
     where = ["--out", tmp_path / "run", "--log-dir", tmp_path / "logs"]
-    done = run_cli("train", "--nproc", "8", *TINY, *BATCH, *layout, *where, timeout=300)
+    done = run_cli("train", "--nproc", "8", *TINY, *BATCH, *layout, *where)
     assert "batch: 8 samples of 16 tokens = 1 micro-batch x 2 accumulation x 4 data-parallel" in done.stdout
     assert losses(tmp_path / "run") == pytest.approx(one_process, abs=5e-6)
     logs = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()}

@@ -495,6 +495,7 @@ def test_s4_05_the_13b_example_dry_runs_on_16_ranks(tmp_path: Path) -> None:
     assert "fsdp2.tp8: 16 processes" in shown and "12,848,143,360" in shown
 
 
+@pytest.mark.slow
 def test_s4_05_the_13b_example_runs_tiny_on_two_machines_of_8_processes(rows: Path, tmp_path: Path) -> None:
     samples = "True\n    num_samples: 12"
     scripts = write_13b(tmp_path, vocab_size="512", dataset_dir=str(rows), shuffle=samples, **EXACT)
@@ -506,7 +507,7 @@ def test_s4_05_the_13b_example_runs_tiny_on_two_machines_of_8_processes(rows: Pa
         words = [sys.executable, "-m", "gptworks", "run", "--device", "cpu", "--shrink", "tiny", "--", *command]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         machines.append(subprocess.Popen(words, cwd=scripts, env=environment, **pipes))
-    told = [machine.communicate(timeout=300)[0] for machine in machines]
+    told = [machine.communicate()[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], "\n".join(told)
     lines = metrics(scripts / "output")
     assert len(lines) == 6

@@ -311,20 +311,21 @@ def test_s1_04_the_345m_script_runs(beside: Path) -> None:
     assert (beside / "checkpoint" / "iter3_snapshot" / "model-h1-mlp-c_fc-weight" / "out").is_file()
 
 
+@pytest.mark.slow
 def test_s1_09_s1_13_the_2x4x1_script_runs_on_8_processes(beside: Path, run_cli) -> None:
     command = "ONEFLOW_GPT_TRAIN_ITERS=3 bash examples/pretrain_1n8d_2x4x1_16_1536x16.sh"
-    done = run_cli("run", "--device", "cpu", "--shrink", "tiny", "--cwd", beside, "--", command, timeout=300)
+    done = run_cli("run", "--device", "cpu", "--shrink", "tiny", "--cwd", beside, "--", command)
     assert len(list((beside / "checkpoint" / "logs").glob("rank-*.log"))) == 8, done.stdout
     several = foreign.losses(beside / "checkpoint")
     assert len(several) == 3 and (beside / "checkpoint" / "iter3_snapshot" / "snapshot_done").is_file()
     written = "pretrain_1n8d_2x4x1_16_1536x16.gptworks.yaml"
-    run_cli("train", "-c", beside / written, "--out", beside / "again", cwd=beside, timeout=300)
+    run_cli("train", "-c", beside / written, "--out", beside / "again", cwd=beside)
     assert foreign.losses(beside / "again") == several
     # Without dropout, and in fp32, one process has the same losses but for the order of sums.
     exact = [word for part in ("embed", "hidden", "attention") for word in ("-o", f"model.dropout_{part}=0")]
     exact += ["-o", "precision.compute=fp32"]
     for out, layout in (("eight", []), ("one", ["-o", "parallel.dp=1", "-o", "parallel.tp=1"])):
-        run_cli("train", "-c", beside / written, "--out", beside / out, *exact, *layout, cwd=beside, timeout=300)
+        run_cli("train", "-c", beside / written, "--out", beside / out, *exact, *layout, cwd=beside)
     alone = [loss for _, loss in foreign.losses(beside / "one")]
     assert [loss for _, loss in foreign.losses(beside / "eight")] == pytest.approx(alone, abs=5e-6)
 
@@ -441,6 +442,7 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+@pytest.mark.slow
 def test_s1_11_the_same_command_on_two_machines_equals_one_process(beside: Path) -> None:
     """Two launchers on loopback, each of which finds out which of --node-ips it is; they meet at --ctrl-port."""
     assert (
@@ -454,7 +456,7 @@ def test_s1_11_the_same_command_on_two_machines_equals_one_process(beside: Path)
         subprocess.Popen([sys.executable, "-c", ON_A_MACHINE, address, *words], **pipes) for address in addresses
     ]
     try:
-        told = [machine.communicate(timeout=120)[0] for machine in machines]
+        told = [machine.communicate()[0] for machine in machines]
     finally:
         for machine in machines:
             machine.kill()

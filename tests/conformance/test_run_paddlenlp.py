@@ -151,6 +151,7 @@ def test_s2_03_s2_04_s2_06_the_single_card_command_trains_as_its_translation_doe
     assert losses(folder / "further")[0] < losses(folder / "output")[0]
 
 
+@pytest.mark.slow
 def test_x_01_s2_05_s3_01_s3_04_s3_06_the_gpt3_document_with_eight_processes(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 
+from gptworks.config.derive import Layout
 from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig, ParallelConfig, ScalerConfig
 from gptworks.data.loader import IGNORED, Batch
 from gptworks.model import GPT
@@ -30,6 +32,12 @@ class Case:
     compute: torch.dtype = torch.float32
     clip: float = 1.0
     steps: int = 5
+
+
+def layouts(*names: str, slow: tuple[str, ...] = ()) -> list[Any]:
+    """Parameters of a test; those of `slow` are not in `make test`."""
+    marked = [(name, ()) for name in names] + [(name, pytest.mark.slow) for name in slow]
+    return [pytest.param(Layout.parse(name), id=name, marks=marks) for name, marks in marked]
 
 
 def shape(**changes: Any) -> ModelConfig:

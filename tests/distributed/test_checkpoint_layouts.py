@@ -339,7 +339,7 @@ def test_a_rank_that_cannot_write_fails_all(owner, method, rank, run_layout: Run
         setattr(owner, method, whole_one)
         return failed, message_of(lambda: save_at(3, tmp_path, world, ranks))
 
-    for failed, after in run_layout(Layout(fsdp=2), save_twice, timeout=60):
+    for failed, after in run_layout(Layout(fsdp=2), save_twice):
         assert "step-00000002: could not be saved" in failed
         assert "No space left on device" in failed
         assert after == "no error"
@@ -354,7 +354,7 @@ def test_no_message_is_lost_when_a_writer_of_the_portable_folder_fails_at_once(r
             safetensors_file.Writer.__enter__ = full_disk  # type: ignore[assignment]
         return message_of(lambda: save_at(1, tmp_path, world, Ranks(world)))
 
-    for message in run_layout(Layout(fsdp=2), save, timeout=60):
+    for message in run_layout(Layout(fsdp=2), save):
         assert "step-00000001: could not be saved" in message
     assert not list((tmp_path / "checkpoints").iterdir())
 
@@ -365,7 +365,7 @@ def test_a_folder_of_its_own_for_one_rank_is_noticed(run_layout: RunLayout, tmp_
     def save(world: World) -> str:
         return message_of(lambda: save_at(1, runs[world.rank], world, Ranks(world)))
 
-    for message in run_layout(Layout(fsdp=2), save, timeout=60):
+    for message in run_layout(Layout(fsdp=2), save):
         assert "__1_0.distcp: written by another rank, but not to be seen here" in message
     assert not list((tmp_path / "shared" / "checkpoints").iterdir())
 
@@ -415,7 +415,7 @@ def test_a_damaged_shard_fails_all_ranks(damage, run_layout: RunLayout, tmp_path
         _, _, state = state_of(world, filled=False)
         return found, message_of(lambda: dcp.load_into(step / folders.STATE, to_fill(state, tied=True), ranks))
 
-    results = run_layout(Layout(fsdp=2), load, timeout=60)
+    results = run_layout(Layout(fsdp=2), load)
     for verified, loaded in results:
         assert "__1_0.distcp" in verified
         assert "cannot be read" in loaded
@@ -429,7 +429,7 @@ def test_a_tensor_that_only_one_rank_misses_fails_all(run_layout: RunLayout, tmp
         wanted = {"a": torch.empty(2), **({"b": torch.empty(2)} if world.rank == 1 else {})}
         return message_of(lambda: dcp.load_into(tmp_path / "state", wanted, ranks))
 
-    for message in run_layout(Layout(dp=2), load, timeout=60):
+    for message in run_layout(Layout(dp=2), load):
         assert "has no tensor 'b' (1 missing of 2)" in message
         assert message.endswith("(rank 1 of 2)")
 
@@ -443,7 +443,7 @@ def test_slices_that_do_not_make_up_a_tensor_are_refused(run_layout: RunLayout, 
         checkpoints = CheckpointFolder(tmp_path, Ranks(world))
         return message_of(lambda: checkpoints.save(manifest_of(1, world), mine, mine, MODEL, None))
 
-    for message in run_layout(Layout(fsdp=2), save, timeout=60):
+    for message in run_layout(Layout(fsdp=2), save):
         assert "could not be saved" in message
     assert not list((tmp_path / "checkpoints").iterdir())
 
@@ -502,7 +502,7 @@ def test_a_failure_in_the_background_comes_up_at_the_next_save_on_all_ranks(run_
         background.start(lambda: save_at(2, tmp_path, world, ranks))
         return [*said, message_of(background.wait)]
 
-    for first, second in run_layout(Layout(fsdp=2), save, timeout=60):
+    for first, second in run_layout(Layout(fsdp=2), save):
         assert "step-00000001: could not be saved" in first
         assert second == "no error"
 

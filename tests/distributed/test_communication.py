@@ -83,6 +83,7 @@ def test_bytes_of_a_step(run_layout, name: str) -> None:
     assert_as_the_formula_says(run_layout, Layout.parse(name), cases)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", dict.fromkeys(layout for layout, _, _ in COMBINED))
 def test_bytes_of_a_step_in_two_directions(run_layout, name: str) -> None:
     cases = [Case(micro, {"num_layers": 3}, parallel) for layout, micro, parallel in COMBINED if layout == name]

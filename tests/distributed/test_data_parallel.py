@@ -1,6 +1,6 @@
-"""Replicas and shards learn what one process learns: `train_step` on every rank against `train_step` alone.
+"""Replicas and shards: what is summed, what is not finite on one rank, what each of them holds.
 
-Precision, recomputation and compiling are in test_layouts.py, for every dimension.
+That they learn what one process learns is proved in test_equals_one_process.py and, closer, in test_layouts.py.
 """
 
 import math
@@ -14,7 +14,6 @@ from steps import (
     ONE,
     TOLERANCE,
     Case,
-    assert_equal_to_one_process,
     build_part,
     differences,
     micro_batches,
@@ -32,41 +31,6 @@ from gptworks.parallel.parts import named_parameters
 from gptworks.train import optim, step
 from gptworks.train.precision import LossScaler
 from gptworks.train.step import train_step
-
-LAYOUTS = [Layout(dp=2), Layout(fsdp=2), Layout(dp=2, fsdp=2)]
-
-
-def compare(run_layout: Any, layout: Layout, cases: list[Case]) -> None:
-    wanted = [run_steps(ONE, case) for case in cases]
-    ranks = run_layout(layout, lambda world: [run_steps(world, case) for case in cases])
-    for number, case in enumerate(cases):
-        assert_equal_to_one_process([found[number] for found in ranks], wanted[number], (layout, case))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_every_stage_learns_what_one_process_learns(run_layout, layout: Layout) -> None:
-    """Labels are masked, so that ranks and micro-batches score different numbers of tokens."""
-    counts = [
-        {sum(b.num_scored for b in micro_batches(World(ONE.device, layout, rank), 1, accumulation)) for rank in (0, 1)}
-        for accumulation in (1, 4)
-    ]
-    assert all(len(of_ranks) == 2 for of_ranks in counts), "equal counts would not tell a sum from a mean of means"
-    stages = (0, 1, 2, 3) if layout.fsdp > 1 else (0,)
-    cases = [Case(4, parallel={"zero": zero}, steps=3) for zero in stages]
-    compare(run_layout, layout, [*cases, Case(1, parallel={"zero": stages[-1]}, steps=3)])
-
-
-@pytest.mark.parametrize("layout", [Layout(dp=2), Layout(fsdp=2)], ids=str)
-def test_all_that_a_model_can_be_told(run_layout, layout: Layout) -> None:
-    untied = {"tied": False}
-    cases = [
-        Case(model=untied),
-        Case(2, clip=0.05),  # below every norm of these steps
-        Case(2, clip=0.0),
-        Case(1, model={"hidden_size": 36, "num_heads": 3, "vocab_size": 101}),  # nothing divides evenly
-    ]
-    compare(run_layout, layout, cases)
-    assert all(report.grad_norm > 0.05 for report in run_steps(ONE, cases[1]))
 
 
 def test_the_type_of_the_sum_can_be_chosen(run_layout) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from steps import ONE, Case, build_part, micro_batches, new_optimizer
+from steps import ONE, Case, build_part, layouts, micro_batches, new_optimizer
 
 from gptworks.config.derive import Layout
 from gptworks.config.schema import DataConfig, ScalerConfig
@@ -29,9 +29,7 @@ def dataset(small_store: Path) -> Dataset:
     return Dataset(cfg, vocab_size=VOCAB, seed=1)
 
 
-@pytest.mark.parametrize(
-    "layout", [Layout.parse(name) for name in ("dp2", "fsdp2", "dp2.fsdp2", "tp2", "pp2", "pp2.tp2")], ids=str
-)
+@pytest.mark.parametrize("layout", layouts("dp2", "fsdp2", "tp2", "pp2", slow=("dp2.fsdp2", "pp2.tp2")))
 def test_ranks_share_the_batches_and_agree_on_the_sum(run_layout, dataset: Dataset, layout: Layout) -> None:
     total = dataset.samples("held_out").per_epoch
     which: list[dict[str, Any]] = [

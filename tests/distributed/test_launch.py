@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,8 @@ def launched(
         process.communicate()
 
 
-def finish(process: subprocess.Popen[str], *, code: int, timeout: float = 60) -> tuple[str, str]:
-    out, err = process.communicate(timeout=timeout)
+def finish(process: subprocess.Popen[str], *, code: int) -> tuple[str, str]:
+    out, err = process.communicate()
     assert process.returncode == code, (out, err)
     return out, err
 
@@ -194,7 +195,7 @@ def test_a_hang_that_no_group_notices_gets_its_name_from_the_heartbeat(settings:
     argv = ["train", *settings, "parallel.dp=2", "parallel.timeout=4", "checkpoint.every=0", "--out", str(out)]
     environment = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "logs" / "collectives-rank-")}
     with two_ranks(tmp_path / "logs", here, *argv, **environment) as process:
-        _, err = finish(process, code=2, timeout=100)
+        _, err = finish(process, code=2)
     assert re.search(r"error: rank 1 of 2 did not come to step 3, (all_reduce in )?\w*sum\w* within 4 s\. ", err), err
     assert "It is alive, in step 3, called." in err
     assert "Traceback" not in err
@@ -209,23 +210,22 @@ def test_every_group_of_the_mesh_gives_up_after_the_timeout(
 ) -> None:
     """Not only the group of all ranks: torch's default for the others is half an hour."""
 
-    def wait_in_vain(world: World) -> float:
+    def wait_in_vain(world: World) -> None:
         distributed.destroy_process_group()
         store = distributed.FileStore(str(tmp_path / "again"), 4)
         layout = Layout(dp=2, tp=2)
         again = launch.join(layout, world.rank, world.device, store=store, timeout=2)
         axis = again.axis("tp")
         assert axis is not None
-        started = time.monotonic()
+        given_up = f"given up by {again.place.dp}"
         if again.place.tp == 0:
             with pytest.raises(RuntimeError, match=r"(?i)timed out"):
                 distributed.all_reduce(torch.zeros(1), group=axis.get_group())
+            store.set(given_up, "yes")
         else:
-            time.sleep(4)
-        return time.monotonic() - started
+            store.wait([given_up], timedelta(minutes=10))
 
-    waited = run_layout(Layout(dp=2, tp=2), wait_in_vain, timeout=60)
-    assert all(1.5 < seconds < 20 for seconds in waited)
+    run_layout(Layout(dp=2, tp=2), wait_in_vain)
 
 
 def test_ctrl_c_lets_all_ranks_save_and_end(tmp_path: Path) -> None:
@@ -256,14 +256,13 @@ def test_the_second_ctrl_c_ends_all_ranks_at_once(tmp_path: Path) -> None:
         time.sleep(0.5)
         assert process.poll() is None, "the first signal waits for the step"
         process.send_signal(signal.SIGINT)
-        started = time.monotonic()
-        finish(process, code=130)
-        assert time.monotonic() - started < 10
+        finish(process, code=130)  # and not 0, with which the ranks end that have come to the end of their step
     assert "stopped at once; the last checkpoint is the newest state." in log(tmp_path, 1)
     assert is_gone(pid(tmp_path, 0))
     assert is_gone(pid(tmp_path, 1))
 
 
+@pytest.mark.slow
 def test_s1_11_two_machines_one_of_which_is_killed_and_started_again(tmp_path: Path) -> None:
     """Two launchers on loopback. The killed one takes its ranks with it; the other waits for it to come back.
 
@@ -282,7 +281,7 @@ def test_s1_11_two_machines_one_of_which_is_killed_and_started_again(tmp_path: P
             second.wait()
             wait_for(first, lambda: is_gone(pid(tmp_path, 1)))
         with launched(tmp_path, *args, restarts=2, machines=by_table, nproc=1) as third:
-            out, err = finish(first, code=0, timeout=90)
+            out, err = finish(first, code=0)
             there, _ = finish(third, code=0)
     assert values(tmp_path) == expected(16)
     assert "node 0 of 2: 1 processes, ranks 0 to 0 of 2" in out
@@ -293,6 +292,7 @@ def test_s1_11_two_machines_one_of_which_is_killed_and_started_again(tmp_path: P
     assert out.count("begins after step") == 2
 
 
+@pytest.mark.slow
 def test_a_machine_that_comes_late_lets_the_others_save_and_is_no_restart(tmp_path: Path) -> None:
     where, args = f"127.0.0.1:{free_port()}", (100000, "--pause", "0.1")
     machines = [{"nnodes": "1:2", "node_rank": rank, "master": where} for rank in range(2)]
@@ -317,7 +317,6 @@ def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
         [*command, str(free_port()), str(SCRIPT), str(tmp_path), "4", "--mishap", "1:3:user"],
         capture_output=True,
         text=True,
-        timeout=90,
         check=False,
     )
     assert values(tmp_path) == expected(2), done.stderr
@@ -375,7 +374,7 @@ def one_process(settings: list[str], tmp_path_factory: pytest.TempPathFactory) -
     return losses(out)
 
 
-@pytest.mark.parametrize("start", ["two nodes", "torchrun"])
+@pytest.mark.parametrize("start", ["two nodes", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_s1_11_the_command_on_two_nodes_and_by_torchrun_equals_one_process(
     start: str, settings: list[str], one_process: dict[int, float], tmp_path: Path
 ) -> None:
@@ -392,7 +391,7 @@ def test_s1_11_the_command_on_two_nodes_and_by_torchrun_equals_one_process(
         for command in commands
     ]
     try:
-        said = [finish(process, code=0, timeout=120)[0] for process in processes]
+        said = [finish(process, code=0)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -402,6 +401,7 @@ def test_s1_11_the_command_on_two_nodes_and_by_torchrun_equals_one_process(
     assert losses(tmp_path / "run") == pytest.approx(one_process, abs=5e-6)
 
 
+@pytest.mark.slow
 def test_training_with_a_rank_that_is_killed_equals_one_process(
     settings: list[str], one_process: dict[int, float], tmp_path: Path
 ) -> None:
@@ -413,7 +413,7 @@ def test_training_with_a_rank_that_is_killed_equals_one_process(
         wait_for(process, lambda: len(losses(out)) >= 10)
         (copied,) = children(process.pid)
         os.kill(children(copied)[-1], signal.SIGKILL)
-        shown, err = finish(process, code=0, timeout=120)
+        shown, err = finish(process, code=0)
     finally:
         process.kill()
         process.communicate()

@@ -26,6 +26,7 @@ from steps import (
     assert_equal_to_one_process,
     build_part,
     differences,
+    layouts,
     new_optimizer,
 )
 
@@ -46,11 +47,11 @@ from gptworks.verify import reference
 from gptworks.verify.reference import Compared
 
 EOD = 0
-ALONE = [Layout.parse(name) for name in ("tp2", "pp2", "fsdp2", "dp2")]
-PAIRS = [Layout.parse(name) for name in ("pp2.dp2", "pp2.fsdp2", "pp2.tp2", "dp2.fsdp2", "dp2.tp2", "fsdp2.tp2")]
-TRIPLES = [Layout.parse(name) for name in ("pp2.fsdp2.tp2", "pp2.dp2.tp2", "dp2.fsdp2.tp2", "pp2.dp2.fsdp2")]
-ALL_FOUR = Layout(2, 2, 2, 2)
-HYBRID = Layout.parse("tp2.pp2.fsdp2")
+ALONE = ("tp2", "pp2", "fsdp2", "dp2")
+PAIRS = ("pp2.dp2", "pp2.fsdp2", "pp2.tp2", "dp2.fsdp2", "dp2.tp2", "fsdp2.tp2")
+HYBRID = "pp2.fsdp2.tp2"
+TRIPLES = ("pp2.dp2.tp2", "dp2.fsdp2.tp2", "pp2.dp2.fsdp2")
+ALL_FOUR = "pp2.dp2.fsdp2.tp2"
 PLAIN = Case(2, model={"num_layers": 2})
 
 
@@ -150,7 +151,7 @@ def assert_first_gradients(found: dict[str, Compared], folder: Path) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("layout", [*ALONE, *PAIRS, *TRIPLES, ALL_FOUR], ids=str)
+@pytest.mark.parametrize("layout", layouts(*ALONE, HYBRID, slow=(*PAIRS, *TRIPLES, ALL_FOUR)))
 def test_s3_01_s1_09_a_layout_learns_what_one_process_learns(run_layout, layout: Layout, first_gradients: Path) -> None:
     wanted = one_process()
     first_weights()
@@ -169,6 +170,7 @@ def test_s3_01_s1_09_a_layout_learns_what_one_process_learns(run_layout, layout:
     assert_all_samples_in_order(ranks, layout)
 
 
+@pytest.mark.slow
 def test_s1_13_two_by_four_by_one_on_eight_processes(run_layout) -> None:
     """Tensor parallel 2 x pipeline 4 x data parallel 1: with stages between the first and the last."""
     case = Case(4, model={"num_layers": 4}, steps=3)
@@ -177,6 +179,7 @@ def test_s1_13_two_by_four_by_one_on_eight_processes(run_layout) -> None:
     assert_equal_to_one_process(ranks, wanted, case)
 
 
+@pytest.mark.slow
 def test_s4_05_two_by_eight_on_sixteen_processes(run_layout) -> None:
     """The 13B example: model_parallel 8 x data_parallel 2 with optimizer_shard, so that the two are shards of it."""
     case = Case(1, model={"num_layers": 1, "num_heads": 8}, steps=2)
@@ -211,7 +214,7 @@ def leave_out(axis: str) -> None:
         DefaultReduceScatter.__call__ = keep_own  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("layout", ALONE, ids=str)
+@pytest.mark.parametrize("layout", layouts(*ALONE))
 def test_s3_01_a_collective_left_out_is_noticed(run_layout, layout: Layout) -> None:
     wanted = one_process()
 
@@ -231,7 +234,7 @@ RECOMPUTED = {
 }
 
 
-@pytest.mark.parametrize("layout", [*ALONE, HYBRID], ids=str)
+@pytest.mark.parametrize("layout", layouts("fsdp2", "pp2", slow=("tp2", "dp2", HYBRID)))
 def test_s3_04_amp_and_recompute(run_layout, layout: Layout) -> None:
     """In half precision micro-batches have the rows they have on one process, whose gradients are rounded alike."""
     half = [replace(PLAIN, compute=compute, steps=3) for compute in (torch.bfloat16, torch.float16)]
@@ -255,7 +258,7 @@ def test_s3_04_amp_and_recompute(run_layout, layout: Layout) -> None:
 
 # Dynamo asks every tensor whether it has a gradient and hides the answer's warning only from the screen.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("layout", [*ALONE, HYBRID], ids=str)
+@pytest.mark.parametrize("layout", layouts("fsdp2", slow=("tp2", "pp2", "dp2", HYBRID)))
 def test_s3_04_s3_05_compiled_blocks_give_the_same_losses(run_layout, compiler: None, layout: Layout) -> None:
     wanted = one_process()[:2]
 
@@ -273,6 +276,7 @@ def test_s3_04_s3_05_compiled_blocks_give_the_same_losses(run_layout, compiler: 
 # Dropout, held-out loss, generation
 
 
+@pytest.mark.slow
 def test_dropout_repeats_itself(run_layout) -> None:
     """Also after other numbers were drawn, and where blocks are recomputed."""
     dropping = {"dropout_embed": 0.1, "dropout_hidden": 0.1, "dropout_attention": 0.1}
@@ -292,7 +296,7 @@ def test_dropout_repeats_itself(run_layout) -> None:
         assert differences([first], one_process()[:2])[0] > 1e-3, "dropout does nothing here"
 
 
-@pytest.mark.parametrize("layout", [Layout.parse(name) for name in ("tp2", "pp2", "pp2.tp2", "fsdp2")], ids=str)
+@pytest.mark.parametrize("layout", layouts("tp2", "pp2", slow=("pp2.tp2", "fsdp2")))
 def test_generation_between_steps_gives_the_tokens_of_one_process(run_layout, layout: Layout) -> None:
     prompts = [[5, 9, 2], [7], [3, 3, 8, 1, 4]]
     greedy = GenerateConfig(strategy="greedy", max_new_tokens=T, window="slide", ignore_eod=True)

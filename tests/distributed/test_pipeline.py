@@ -1,4 +1,7 @@
-"""A pipeline computes what one process computes, by every schedule and beside every other dimension."""
+"""Pipelines: dropout, generation, what they hold and what they refuse.
+
+That every schedule learns what one process learns is proved in test_equals_one_process.py.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -9,7 +12,6 @@ import torch
 from steps import (
     ONE,
     VOCAB,
-    Case,
     assert_equal_to_one_process,
     build_part,
     differences,
@@ -18,6 +20,7 @@ from steps import (
     run_steps,
     shape,
 )
+from test_equals_one_process import INTERLEAVED, ONE_STAGE, SCHEDULES, TWO_STAGES, piped
 from torch import Tensor
 from torch.distributed.pipelining import stage as torch_stage
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -36,66 +39,19 @@ from gptworks.parallel.stages import assign_layers, check_micro_batches
 from gptworks.train.precision import LossScaler
 from gptworks.train.step import train_step
 
-ONE_STAGE, TWO_STAGES = {"schedule": "zero_bubble"}, {"schedule": "zero_bubble", "virtual_stages": 2}
-INTERLEAVED = {"schedule": "interleaved", "virtual_stages": 2}
-SCHEDULES: list[dict[str, Any]] = [{"schedule": "gpipe"}, {"schedule": "1f1b"}, INTERLEAVED, ONE_STAGE, TWO_STAGES]
 DROPPING = {"dropout_embed": 0.1, "dropout_hidden": 0.1, "dropout_attention": 0.1}
-
-
-def case(parallel: dict[str, Any], accumulation: int = 4, *, build: dict[str, Any] | None = None, **model: Any) -> Case:
-    tiny = {"num_layers": 4, "hidden_size": 16, "num_heads": 2}
-    return Case(accumulation, model=tiny | model, parallel=parallel, build=build or {}, steps=3)
-
-
-ON_TWO = [
-    *(case(schedule) for schedule in SCHEDULES),
-    *(case(schedule, tied=False) for schedule in (SCHEDULES[1], TWO_STAGES)),
-    *(case(schedule, num_layers=5) for schedule in (INTERLEAVED, TWO_STAGES)),  # which the stages do not divide
-    case(INTERLEAVED, build={"recompute_mode": "full_attn"}),
-    case(TWO_STAGES, build={"recompute_mode": "full"}),
-]
-# With ranks between the first and the last, more micro-batches than they need and just enough.
-ON_FOUR = [
-    case({"schedule": "1f1b"}, 8, num_layers=5),
-    case(INTERLEAVED, 8, num_layers=8),
-    case(ONE_STAGE, 4),
-]
-CUT = [case(schedule) for schedule in (INTERLEAVED, ONE_STAGE, TWO_STAGES)]
-SHARDED = [
-    *(case({**schedule, "zero": zero}) for schedule in (ONE_STAGE, TWO_STAGES) for zero in (1, 2, 3)),
-    case({**TWO_STAGES, "zero": 3, "offload": True}),
-]
-
-
-@pytest.mark.parametrize(
-    ("layout", "cases"),
-    [
-        (Layout(pp=2), ON_TWO),
-        (Layout(pp=4), ON_FOUR),
-        (Layout(pp=2, tp=2), CUT),
-        (Layout(pp=2, fsdp=2), SHARDED),
-        (Layout(fsdp=2, tp=2), [case({"zero": 2, "offload": True}), case({"zero": 3, "offload": True})]),
-    ],
-    ids=lambda given: str(given) if isinstance(given, Layout) else "",
-)
-def test_every_schedule_learns_what_one_process_learns(run_layout, layout: Layout, cases: list[Case]) -> None:
-    """All in one launch, one after the other. fsdp2.tp2: offload beside cut matrices."""
-    ranks = run_layout(layout, lambda world: [run_steps(world, one) for one in cases])
-    for number, one in enumerate(cases):
-        alone = Case(one.accumulation, model=one.model, steps=one.steps)
-        assert_equal_to_one_process([found[number] for found in ranks], run_steps(ONE, alone), one)
 
 
 def test_compiled_blocks_are_refused_where_gradients_come_in_two_turns(run_layout, compiler: None) -> None:
     def compiled(world: World) -> None:
         with pytest.raises(ConfigError, match=r"train\.compile: with parallel\.schedule: zero_bubble"):
-            build_part(world, case(ONE_STAGE, build={"compile_blocks": True, "recompute_mode": "full"}))
+            build_part(world, piped(ONE_STAGE, build={"compile_blocks": True, "recompute_mode": "full"}))
 
     run_layout(Layout(pp=2), compiled)
 
 
 def test_dropout_does_not_depend_on_the_schedule(run_layout) -> None:
-    cases = [case(schedule, **DROPPING) for schedule in SCHEDULES]
+    cases = [piped(schedule, **DROPPING) for schedule in SCHEDULES]
 
     def learn(world: World) -> list[Any]:
         found = []
@@ -107,7 +63,7 @@ def test_dropout_does_not_depend_on_the_schedule(run_layout) -> None:
     gpipe, one_f_one_b, interleaved, one_stage, two_stages = run_layout(Layout(pp=2), learn)[0]
     assert_equal_to_one_process([one_f_one_b, one_stage], gpipe, "one stage on a rank")
     assert_equal_to_one_process([two_stages], interleaved, "two stages on a rank")
-    assert differences([gpipe], run_steps(ONE, case({})))[0] > 1e-3, "dropout does nothing here"
+    assert differences([gpipe], run_steps(ONE, piped({})))[0] > 1e-3, "dropout does nothing here"
 
 
 def test_cached_generation_with_several_stages_on_a_rank(run_layout) -> None:
@@ -116,7 +72,7 @@ def test_cached_generation_with_several_stages_on_a_rank(run_layout) -> None:
 
     @torch.no_grad()
     def greedy(world: World) -> tuple[list[list[int]], list[float]]:
-        part = build_part(world, case(INTERLEAVED if world.layout.pp > 1 else {})).eval()
+        part = build_part(world, piped(INTERLEAVED if world.layout.pp > 1 else {})).eval()
         contexts = Contexts(part, prompts, new_tokens=14, vocab_size=VOCAB)
         following = contexts.read_prompts()
         seen = []
@@ -156,7 +112,7 @@ def test_received_tensors_are_held_no_longer_than_the_schedule_asks(run_layout, 
             module._make_tensor_from_meta = counted(module._make_tensor_from_meta)
         if keep:
             stage_memory._let_go = lambda infos: None
-        part: Any = build_part(world, case(schedule))
+        part: Any = build_part(world, piped(schedule))
         scaler = LossScaler(ScalerConfig(), enabled=False)
         optimizer, batches = new_optimizer(part), micro_batches(world, 1, num_micro_batches)
         for step in (1, 2):
@@ -197,7 +153,7 @@ def test_a_step_of_another_size_or_shape_follows(run_layout) -> None:
     steps = [batches[:2], batches[:3], short[:2]]
 
     def run(world: World) -> list[float]:
-        part: Any = build_part(world, case({}))
+        part: Any = build_part(world, piped({}))
         found = [one.item() for step in steps for one in part.step(step, 1.0)]
         with pytest.raises(UsageError, match="1 of 2 micro-batches of a step have positions"):
             part.step([batches[0], reset], 1.0)
@@ -207,7 +163,7 @@ def test_a_step_of_another_size_or_shape_follows(run_layout) -> None:
             part.step([batches[0], short[1]], 1.0)
         return found
 
-    model = build_part(ONE, case({}))
+    model = build_part(ONE, piped({}))
     expected = [model(one.tokens, **one.keywords()).item() for step in steps for one in step]
     first, last = run_layout(Layout(pp=2), run)
     assert first == []

@@ -122,6 +122,7 @@ def test_a_layout_alone_does_not_change_the_batch(configured, run_layout: RunLay
     assert ended == pytest.approx(configured().optim.min_lr), "the schedule ends with the training"
 
 
+@pytest.mark.slow
 def test_s1_09_a_run_goes_from_a_pipeline_of_shards_to_cut_matrices(configured, run_layout, tmp_path: Path) -> None:
     """Data, order, evaluation, schedule and state of a whole run, on two layouts, are those of one process."""
     settings = ["model.num_layers=2", "batch.micro_size=1", "optim.decay_steps=4", "optim.warmup_steps=0"]

@@ -15,7 +15,9 @@ BLOCKS, ROOT, MICRO = 2, 1, 4  # of each of two stages
 
 
 @pytest.mark.parametrize(
-    "schedule", [{}, {"schedule": "interleaved", "virtual_stages": 2}], ids=["1f1b", "interleaved"]
+    "schedule",
+    [{}, pytest.param({"schedule": "interleaved", "virtual_stages": 2}, marks=pytest.mark.slow)],
+    ids=["1f1b", "interleaved"],
 )
 def test_s3_03_stage_3_with_a_pipeline_really_reshards(run_layout, schedule: dict[str, Any]) -> None:
     model = {"num_layers": 2 * BLOCKS}

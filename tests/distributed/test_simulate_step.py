@@ -228,6 +228,7 @@ GPT3 = {
 }
 
 
+@pytest.mark.slow
 def test_gpt3_on_1024_ranks() -> None:
     """One rank of tp8 x pp16 x fsdp8, with 16 of its 96 layers so that the test is short: one a stage."""
     cfg = load(preset="175B", overrides=[f"{key}={value}" for key, value in GPT3.items()] + ["model.num_layers=16"])

@@ -27,6 +27,10 @@ TOLERANCE = 5e-6
 Curve = tuple[list[float], list[float], dict[str, Tensor]]
 
 
+def slow(*values: object) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def config(**changes: object) -> ModelConfig:
     shape = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": VOCABULARY, "max_positions": T}
     return ModelConfig.model_validate({**shape, **changes})
@@ -158,7 +162,7 @@ def assert_equal(differences: list[tuple[float, float, float]]) -> None:
 
 @pytest.mark.parametrize(
     ("tp", "sequence", "tied"),
-    [(2, True, False), (2, False, True), (4, True, True)],
+    [(2, True, False), (2, False, True), slow(4, True, True)],
     ids=["two-sequence-untied", "two-whole-tied", "four-sequence-tied"],
 )
 def test_training_equals_one_process(run_layout, tp: int, sequence: bool, tied: bool) -> None:
@@ -179,7 +183,7 @@ def test_training_without_document_borders_equals_one_process(run_layout) -> Non
     )
 
 
-@pytest.mark.parametrize(("mode", "sequence"), [("full", True), ("full_attn", False)])
+@pytest.mark.parametrize(("mode", "sequence"), [("full", True), slow("full_attn", False)])
 def test_compiling_blocks_equals_one_process(run_layout, compiler: None, mode: str, sequence: bool) -> None:
     cfg = config(num_layers=1)
     wanted = train(build(cfg), steps=1)
@@ -227,7 +231,7 @@ def test_sums_of_two_byte_types_round_once(run_layout) -> None:
 # What is where
 
 
-@pytest.mark.parametrize("layout", [Layout(tp=4), Layout(fsdp=2, tp=2)], ids=str)
+@pytest.mark.parametrize("layout", [Layout(tp=4), slow(Layout(fsdp=2, tp=2))], ids=str)
 def test_parameters_keep_their_names_and_whole_shapes(run_layout, layout: Layout) -> None:
     """Also of 509 words, which nothing divides; and each rank has its share."""
     names = {name: parameter.detach() for name, parameter in build(config()).named_parameters()}
@@ -393,7 +397,7 @@ def test_ranks_drop_differently_what_is_cut_and_alike_what_is_whole(run_layout, 
         assert abs(both - 0.81) < 0.02
 
 
-@pytest.mark.parametrize(("sequence", "attention"), [(True, "auto"), (False, "math")])
+@pytest.mark.parametrize(("sequence", "attention"), [(True, "auto"), slow(False, "math")])
 def test_dropout_repeats_itself_also_where_it_is_recomputed(run_layout, sequence: bool, attention: str) -> None:
     def run(world: World) -> list[float]:
         def curve(mode: str = "none", seed: int = 1) -> Curve:
@@ -416,6 +420,7 @@ def test_dropout_repeats_itself_also_where_it_is_recomputed(run_layout, sequence
     assert first == second
 
 
+@pytest.mark.slow
 def test_dropout_is_the_same_in_compiled_and_recomputed_blocks(run_layout, compiler: None) -> None:
     cfg = config(num_layers=1, **DROPPING)
 

@@ -81,7 +81,7 @@ def test_ids_equal_tiktoken_and_transformers(name, ours: Tokenizer, reference, h
     assert ours.decode(ids) == text == reference.decode(ids)
 
 
-@hypothesis_settings(max_examples=200)
+@hypothesis_settings(max_examples=4 * hypothesis_settings().max_examples)
 @given(
     st.text(st.characters(codec="utf-8"), max_size=60)
     | st.text("ab'sStTdDmMreRElLvV \t\n\r19.!é中😊\u00a0\u3000", max_size=60)

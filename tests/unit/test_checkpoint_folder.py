@@ -123,7 +123,7 @@ while True:
 
 
 def test_a_crash_at_any_moment_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", CRASHES, str(tmp_path)], check=True, timeout=200)
+    subprocess.run([sys.executable, "-c", CRASHES, str(tmp_path)], check=True)
     steps = [1, 2, 2, 3]
     runs = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
     assert len(runs) > 50

@@ -25,6 +25,24 @@ def test_what_is_yielded_comes_back() -> None:
 
 
 @needs_fork
+def test_a_process_with_more_descriptors_than_select_can_count() -> None:
+    """The limit of 1,024 is raised for runs of many ranks."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1100:
+        pytest.skip(f"the hard limit of open files is {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1100), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while opened[-1] < 1030:
+            opened.append(os.dup(opened[0]))
+        assert child_process.run(lambda: iter([1])).answers == [1]
+    finally:
+        for file in opened:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@needs_fork
 @pytest.mark.parametrize("number", [signal.SIGILL, signal.SIGSEGV, signal.SIGABRT])
 def test_a_death_is_named_and_leaves_no_traceback_and_no_core(number: int) -> None:
     def work() -> Iterator[object]:

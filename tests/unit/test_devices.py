@@ -49,13 +49,22 @@ def test_one_visible_device_for_each_task_is_device_0(cuda: Any) -> None:
     assert pick_device("cuda", 3, 4) == torch.device("cuda", 0)
 
 
-@pytest.mark.parametrize("local_rank", [0, 1, 3])
-def test_a_half_visible_set_is_refused_by_every_process(cuda: Any, local_rank: int) -> None:
+@pytest.mark.parametrize("local_rank", [2, 3])
+def test_a_half_visible_set_is_refused_by_the_processes_that_have_none(cuda: Any, local_rank: int) -> None:
     cuda(2, visible="0,1")
     with pytest.raises(ConfigError) as caught:
         pick_device("cuda", local_rank, 4)
-    assert "4 processes on this machine, and each sees 2 devices (CUDA_VISIBLE_DEVICES=0,1)" in str(caught.value)
+    needed = f"{local_rank + 1} or more processes on this machine, and each sees 2 devices (CUDA_VISIBLE_DEVICES=0,1)"
+    assert needed in str(caught.value)
     assert "--gpus-per-task=1" in str(caught.value)
+
+
+def test_launchers_that_do_not_say_how_many_processes_a_machine_has(cuda: Any) -> None:
+    """Two machines with 4 devices each, and no LOCAL_WORLD_SIZE: mpirun and many a cluster tell only LOCAL_RANK."""
+    cuda(4)
+    told = {"WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    places = [placement.read(told | {"RANK": str(4 + local), "LOCAL_RANK": str(local)}) for local in range(4)]
+    assert [pick_device("cuda", place.local_rank, place.local_size).index for place in places] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("count", "visible", "absent"), [(1, "0,9", "9"), (2, "GPU-a,GPU-b,GPU-c", "GPU-c")])

@@ -1,11 +1,9 @@
 """Small files that ask for endless time or memory, or name what they should not: refused, or read, at once."""
 
 import pickle
-import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -27,18 +25,8 @@ from gptworks.errors import CheckpointError
 MODEL = ModelConfig(num_layers=2, hidden_size=8, num_heads=2, vocab_size=12, max_positions=6)
 
 
-@pytest.fixture(autouse=True)
-def in_time() -> Iterator[None]:
-    """What never ends fails here, and not with the whole run."""
-
-    def late(*_: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+# What never ends fails here, and not with the whole run.
+pytestmark = pytest.mark.time_limit(120)
 
 
 def torch_zip(path: Path, program: bytes, **storages: bytes) -> Path:
@@ -263,7 +251,7 @@ def test_no_codec_is_imported(tmp_path: Path) -> None:
         "    print(error)\n"
         "print('encodings.cp037' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-2:] == [
         "x: the pickle encodes 'a' by 'cp037'. Refused: no file with weights does that. Do not open it with other "
         "tools.",

@@ -130,12 +130,13 @@ def test_headers_that_are_wrong(place: int, number: int, message: str, tmp_path:
         opened_and_read(tmp_path / "x.bin")
 
 
-def test_bad_bytes_are_refused_or_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [60, pytest.param(300, marks=pytest.mark.slow)])
+def test_bad_bytes_are_refused_or_read(count: int, tmp_path: Path) -> None:
     whole, rng = (FIXTURES / "fp32.bin").read_bytes(), random.Random(0)
     path = tmp_path / "x.bin"
     refused = 0
     tracemalloc.start()
-    for number in range(300):
+    for number in range(count):
         data = bytearray(whole)
         if number % 3:
             data[rng.randrange(36)] ^= 1 << rng.randrange(8)
@@ -149,7 +150,7 @@ def test_bad_bytes_are_refused_or_read(tmp_path: Path) -> None:
             refused += 1
         assert tracemalloc.get_traced_memory()[1] < 5e6
     tracemalloc.stop()
-    assert 150 < refused < 300
+    assert count / 2 < refused < count
 
 
 def test_what_is_not_one_of_its_files(tmp_path: Path) -> None:

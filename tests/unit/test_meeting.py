@@ -32,9 +32,8 @@ def start() -> Iterator[Start]:
 
 
 def wait_until_called(machine: Meeting) -> None:
-    deadline = time.monotonic() + 20
     while not machine.is_called():
-        assert time.monotonic() < deadline, "nobody calls"
+        time.sleep(0.005)
 
 
 def places(rounds: list[Round]) -> list[tuple[int, int, int, int]]:

@@ -175,7 +175,7 @@ def test_every_flipped_bit_of_the_index_is_refused(documents, dtype: type, tmp_p
     assert prefix.with_suffix(".idx").read_bytes() == whole
 
 
-@hypothesis_settings(max_examples=150)
+@hypothesis_settings(max_examples=3 * hypothesis_settings().max_examples)
 @given(
     st.binary(max_size=200)
     | st.binary(max_size=160).map(lambda data: b"MMIDIDX\x00\x00" + struct.pack("<QB", 1, 8) + data)
@@ -190,7 +190,7 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
         assert index.num_tokens * index.dtype.itemsize == len(SMALL_TOKENS)
 
 
-@hypothesis_settings(max_examples=150)
+@hypothesis_settings(max_examples=3 * hypothesis_settings().max_examples)
 @given(st.lists(st.tuples(st.integers(0, 125), st.integers(0, 255)), min_size=1, max_size=4))
 def test_several_wrong_bytes(changes: list[tuple[int, int]]) -> None:
     whole = idx_bytes(index_of(SMALL))

@@ -420,7 +420,7 @@ def read_all(data: bytes) -> int:
         return len(mindrecord.read(file).tokens[:])
 
 
-@hypothesis_settings(max_examples=300)
+@hypothesis_settings(max_examples=6 * hypothesis_settings().max_examples)
 @given(st.data())
 def test_damage_is_refused_or_harmless(sound: bytes, data: st.DataObject) -> None:
     length = 8 + int.from_bytes(sound[:8], "little")

@@ -255,4 +255,4 @@ def test_planning_needs_no_torch() -> None:
         "memory(ModelConfig(), ParallelConfig(), BatchPlan(4, 4, 1, 1), 128, precision=PrecisionConfig())\n"
         "assert 'torch' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True)

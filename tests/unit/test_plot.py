@@ -54,7 +54,7 @@ def test_any_name_of_a_run_gives_a_well_formed_picture(name: str, tmp_path: Path
 losses = st.floats(min_value=0, max_value=1e300, allow_nan=False)
 
 
-@settings(max_examples=200)
+@settings(max_examples=4 * settings().max_examples)
 @example([(1, 1e8)], [])
 @example([(1, 0.0), (2, 0.0)], [])
 @given(

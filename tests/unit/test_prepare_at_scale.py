@@ -355,7 +355,7 @@ sys.exit(main(sys.argv[3:]))
 
 def command(*arguments: object, stop_after: int = 0, how: int = 0) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-c", CHILD, str(stop_after), str(how), "prepare", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=60)
+    return subprocess.run(line, capture_output=True, text=True)
 
 
 def has_ended(pid: int) -> bool:
@@ -387,11 +387,8 @@ def test_killed_it_goes_on_with_the_same_bytes(corpus_file: Path, other_kind: Pa
     assert leftovers(tmp_path / "out") == ["out.part"]
     workers = json.loads(killed.stdout)
     assert len(workers) == 2
-    for _ in range(100):
-        if all(map(has_ended, workers)):
-            break
-        time.sleep(0.1)
-    assert all(map(has_ended, workers))
+    while not all(map(has_ended, workers)):
+        time.sleep(0.01)
     again = command(*options, "--out", tmp_path / "out")
     assert again.returncode == 0 and "going on from an interrupted run: 3 blocks were done" in again.stderr
     assert "(tokenizers, 2 processes)" in again.stdout
@@ -466,7 +463,7 @@ def test_memory_does_not_grow_with_a_document(corpus_file: Path, tmp_path: Path)
         text = corpus_file.read_bytes()
         source.write_bytes(text * (megabytes * 10**6 // len(text)))
         line = [sys.executable, "-c", MEASURE, str(source), str(tmp_path / "out")]
-        peaks.append(int(subprocess.run(line, capture_output=True, text=True, check=True, timeout=60).stdout))
+        peaks.append(int(subprocess.run(line, capture_output=True, text=True, check=True).stdout))
     assert peaks[1] < 1.25 * peaks[0], f"peak memory in kB: {peaks}"
 
 
@@ -518,7 +515,7 @@ def test_quick_ids_of_tricky_text_and_of_the_corpus(pairs, corpus_file: Path) ->
 
 
 def test_quick_ids_of_any_text(pairs) -> None:
-    @settings(max_examples=200)
+    @settings(max_examples=4 * settings().max_examples)
     @given(st.lists(st.text(max_size=30) | st.text("ab'sS \n\t1.é中\u0301<|endoftext|>", max_size=40), max_size=5))
     def same(texts: list[str]) -> None:
         for encoder, tokenizer in pairs:

@@ -27,8 +27,10 @@ sys.exit(int(os.environ["RANK"]) * 7)
 """
 
 
-def start(folder: Path, *, preload_seconds: float = 0, pause: float = 0, script: str = SCRIPT) -> Copies:
-    (folder / "slow.py").write_text(SLOW.format(seconds=preload_seconds))
+def start(
+    folder: Path, *, preload_seconds: float = 0, pause: float = 0, script: str = SCRIPT, preloaded: str = ""
+) -> Copies:
+    (folder / "slow.py").write_text(SLOW.format(seconds=preload_seconds) + preloaded)
     (folder / "script.py").write_text(script)
     environment = {
         **os.environ,
@@ -73,6 +75,20 @@ def test_a_signal_before_there_are_ranks_ends_all(tmp_path: Path, number: int) -
     ended_by = signal.SIGTERM if number == signal.SIGINT else number
     assert [copy.wait() for copy in copies.ranks.values()] == [-ended_by, -ended_by]
     assert not (tmp_path / "0").exists()
+
+
+LATE = "import os, time\nos.register_at_fork(after_in_child=lambda: time.sleep(0.5))\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_a_rank_that_has_just_begun_is_not_lost(tmp_path: Path, number: int) -> None:
+    """The copied process ignores it, and so does a copy until it has handlers of its own."""
+    copies = start(tmp_path, pause=3, preloaded=LATE)
+    while any(copy.pid is None for copy in copies.ranks.values()):
+        copies.listen(0.01)
+    for copy in copies.ranks.values():
+        copy.send_signal(number)
+    assert [copy.wait() for copy in copies.ranks.values()] == [-number, -number]
 
 
 def test_a_rank_is_signalled_alone(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,6 +138,52 @@ def test_an_owner_that_is_gone_is_replaced_on_its_machine_only(tmp_path: Path, f
     with locked(tmp_path):
         assert json.loads(owner.read_text()) == mine
     assert [path.name for path in tmp_path.iterdir()] == [run_folder.LOCK]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+def test_an_owner_that_proc_hides_is_not_gone(
+    tmp_path: Path, flock: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mounted with hidepid, /proc shows no processes of other users; the first one of a machine always lives."""
+    flock(errno.ENOSYS)
+    hidden = {"owner": "process 1 on here", "pid": 1, "machine": folder_lock._machine(), "started": "2"}
+    (tmp_path / folder_lock.OWNER).write_text(json.dumps(hidden))
+    read_text = Path.read_text
+
+    def hide(path: Path, *args: Any, **keywords: Any) -> str:
+        if path == Path("/proc/1/stat"):
+            raise FileNotFoundError(path)
+        return read_text(path, *args, **keywords)
+
+    monkeypatch.setattr(Path, "read_text", hide)
+    with pytest.raises(UsageError, match="process 1 on here"), locked(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_what_another_has_made_since_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
+) -> None:
+    """Two processes find the same stale file; the slower one takes away what the faster one has made of it."""
+    if not has_links:
+
+        def refuse(*_: object) -> None:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+        monkeypatch.setattr(os, "link", refuse)
+    owner = tmp_path / folder_lock.OWNER
+    owner.write_text("of the faster one")
+    folder_lock._put_aside(owner, "stale")
+    assert owner.read_text() == "of the faster one"
+    assert list(tmp_path.iterdir()) == [owner]
+
+
+def test_only_its_own_file_is_taken_away_at_the_end(tmp_path: Path, flock: Callable[[int], None]) -> None:
+    flock(errno.ENOSYS)
+    owner = tmp_path / folder_lock.OWNER
+    with locked(tmp_path):
+        owner.write_text("of another process, after a user removed ours")
+    assert owner.exists()
 
 
 def test_a_system_without_flock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

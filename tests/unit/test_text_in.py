@@ -211,7 +211,7 @@ def test_standard_input(name: str, tmp_path: Path) -> None:
     data = {"plain": PLAIN, "lines": AS_JSON, "array": json.dumps(ARRAY).encode(), "gz": gzip.compress(AS_JSON)}[name]
     command = [sys.executable, "-m", "gptworks", "prepare", "-", "--out", str(tmp_path / "out"), "--workers", "1"]
     done = subprocess.run(
-        [*command, "--doc-separator", "%%", "--append-eod", "--json"], input=data, capture_output=True, timeout=60
+        [*command, "--doc-separator", "%%", "--append-eod", "--json"], input=data, capture_output=True
     )
     assert done.returncode == 0, done.stderr
     from gptworks.data.store import Store
@@ -421,7 +421,7 @@ PIECES = ["a", "b", " ", "a b", "ab ab", "\n", "\n\n", "\r", "\r\n", "--", "-", 
 ANY_TEXT = st.lists(st.sampled_from(PIECES), min_size=10, max_size=60).map("".join)
 
 
-@settings(max_examples=500)
+@settings(max_examples=10 * settings().max_examples)
 @given(ANY_TEXT, st.sampled_from(["\n\n", "\n", "--", "", "a b", "\n--", "b\n-"]), st.booleans(), st.integers(1, 25))
 def test_documents_of_plain_text_do_not_depend_on_blocks(text: str, separator: str, keep: bool, size: int) -> None:
     rules = TextRules(separator=separator, keep_separator=keep)
@@ -463,7 +463,7 @@ def gpt2() -> Tokenizer:
     return Tokenizer.from_pretrained("gpt2")
 
 
-@settings(max_examples=300)
+@settings(max_examples=6 * settings().max_examples)
 @given(st.text("abS '’1-.\n\t\u3000。、中文䷀一鿿é\u0301<|endoftext|>", max_size=40))
 @example("a\n\nb")
 @example("a \nb")
@@ -517,7 +517,7 @@ def test_articles_begin_at_titles(tmp_path: Path) -> None:
 LONG_TITLES = "".join(f" = Of {n} and many words in a title = \n \n 1 , 2 ; 3 . {'4 ' * n}\n \n" for n in range(20))
 
 
-@settings(max_examples=100)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.sampled_from([WIKI, LONG_TITLES]), st.integers(1, 90), st.booleans())
 def test_blocks_do_not_change_articles(text: str, size: int, may_cut: bool) -> None:
     rules = TextRules()
@@ -620,7 +620,7 @@ ANY_LINE = (
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.lists(ANY_LINE, max_size=8), st.sampled_from([("text",), ("x", "text")]))
 def test_orjson_and_the_standard_library_give_the_same(lines: list[bytes], keys: tuple[str, ...]) -> None:
     orjson = pytest.importorskip("orjson")

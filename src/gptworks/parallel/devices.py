@@ -63,12 +63,14 @@ def _index(local_rank: int | None, local_size: int) -> int:
         # A device for each process (srun --gpus-per-task=1), each of which sees its own as the first. That they are
         # different ones, the processes find out together: see rendezvous.agree.
         return 0
-    if count < local_size or local_rank >= count:
+    if local_rank >= count:
+        # Those before it have one each: that this one has none, they hear in rendezvous.agree. How many there are on
+        # this machine not every launcher says, so it proves nothing.
         seen = "" if _visible() is None else f" (CUDA_VISIBLE_DEVICES={_visible()})"
         raise ConfigError(
             "run.device",
             [
-                f"run.device: {max(local_size, local_rank + 1)} processes on this machine, and each sees {count} "
+                f"run.device: {local_rank + 1} or more processes on this machine, and each sees {count} "
                 f"devices{seen}. Needed: all devices visible to all processes, at least one for each; or exactly one "
                 "visible to each (srun --gpus-per-task=1). Start fewer processes, or let them see more."
             ],

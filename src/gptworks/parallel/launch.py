@@ -75,11 +75,13 @@ WATCHED = {"nccl"}
 
 _world: World | None = None  # once joined, this process is of one world
 _connection: Connection | None = None
+_stores: dict[tuple[str, int], Any] = {}  # kept for the next world, to which other ranks may come before rank 0 does
+_num_worlds = 0
 
 
 def start(parallel: ParallelConfig, run: RunFolderConfig) -> World:
     """The world that the environment says this process is part of (torchrun, srun, our launcher); else it is alone."""
-    global _world, _connection
+    global _world, _connection, _num_worlds
     place = placement.read(os.environ)
     if run.threads:
         torch.set_num_threads(run.threads)
@@ -106,9 +108,14 @@ def start(parallel: ParallelConfig, run: RunFolderConfig) -> World:
     open_files.set_up_gloo(place.world_size)
     from torch import distributed
 
-    # Under torchrun the store may be its own, and outlive an attempt.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = distributed.PrefixStore(f"gptworks/{attempt}", rendezvous.open_store(place, timeout))
+    if _world is not None:
+        close()
+    # A store outlives a world, and torchrun's an attempt: what was said there is not said again.
+    attempt, _num_worlds = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), _num_worlds + 1
+    address = (place.master, place.port)
+    opened = _stores.get(address) or rendezvous.open_store(place, timeout)
+    opened.set_timeout(timedelta(seconds=timeout))
+    store = distributed.PrefixStore(f"gptworks/{attempt}/{_num_worlds}", opened)
 
     def prepare() -> tuple[Layout, torch.device]:
         layout = solve_layout(parallel, place.world_size)
@@ -125,6 +132,7 @@ def start(parallel: ParallelConfig, run: RunFolderConfig) -> World:
     _world = join(layout, place.rank, device, timeout=timeout, store=distributed.PrefixStore("groups", store))
     is_watched = backend_of(device) in WATCHED
     _connection = Connection(store, place.rank, place.world_size, timeout, is_watched=is_watched)
+    _stores[address] = opened
     atexit.register(close)
     return _world
 
@@ -155,8 +163,17 @@ def close() -> None:
         _connection.leave()
     if distributed.is_initialized():
         distributed.destroy_process_group()
+        _forget_meshes()
     _world = _connection = None
     atexit.unregister(close)
+
+
+def _forget_meshes() -> None:
+    """DTensor remembers its operations with the mesh they were first done on, and takes one of the same layout for the
+    same: that of another rank, or one whose groups are gone."""
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    _clear_sharding_prop_cache()
 
 
 def join(layout: Layout, rank: int, device: torch.device, *, timeout: float | None = None, **group: Any) -> World:
@@ -208,7 +225,6 @@ def imagined(layout: Layout, rank: int, memory: "FakeTensorMode | None" = None) 
         yield World(device, layout, memory=within)
         return
     from torch import distributed
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.testing._internal.distributed.fake_pg import FakeStore  # importing it makes the backend known
 
     assert not distributed.is_initialized(), "this process is of another world already"
@@ -217,9 +233,7 @@ def imagined(layout: Layout, rank: int, memory: "FakeTensorMode | None" = None) 
         yield World(device, layout, rank, _mesh(layout, "cpu"), within)
     finally:
         distributed.destroy_process_group()
-        # DTensor remembers its operations with the mesh they were first done on, and takes that of another rank of the
-        # same layout for the same.
-        _clear_sharding_prop_cache()
+        _forget_meshes()
 
 
 def _mesh(layout: Layout, device_type: str) -> "DeviceMesh":

@@ -143,6 +143,8 @@ def main() -> None:
         sys.stderr.flush()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # threads of a BLAS, which is prepared to be copied
+            # Held back: what a copy is sent before it has handlers of its own would be ignored, as by this process.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, for_ranks)
             pid = os.fork()
         if pid == 0:
             os.close(told)
@@ -150,8 +152,10 @@ def main() -> None:
             for number in for_ranks:
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
             os.environ.update(environment)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             rank_process.main(asked["command"])
             return
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         left[int(rank)] = pid
         _tell(told, int(rank), "begins", pid)
     while left:

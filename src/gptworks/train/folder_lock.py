@@ -51,7 +51,8 @@ def owned(run: Path, reason: str) -> Iterator[None]:
     one can see that its process is gone; elsewhere the user is told."""
     path = run / OWNER
     mine = {"owner": me(), "pid": os.getpid(), "machine": _machine(), "started": _started(os.getpid())}
-    while not _create(path, json.dumps(mine)):
+    text_of_mine = json.dumps(mine)
+    while not _create(path, text_of_mine):
         text = _read(path)
         if text is None:
             continue  # it went just now
@@ -64,7 +65,8 @@ def owned(run: Path, reason: str) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            path.unlink()
+            if _read(path) == text_of_mine:  # not where a user removed it and another process has it now
+                path.unlink()
 
 
 def _create(path: Path, text: str) -> bool:
@@ -95,11 +97,24 @@ def _parsed(text: str) -> dict[str, str]:
 
 
 def _is_stale(text: str) -> bool:
-    """Only what is certain: a process of this machine that is gone. An empty answer of /proc is no certainty."""
+    """Only what is certain: a process of this machine that is gone. An empty answer of /proc is no certainty: it may
+    hide the processes of other users."""
     found = _parsed(text)
     if not _machine() or found.get("machine") != _machine():
         return False
-    return _started(int(found["pid"])) != found.get("started")
+    pid = int(found["pid"])
+    started = _started(pid)
+    return started != found.get("started") if started else not _is_there(pid)
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
 
 
 def _put_aside(path: Path, text: str) -> None:
@@ -108,9 +123,18 @@ def _put_aside(path: Path, text: str) -> None:
     with suppress(FileNotFoundError):
         path.rename(aside)
         if _read(aside) != text:
-            with suppress(FileExistsError):
-                os.link(aside, path)
+            _put_back(aside, path)
         aside.unlink()
+
+
+def _put_back(aside: Path, path: Path) -> None:
+    """Without taking the place of one that a third process has made."""
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        return
+    except OSError:  # a filesystem without hard links, as those without locks often are
+        _create(path, aside.read_text(encoding="utf-8"))
 
 
 def _machine() -> str:

@@ -20,6 +20,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -55,12 +56,24 @@ _ALLOWED = {
 
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _memory_format
         if name not in _ALLOWED.get(module, ()):
             raise CheckpointError(
                 f"refused to load {module}.{name}: a checkpoint's metadata has no business with it. Do not trust "
                 "this file."
             )
         return super().find_class(module, name)
+
+
+def _memory_format(kind: Any, name: str) -> Any:
+    """What Python 3.11.0 to 3.11.3 means by getattr when it pickles a member of an enum; nothing else is looked up."""
+    if kind is not _MEM_FORMAT_ENCODING:
+        raise CheckpointError(
+            f"refused to load attribute {name}: a checkpoint's metadata has no business with it. Do not trust "
+            "this file."
+        )
+    return _MEM_FORMAT_ENCODING[name]
 
 
 class _Reader(dcp.FileSystemReader):
