@@ -193,3 +193,50 @@ def test_one_world_after_another_in_the_same_processes(store: str) -> None:
         keeper.clear()
         for process in processes:
             process.kill()
+
+
+def _one_world(environment: Environment, late: float) -> None:
+    os.environ.update(environment)
+    time.sleep(late)
+    launch.start(ParallelConfig(timeout=20, dp=2), RunFolderConfig(device="cpu", threads=1))
+    counted = torch.ones(())
+    torch.distributed.all_reduce(counted)
+    assert counted == 2
+    os._exit(0)
+
+
+def test_attempts_that_torchruns_nodes_count_differently() -> None:
+    """Its store outlives attempts, and the node that did not fail still counts 0: ranks of the new attempt find each
+    other all the same, also when the other one comes before rank 0."""
+    port = free_port()
+    agent = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    context = multiprocessing.get_context("fork")
+    attempts = [
+        {1: 0.0},  # alone, and gone before rank 0 came
+        {0: 0.0, 1: 0.0},
+        {0: 0.5, 1: 0.0},
+        {0: 0.0, 1: 0.5},
+    ]
+    keeper = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    keeper.set("gptworks/1/leader", "of-an-attempt-that-failed")
+    for number, lates in enumerate(attempts):
+        processes = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # as above
+            for rank, late in lates.items():
+                count = {"TORCHELASTIC_RESTART_COUNT": str(number if rank else 0)}
+                environment = agent | told(rank, 2) | count
+                processes.append(context.Process(target=_one_world, args=(environment, late)))
+                processes[-1].start()
+        try:
+            if len(lates) == 1:
+                store = torch.distributed.PrefixStore("gptworks/1/of-an-attempt-that-failed", keeper)
+                store.wait(["rank/1"])  # it has said that it is there, and is killed
+                processes[0].kill()
+                continue
+            for process in processes:
+                process.join()
+            assert [process.exitcode for process in processes] == [0, 0], f"attempt {number}"
+        finally:
+            for process in processes:
+                process.kill()

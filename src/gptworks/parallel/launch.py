@@ -110,12 +110,11 @@ def start(parallel: ParallelConfig, run: RunFolderConfig) -> World:
 
     if _world is not None:
         close()
-    # A store outlives a world, and torchrun's an attempt: what was said there is not said again.
-    attempt, _num_worlds = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), _num_worlds + 1
+    _num_worlds += 1  # a store outlives a world: what was said there is not said again
     address = (place.master, place.port)
     opened = _stores.get(address) or rendezvous.open_store(place, timeout)
     opened.set_timeout(timedelta(seconds=timeout))
-    store = distributed.PrefixStore(f"gptworks/{attempt}/{_num_worlds}", opened)
+    base = distributed.PrefixStore(f"gptworks/{_num_worlds}", opened)
 
     def prepare() -> tuple[Layout, torch.device]:
         layout = solve_layout(parallel, place.world_size)
@@ -125,8 +124,8 @@ def start(parallel: ParallelConfig, run: RunFolderConfig) -> World:
         open_files.require(place.world_size, open_files.NUM_GROUPS[device.type])
         return layout, device
 
-    layout, device = rendezvous.agree(
-        store, place, prepare, lambda found: f"{found[1].type} {devices.identity(found[1])}", timeout
+    store, (layout, device) = rendezvous.agree(
+        base, place, prepare, lambda found: f"{found[1].type} {devices.identity(found[1])}", timeout
     )
     set_up_nccl(device, os.environ.get(placement.LOG_DIR) or run.out)
     _world = join(layout, place.rank, device, timeout=timeout, store=distributed.PrefixStore("groups", store))

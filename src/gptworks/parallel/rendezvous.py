@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -20,6 +21,8 @@ T = TypeVar("T")
 _ANSWER = 60.0  # seconds in which a store that has been connected to must answer
 _LINGER = 3.0  # seconds for which rank 0, with whom the store goes, waits until the others have read why it ends
 _POLL = 0.05
+_SUPERSEDED = 10.0  # seconds in which rank 0 of a new attempt shows that an old refusal is not meant
+_LEADER = "leader"
 
 
 def open_store(place: Placement, timeout: float) -> Any:
@@ -27,8 +30,7 @@ def open_store(place: Placement, timeout: float) -> Any:
     from torch import distributed
 
     where = f"{place.master}:{place.port}"
-    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if place.rank == 0 and not is_agents:
+    if place.rank == 0 and not _is_agents_store():
         try:
             return distributed.TCPStore(
                 place.master,
@@ -52,6 +54,11 @@ def open_store(place: Placement, timeout: float) -> Any:
             ) from None
     _wait_until_connected(place, timeout)
     return _connect(place, min(_ANSWER, timeout), timeout)
+
+
+def _is_agents_store() -> bool:
+    """Which outlives the attempts of a run."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _wait_until_connected(place: Placement, timeout: float) -> None:
@@ -98,14 +105,95 @@ def _connect(place: Placement, answer: float, timeout: float) -> Any:
     )
 
 
-def agree(store: Any, place: Placement, prepare: Callable[[], T], device_of: Callable[[T], str], timeout: float) -> T:
-    """What `prepare` finds for this rank, once every rank has come, was told the same, and has a device of its own.
+def agree(
+    base: Any, place: Placement, prepare: Callable[[], T], device_of: Callable[[T], str], timeout: float
+) -> tuple[Any, T]:
+    """What `prepare` finds for this rank, once every rank has come, was told the same, and has a device of its own;
+    and the store in which nobody of an earlier attempt has said anything.
 
     A GPTWorksError of one rank's `prepare` ends all ranks. device_of: "kind identity"; the identity may be empty.
     """
+    from torch import distributed
+
+    deadline = time.monotonic() + timeout
+    leader = _lead(base) if place.rank == 0 else _find_leader(base, "", timeout)
+    while True:
+        attempt = _Attempt(base, leader, distributed.PrefixStore(leader, base), place)
+        try:
+            return attempt.store, _agree(attempt, prepare, device_of, timeout)
+        except _Superseded:
+            leader = _find_leader(base, leader, deadline - time.monotonic())
+
+
+class _Superseded(Exception):
+    """What was said in that store was said in an attempt that is over."""
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One gathering of the ranks, named by its rank 0."""
+
+    base: Any
+    leader: str
+    store: Any  # the part of `base` that is of this attempt
+    place: Placement
+
+    def leave_if_over(self, seconds: float) -> None:
+        """Where the store may hold earlier attempts: give rank 0 of a new one so long to show itself."""
+        deadline = time.monotonic() + seconds
+        while self.place.rank and _is_agents_store():
+            if self.base.get(_LEADER).decode() != self.leader:
+                raise _Superseded
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(_POLL)
+
+    def wait_for_verdict(self, timeout: float) -> dict[str, str]:
+        from torch import distributed
+
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                self.store.wait(["verdict"], timedelta(seconds=min(1.0, left) if _is_agents_store() else left))
+                found: dict[str, str] = json.loads(self.store.get("verdict"))
+                return found
+            except distributed.DistStoreError:
+                self.leave_if_over(0)
+                if time.monotonic() >= deadline:
+                    raise
+
+
+def _lead(base: Any) -> str:
+    """Rank 0 begins anew. torchrun's store outlives its attempts, and its nodes do not count them alike, so nothing in
+    the environment says which attempt this is."""
+    leader = f"{platform.node()}-{os.getpid()}-{time.time_ns()}"
+    base.set(_LEADER, leader)
+    return leader
+
+
+def _find_leader(base: Any, not_this: str, timeout: float) -> str:
+    from torch import distributed
+
+    deadline = time.monotonic() + timeout
+    base.wait([_LEADER], timedelta(seconds=max(1.0, timeout)))
+    while (leader := base.get(_LEADER).decode()) == not_this:
+        if time.monotonic() >= deadline:
+            raise distributed.DistStoreError(f"rank 0 has not come again: timed out after {timeout:g} s")
+        time.sleep(_POLL)
+    return str(leader)
+
+
+def _agree(attempt: _Attempt, prepare: Callable[[], T], device_of: Callable[[T], str], timeout: float) -> T:
+    store, place = attempt.store, attempt.place
     process = f"process {os.getpid()} on {platform.node()}"
+    if store.check(["verdict"]):  # before this rank came: it is not meant, or a refusal that came early
+        if not json.loads(store.get("verdict")):
+            raise _Superseded
+        attempt.leave_if_over(_SUPERSEDED)
     problem = _contradiction(store, place, process)
     if problem:
+        attempt.leave_if_over(_SUPERSEDED)
         _refuse(store, place, problem)
         raise UsageError(problem)
     try:
@@ -117,7 +205,7 @@ def agree(store: Any, place: Placement, prepare: Callable[[], T], device_of: Cal
     told = {"process": process, "device": device, "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
     store.set(f"rank/{place.rank}", json.dumps(told))
     store.add("came", 1)
-    _hear_verdict(store, place, timeout)
+    _hear_verdict(attempt, timeout)
     return result
 
 
@@ -144,16 +232,16 @@ def _refuse(store: Any, place: Placement, text: str) -> None:
         store.add("heard", 1)
 
 
-def _hear_verdict(store: Any, place: Placement, timeout: float) -> None:
+def _hear_verdict(attempt: _Attempt, timeout: float) -> None:
     """Rank 0 looks at what all have said; the others wait for what it finds."""
     from torch import distributed
 
+    store, place = attempt.store, attempt.place
     if place.rank == 0:
         verdict = _judge(store, place.world_size, timeout)
         _tell_verdict(store, store.add("came", 0) - 1 if "missing" in verdict else place.world_size - 1, verdict)
     else:
-        store.wait(["verdict"], timedelta(seconds=timeout + 30))
-        verdict = json.loads(store.get("verdict"))
+        verdict = attempt.wait_for_verdict(timeout + 30)
         store.add("heard", 1)
     if "refused" in verdict:
         raise UsageError(verdict["refused"])
