@@ -183,7 +183,9 @@ def test_what_another_shell_or_system_would_have_read_is_said(
 def test_the_documents_yaml_of_mindformers_is_strict_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train = "python run_mindformer.py --config configs/gpt2/run_gpt2.yaml --run_mode train --dataset_dir ./x"
     assert run(tmp_path, train, "--strict", "--device", "cpu", "--dry-run") == 2
-    assert capsys.readouterr().err.startswith("error: x: no such dataset"), "strict enough: only the data are missing"
+    assert capsys.readouterr().err.startswith("error: --dataset_dir x (data.path): no such dataset"), (
+        "strict enough: only the data are missing"
+    )
     for changed in ("model.model_config.layernorm_dtype=float16", "layer_scale=True", "train_dataset.eod_reset=True"):
         capsys.readouterr()
         assert run(tmp_path, f"{train} --options {changed}", "--strict", "--device", "cpu", "--dry-run") == 2

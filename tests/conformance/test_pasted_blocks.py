@@ -44,7 +44,9 @@ def configurations(folder: Path, capsys: pytest.CaptureFixture[str], block: str)
 
 def test_lines_that_are_not_ours_are_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = dry(tmp_path, capsys, "--", GPT3_BLOCK)
-    assert code == 2 and err.startswith("error: data: no such dataset"), "not before it is downloaded"
+    assert code == 2 and err.startswith("error: --input_dir data (data.path): no such dataset"), (
+        "not before it is downloaded"
+    )
     assert "block, line 3: mkdir data\n  not needed: folders that are written to are made" in out
     assert "line 4: wget https://example.org" in out and "run it in your shell first" in out
     assert "cd static: no such folder in" in out

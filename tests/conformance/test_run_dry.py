@@ -31,9 +31,12 @@ def dry(folder: Path, command: str, *options: str) -> int:
 @pytest.mark.parametrize(
     ("command", "refused"),
     [
-        (TRAIN.format(data="./nowhere", size=8), "error: nowhere: no such dataset."),
-        ("bash examples/distribute_pretrain_4n8d_2x4x4_512_2304x24.sh", "error: --rdma: the device is cpu"),
-        (PREPARE, "error: corpus.jsonl: no such file."),
+        (TRAIN.format(data="./nowhere", size=8), "error: --input_dir nowhere (data.path): no such dataset."),
+        (
+            "bash examples/distribute_pretrain_4n8d_2x4x4_512_2304x24.sh",
+            "error: --use-rdma (--rdma): the device is cpu",
+        ),
+        (PREPARE, "error: --input corpus.jsonl (INPUT): no such file."),
         ("python sample.py --out_dir=nowhere --start=Once --device=cpu", "nowhere"),
     ],
     ids=["data", "rdma", "text", "model"],
@@ -65,7 +68,7 @@ def test_what_a_command_before_it_writes_may_be_missing(folder: Path, capsys: py
         "--data-path {data} --vocab-file v --merge-file m --save out"
     )
     assert dry(folder, train.format(data="made_text_document")) == 2
-    assert "made_text_document: no such dataset" in capsys.readouterr().err
+    assert "--data-path made_text_document (data.path): no such dataset" in capsys.readouterr().err
     prepare = "python tools/preprocess_data.py --input corpus.jsonl --output-prefix made --append-eod"
     assert dry(folder, f"{prepare}\n{train.format(data='made_text_document')}") == 0
     assert "made_text_document is not here yet: a command before this one writes it" in capsys.readouterr().out

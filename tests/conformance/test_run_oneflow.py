@@ -337,7 +337,7 @@ def test_s1_13_the_script_of_four_machines_is_planned(
     command = "ONEFLOW_GPT_TRAIN_ITERS=500 bash examples/distribute_pretrain_4n8d_2x4x4_512_2304x24.sh"
     assert main(["run", "--device", "cpu", "--dry-run", "--cwd", str(beside), "--", command]) == 2
     told, refused = capsys.readouterr()
-    assert "--rdma: the device is cpu" in refused
+    assert "--use-rdma (--rdma): the device is cpu" in refused
     addresses = "10.11.0.2,10.11.0.3,10.11.0.4,10.11.0.5"
     assert f"--node-ips {addresses} --nproc 8 --rdma" in told
     monkeypatch.chdir(beside)

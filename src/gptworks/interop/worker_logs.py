@@ -4,7 +4,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gptworks.interop.translation import Translation
@@ -16,6 +16,7 @@ from gptworks.train.run_folder import LOGS
 def linked(translation: Translation, node_rank: int) -> Iterator[None]:
     """While the run goes, and after it. Where links cannot be made, copies when it has ended."""
     named = _named(translation, node_rank)
+    made = _make_folders({path.parent for pair in named for path in pair})
     copied = [pair for pair in named if not _link(*pair)]
     if named:
         pattern = Path(translation.logs.format(rank="N"))
@@ -26,6 +27,21 @@ def linked(translation: Translation, node_rank: int) -> Iterator[None]:
         for log, name in copied:
             if log.is_file():
                 shutil.copyfile(log, name)
+        for log, name in named:
+            if log.is_file() and log.stat().st_size == 0:  # nothing began: what was asked for was refused
+                log.unlink()
+                name.unlink(missing_ok=True)
+        for folder in made:
+            with suppress(OSError):  # something is in it
+                folder.rmdir()
+
+
+def _make_folders(wanted: set[Path]) -> list[Path]:
+    """Those that were not there, the innermost first."""
+    new = {each for folder in wanted for each in (folder, *folder.parents) if not each.is_dir()}
+    for folder in wanted:
+        folder.mkdir(parents=True, exist_ok=True)
+    return sorted(new, key=lambda folder: -len(folder.parts))
 
 
 def _named(translation: Translation, node_rank: int) -> list[tuple[Path, Path]]:
@@ -43,8 +59,6 @@ def _named(translation: Translation, node_rank: int) -> list[tuple[Path, Path]]:
 
 def _link(log: Path, name: Path) -> bool:
     """Both are there before the first word is written."""
-    for folder in (log.parent, name.parent):
-        folder.mkdir(parents=True, exist_ok=True)
     log.touch()
     try:
         name.unlink(missing_ok=True)
