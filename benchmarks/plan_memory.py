@@ -3,8 +3,8 @@
     python benchmarks/plan_memory.py [--only NAME ...] [--parts]
 
 46 figures (benchmarks/published/memory.toml): OneFlow and Megatron-LM on V100-16G (DLPerf, 18 cases each), PaddleFleetX
-on V100-32G (2), PaddleFleetX and its references on A100-40G (4 each). The rules are in allocation_rules.py; none of
-their constants is fitted to a row. --parts prints what each prediction is made of. Takes some minutes.
+on V100-32G (2), PaddleFleetX and its references on A100-40G (4 each). The rules are in gptworks.simulate.systems; none
+of their constants is fitted to a row. --parts prints what each prediction is made of. Takes some minutes.
 """
 
 import argparse
@@ -15,7 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from allocation_rules import Case, Parts, deepspeed, fleetx, megatron, oneflow
+from gptworks.simulate.systems.case import Case, Parts
+from gptworks.simulate.systems.deepspeed import deepspeed
+from gptworks.simulate.systems.fleetx import fleetx
+from gptworks.simulate.systems.megatron import megatron
+from gptworks.simulate.systems.oneflow import oneflow
 
 PUBLISHED = Path(__file__).parent / "published" / "memory.toml"
 WITHIN = 0.10

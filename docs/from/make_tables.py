@@ -17,10 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gptworks.cli.run import native
 from gptworks.errors import ConfigError, GPTWorksError
 from gptworks.interop import command_line, registry, yaml_files
 from gptworks.interop.adapt import adapted
+from gptworks.interop.native_command import command_line as native_command_line
 from gptworks.interop.notes import Note, shown
 from gptworks.interop.settings import Key, Settings, number, truth, whole
 from gptworks.interop.write_yaml import in_one_line
@@ -314,7 +314,7 @@ def keys(system: str, words: str, chinese: bool) -> str:
 @cache
 def ours(system: str, command: str) -> str:
     found = adapted(translation(system, command), [], device=None, shrink=False, strict=False, runs=False)
-    return in_one_line(native(found, Path()))
+    return in_one_line(native_command_line(found))
 
 
 def commands(system: str) -> str:

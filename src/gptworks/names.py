@@ -4,6 +4,7 @@ Looked at in this order: a folder of that path, $GPTWORKS_HOME/models/NAME, the 
 is downloaded unless that was allowed in so many words.
 """
 
+import difflib
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -145,10 +146,12 @@ def _what_to_do(name: str) -> str:
     is_hub_name = _HUB_NAME.fullmatch(name) is not None
     if name not in GPT2_NAMES:
         elsewhere = f" It is not in {home() / 'models'} or {hub_cache()} either." if is_hub_name else ""
+        if there := _alike(Path(name)):
+            return f"{name}: no such file or folder. {there}"
         return (
-            f"{name}: no such folder. Needed: a run folder of gptworks, a Hugging Face GPT-2 folder, weights of FleetX "
-            "(the folder of model.pdparams), PaddleNLP, MindSpore (.ckpt), OneFlow, Megatron or nanoGPT, or one of the "
-            f"names {', '.join(GPT2_NAMES)}.{elsewhere}"
+            f"{name}: no such {'file' if Path(name).suffix else 'folder'}. Needed: a run folder of gptworks, a Hugging "
+            "Face GPT-2 folder, weights of FleetX (the folder of model.pdparams), PaddleNLP, MindSpore (.ckpt), "
+            f"OneFlow, Megatron or nanoGPT, or one of the names {', '.join(GPT2_NAMES)}.{elsewhere}"
         )
     size = GPT2_NAMES[name]
     return (
@@ -157,3 +160,15 @@ def _what_to_do(name: str) -> str:
         f"{_HUB_OWNER}/{size} on the Hugging Face hub. Put the two files into {home() / 'models' / name}, or have them "
         f'downloaded: pip install "gptworks[hub]", then --download, {DOWNLOAD}=1 or download=True.'
     )
+
+
+def _alike(path: Path) -> str:
+    """What is there under a name that differs in a number or a letter, of the first part of a path that is missing."""
+    missing = next((each for each in [*reversed(path.parents), path] if not each.exists()), path)
+    if not missing.parent.is_dir() or missing == Path(path.name):
+        return ""
+    names = sorted(each.name for each in missing.parent.iterdir())
+    same = [each for each in names if re.sub(r"\d+", "0", each) == re.sub(r"\d+", "0", missing.name)]
+    near = same or difflib.get_close_matches(missing.name, names, 3, cutoff=0.7)
+    near.sort(key=lambda each: [int(number) for number in re.findall(r"\d+", each)])
+    return f"{missing.parent} has no {missing.name}; it has {', '.join(near[-3:])}." if near else ""

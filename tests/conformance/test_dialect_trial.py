@@ -96,7 +96,7 @@ def test_a_translated_file_that_was_edited_stays(folder: Path, capsys: pytest.Ca
     mine = file.read_text(encoding="utf-8").replace("seed: 7", "seed: 8")
     file.write_text(mine, encoding="utf-8")
     capsys.readouterr()
-    assert run(folder, missing, *TINY, "--dry-run") == 0
+    assert run(folder, missing, *TINY, "--dry-run") == 2
     assert file.read_text(encoding="utf-8") == mine, "a dry run changes nothing of it"
     assert "run_pretrain.gptworks.yaml was changed by hand, and is left as it is" in capsys.readouterr().out
     assert run(folder, missing, *TINY) == 2
@@ -170,9 +170,11 @@ def test_what_another_shell_or_system_would_have_read_is_said(
     assert main(["run", "--", "python", "train.py", "--dataset", "shakespeare_char"]) == 2
     assert "nanoGPT takes --key=value, with the equals sign: --dataset=shakespeare_char" in capsys.readouterr().err
     emptied = f"task_name=gpt3 {PADDLE} --output_dir output/"
-    assert run(tmp_path, emptied, "--dry-run") == 0
+    paddle_corpus(tmp_path)
+    assert run(tmp_path, emptied, *TINY, "--dry-run") == 0
     assert "put nothing in the place of $task_name" in capsys.readouterr().out
-    assert main(["run", "--cwd", str(tmp_path), "--dry-run", "--", f"task_name=gpt3 {PADDLE} --output_dir out/"]) == 0
+    whole = f"task_name=gpt3 {PADDLE} --output_dir out/"
+    assert main(["run", *TINY, "--cwd", str(tmp_path), "--dry-run", "--", whole]) == 0
     assert "in the place of" not in capsys.readouterr().out, "one text: no shell has touched it"
     assert main(["run", "--cwd", str(tmp_path), "--", f"{PADDLE} --output_dir output/$NOWHERE_SET"]) == 2
     assert "gptworks run -- 'NOWHERE_SET=... COMMAND'" in capsys.readouterr().err
@@ -180,7 +182,10 @@ def test_what_another_shell_or_system_would_have_read_is_said(
 
 def test_the_documents_yaml_of_mindformers_is_strict_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train = "python run_mindformer.py --config configs/gpt2/run_gpt2.yaml --run_mode train --dataset_dir ./x"
-    assert run(tmp_path, train, "--strict", "--device", "cpu", "--dry-run") == 0
+    assert run(tmp_path, train, "--strict", "--device", "cpu", "--dry-run") == 2
+    assert capsys.readouterr().err.startswith("error: --dataset_dir x (data.path): no such dataset"), (
+        "strict enough: only the data are missing"
+    )
     for changed in ("model.model_config.layernorm_dtype=float16", "layer_scale=True", "train_dataset.eod_reset=True"):
         capsys.readouterr()
         assert run(tmp_path, f"{train} --options {changed}", "--strict", "--device", "cpu", "--dry-run") == 2
@@ -203,8 +208,9 @@ def test_the_file_for_32_devices_on_16_is_mended_by_two_lines(
     assert lines in told
     (tmp_path / "mine.yaml").write_text(lines.replace(" and ", "\n") + "\n", encoding="utf-8")
     mine = distribute.format(config="mine.yaml")
-    assert run(tmp_path, mine, "--device", "cpu", "--shrink", "tiny", "--dry-run") == 0
-    said = capsys.readouterr().out
+    assert run(tmp_path, mine, "--device", "cpu", "--shrink", "tiny", "--dry-run") == 2
+    said, refused = capsys.readouterr()
+    assert "--rank-range: [8,16] of both.json is 10.0.0.2, which is not this machine" in refused
     assert "base_config: ../configs/gpt2/run_gpt2_13b.yaml is not here; the one that comes with gptworks" in said
     assert "parallel.fsdp=2" in said
     missing = "bash run_distribute.sh RANK_TABLE_FILE mine.yaml [0,8] train"

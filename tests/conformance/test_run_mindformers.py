@@ -365,13 +365,13 @@ def test_s4_02_mistakes_get_a_helpful_answer(rows: Path, tmp_path: Path) -> None
     assert "hidden_act: got 'relu'; needs gelu or fast_gelu." in refused(
         f"{command} --options model.model_config.hidden_act=relu"
     )
-    assert "/your_path/wikitext-2-mindrecord: no such dataset" in refused(
+    assert "--dataset_dir /your_path/wikitext-2-mindrecord (data.path): no such dataset" in refused(
         TRAIN.format(data="/your_path/wikitext-2-mindrecord"), "--shrink", "tiny"
     )
     strict = refused(f"{command} --options do_eval=True", "--strict")
     assert "--strict: 1 problem\n  do_eval: ignored (evaluate.every, with a held-out share or file)." in strict
     no_data = "python run_mindformer.py --config configs/gpt2/run_gpt2.yaml --run_mode train"
-    assert "data.path: not set" in refused(no_data)
+    assert "--dataset_dir (data.path): not set" in refused(no_data)
     asked = gptworks("run", "--cwd", tmp_path, "--", command, expect=2).err
     assert "asks for Ascend" in asked and "--device cpu" in asked
 
@@ -555,7 +555,7 @@ def test_s4_10_convert_weight_as_the_document_has_it(
         assert torch.equal(found[f"backbone.blocks.11.attention.dense{n}.weight"], part.T)
     assert torch.equal(found["backbone.blocks.0.output.mapping.weight"], state["h.0.mlp.c_fc.weight"])
     missing = run(tmp_path, CONVERT.replace("pytorch_model", "none").replace("./mindspore", "./other"), expect=2).err
-    assert missing.startswith("error: none.bin")
+    assert missing.startswith("error: --torch_path none.bin (SOURCE): no such file")
 
 
 def test_x_01_the_document_as_one_story(

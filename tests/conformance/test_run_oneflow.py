@@ -294,11 +294,13 @@ def test_s1_04_a_script_on_disk_is_read_and_variables_in_front_are_honoured(
 ) -> None:
     (tmp_path / "examples").mkdir()
     own = "export ONEFLOW_GPT_NUM_LAYERS=3\n# export ONEFLOW_GPT_DATASET=/x\nexport ONEFLOW_GPT_HIDDEN_SIZE=48\n"
+    own += "source $(dirname $0)/pretrain.sh\n"
     (tmp_path / "examples" / "pretrain_345M.sh").write_text(own, encoding="utf-8")
     command = "ONEFLOW_GPT_NUM_GPUS_PER_NODE=1 ONEFLOW_GPT_DATASET=mine bash example/pretrain_345M.sh"
     found = foreign.translate(capsys, command, "--cwd", str(tmp_path))
     assert found["config"]["model"]["num_layers"] == 3 and found["config"]["model"]["hidden_size"] == 48
-    assert found["config"]["data"]["path"] == ["mine"] and found["remarks"] == []
+    assert found["config"]["data"]["path"] == ["mine"]
+    assert "example/pretrain.sh is not here: used is the one that comes with gptworks" in found["remarks"][0]
 
 
 def test_s1_04_the_345m_script_runs(beside: Path) -> None:
@@ -333,8 +335,9 @@ def test_s1_13_the_script_of_four_machines_is_planned(
 ) -> None:
     # Megatron's order is laid out for all steps at once: 500,000 of them would be too many epochs of so small a corpus.
     command = "ONEFLOW_GPT_TRAIN_ITERS=500 bash examples/distribute_pretrain_4n8d_2x4x4_512_2304x24.sh"
-    assert main(["run", "--device", "cpu", "--dry-run", "--cwd", str(beside), "--", command]) == 0
-    told = capsys.readouterr().out
+    assert main(["run", "--device", "cpu", "--dry-run", "--cwd", str(beside), "--", command]) == 2
+    told, refused = capsys.readouterr()
+    assert "--use-rdma (--rdma): the device is cpu" in refused
     addresses = "10.11.0.2,10.11.0.3,10.11.0.4,10.11.0.5"
     assert f"--node-ips {addresses} --nproc 8 --rdma" in told
     monkeypatch.chdir(beside)
@@ -525,8 +528,26 @@ def test_s1_08_every_flag_of_the_container_command_is_noted(
 
 
 def test_s1_08_an_unset_variable_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.delenv("PWD", raising=False)
-    assert "$PWD is not set" in foreign.error_of(capsys, ["translate", "--", CONTAINER])
+    monkeypatch.delenv("SOURCES", raising=False)
+    assert "$SOURCES is not set" in foreign.error_of(capsys, ["translate", "--", CONTAINER.replace("$PWD", "$SOURCES")])
+
+
+def test_s1_04_a_known_name_says_nothing_about_what_is_in_a_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A whole command under the name of a shipped script: nothing of it comes from the shipped one."""
+    (tmp_path / "examples").mkdir()
+    script = tmp_path / "examples" / "pretrain_345M.sh"
+    whole = "python3 -m oneflow_gpt.training --num-layers 36 --hidden-size 1280 --num-attention-heads 20 "
+    whole += "--micro-batch-size 2 --global-batch-size 8 --dataset mine --seq-length 512 --train-iters 9 --save there\n"
+    script.write_text(f"#!/bin/bash\nexport ONEFLOW_GPT_TRAIN_ITERS=77\n{whole}", encoding="utf-8")
+    by_script = foreign.translate(capsys, "bash examples/pretrain_345M.sh", "--cwd", str(tmp_path))
+    by_command = foreign.translate(capsys, whole, "--cwd", str(tmp_path))
+    assert by_script["config"] == by_command["config"]
+    assert by_script["config"]["model"]["num_layers"] == 36 and by_script["config"]["data"]["seq_len"] == 512
+    script.write_text("export ONEFLOW_GPT_NUM_LAYERS=3\n", encoding="utf-8")
+    told = foreign.error_of(capsys, ["translate", "--cwd", str(tmp_path), "--", "bash examples/pretrain_345M.sh"])
+    assert "no command of a system that is known in it" in told
 
 
 # The whole document

@@ -25,7 +25,7 @@ LEVELS = [
     {"api"},
     {"simulate", "verify"},
     {"doctor", "interop"},
-    {"serve"},
+    {"serve", "compat"},
     {"cli"},
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}

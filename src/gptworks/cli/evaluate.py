@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--overlap", type=_overlap, default=32, metavar="N", help="wikitext: tokens between windows; none = no overlap"
     )
     parser.add_argument(
+        "--shorten", action="store_true", help="lambada: a passage longer than the context loses its beginning"
+    )
+    parser.add_argument(
         "--limit", type=int, default=0, metavar="N", help="only the first N samples, windows or passages"
     )
     parser.add_argument(
@@ -84,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
         protocol=args.protocol,
         overlap=args.overlap,
         limit=args.limit,
+        shorten=args.shorten,
         batch_size=args.batch_size,
         device=args.device,
         weights=args.weights,

@@ -50,7 +50,7 @@ VERBS = {
     "completion": completion,
 }
 
-_READS_MODELS = {"train", "eval", "generate", "export"}
+_READS_MODELS = {"train", "eval", "generate", "export", "run"}
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 

@@ -62,6 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--simulate", action="store_true", help="also run a step of each stage on tensors without memory (needs torch)"
     )
+    parser.add_argument(
+        "--rules",
+        choices=["fleetx", "megatron", "oneflow"],
+        help="what nvidia-smi would show if that system ran it, by its allocations (needs torch)",
+    )
     options.add_json_option(parser)
 
 
@@ -108,6 +113,8 @@ def run(args: argparse.Namespace) -> int:
         notes.append(f"no layout is given: this is the fastest of {len(found.fits):,} that fit (--search lists them).")
     else:
         choice, notes = _given(asked)
+    if args.rules:
+        return _under_rules(asked, choice)
     tokens = _tokens(args, loaded.config, choice.batch.global_size)
     notes = [*notes, *asked.notes]
     made = report(job, choice, device, link, tokens=tokens, price=args.price, notes=notes, hardware=hardware)
@@ -123,6 +130,25 @@ def run(args: argparse.Namespace) -> int:
         told["simulated"] = _simulate(args, made)
     if args.json:
         print(json.dumps(told))
+    return 0
+
+
+def _under_rules(asked: _Asked, choice: "Choice") -> int:
+    from gptworks.simulate.systems.predict import predict
+
+    system, card, memory = asked.args.rules, asked.here[0].name, asked.here[0].memory
+    parts = predict(system, asked.job, choice, card)
+    needed = sum(parts.values()) * 2**20 if parts else None
+    if asked.args.json:
+        print(json.dumps({"rules": system, "device": card, "needed": needed, "memory": memory, "parts": parts}))
+        return 0
+    if needed is None:
+        print(f"{system} would not fit on a {card}: its allocator runs out of memory")
+        return 0
+    print(f"{system} would take {needed / 2**30:.1f} GiB of a {card}, as nvidia-smi shows it:")
+    for name, amount in (parts or {}).items():
+        print(f"  {name:<36}{amount / 1024:>8.2f} GiB")
+    print("Its own allocations, not those of gptworks: leave out --rules for these.")
     return 0
 
 
@@ -146,6 +172,9 @@ def _refuse_nonsense(args: argparse.Namespace) -> None:
         raise UsageError(f"--price: {args.price:g}. Needed: {_NUMBERS['price'][1]}.")
     if args.simulate and args.search:
         raise UsageError("--simulate: is about one layout. Save one with --save, then simulate that.")
+    if args.rules and (args.search or args.simulate or args.save):
+        other = next(name for name in ("search", "simulate", "save") if getattr(args, name))
+        raise UsageError(f"--rules: is about the memory of one layout in another system. Leave out --{other}.")
     for name in ("top", "rejected"):
         if getattr(args, name) and not args.search:
             raise UsageError(f"--{name}: is about a search. Add --search.")

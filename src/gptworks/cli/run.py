@@ -3,6 +3,9 @@
 import argparse
 import os
 import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,19 +13,27 @@ from gptworks.errors import UsageError
 
 if TYPE_CHECKING:
     from gptworks.interop.notes import Note
+    from gptworks.interop.pasted import Line
     from gptworks.interop.translation import Translation
 
 HELP = "a command of another system, as it is: FleetX, PaddleNLP, OneFlow, MindFormers, Megatron, nanoGPT"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s [options] -- COMMAND..."
+    parser.usage = "%(prog)s [options] -- COMMAND... | %(prog)s [options] SCRIPT.sh | %(prog)s [options] - < BLOCK"
     add_translation_options(parser)
-    parser.add_argument("--dry-run", action="store_true", help="translate and check; run nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="translate, and check what the run would check; run nothing"
+    )
 
 
 def add_translation_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --, exactly as written")
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        help="after --, exactly as written: a command, a whole block in quotes, a script, or - for standard input",
+    )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], help="instead of the device the command names")
     parser.add_argument("--shrink", choices=["tiny"], help="the same command on a model that a laptop can train")
     parser.add_argument("--cwd", type=Path, default=Path(), metavar="DIR", help="where the command is run")
@@ -30,96 +41,151 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    as_written = translated(args)
-    translation = _beside_earlier_runs(as_written, args.cwd)
-    show(translation)
-    arguments = native(translation, args.cwd, keeps=args.dry_run)
-    print(f"\n$ {' '.join(_quoted(word) for word in arguments)}\n", flush=True)
-    if args.dry_run:
-        if translation.config:
-            from gptworks.config.load import from_dict
+    """Each command of the block in its turn, as long as they end well."""
+    from gptworks.interop import pasted
 
-            from_dict(translation.sections(), arguments[arguments.index("-c") + 1])
-        return 0
-    from gptworks.cli.main import main
+    found = read(args, "run")
+    several = sum(line.command is not None for line in found) > 1 or any(line.answer for line in found)
+    earlier: list[Translation] = []
+    # Again, and not what was found before: which way a test goes may depend on the commands before it.
+    for line in found if args.dry_run else pasted.lines(*_given(args), text=args.text):
+        if several:
+            print(f"{line.started.where}: {' '.join(_quoted(word) for word in line.started.words)}", flush=True)
+        if line.answer:
+            print(f"  {line.answer}\n", flush=True)
+            continue
+        code = _run_line(args, line, earlier)
+        if code:
+            return code
+    return 0
 
-    here, before = Path.cwd(), dict(os.environ)
-    os.chdir(args.cwd)
+
+def read(args: argparse.Namespace, verb: str) -> "list[Line]":
+    """The lines of what was given, each checked to be of a known system, before any of them is run."""
+    from gptworks.interop import pasted
+
+    words = _given(args)[0]
+    args.text = sys.stdin.read() if words == [pasted.STDIN] else None
+    if not words or (args.text is not None and not args.text.strip()):
+        raise UsageError(f"{verb}: no command. Needed: gptworks {verb} -- COMMAND as it was written.")
+    if not args.cwd.is_dir():
+        raise UsageError(f"--cwd: {args.cwd} is not a folder.")
     try:
-        os.environ.update(translation.environment)
-        is_first = _is_first_machine(translation.arguments)
-        if is_first and translation is not as_written and _has_its_model(as_written):
+        found = list(pasted.lines(*_given(args), text=args.text))
+        pasted.check(found)
+    except UsageError as error:
+        raise UsageError(re.sub(r"^run: ", f"{verb}: ", str(error))) from None
+    return found
+
+
+def _given(args: argparse.Namespace) -> tuple[list[str], dict[str, str], Path]:
+    words = list(args.command[1:]) if args.command[:1] == ["--"] else list(args.command)
+    return words, dict(os.environ), args.cwd
+
+
+def _run_line(args: argparse.Namespace, line: "Line", earlier: "list[Translation]") -> int:
+    """`earlier`: the commands before it in the block, which may write what it reads."""
+    from gptworks.interop import native_command
+    from gptworks.interop.earlier_run import beside_earlier_runs, has_its_model, node_rank
+    from gptworks.interop.their_words import in_their_words
+
+    as_written = translated(args, line)
+    folder = line.folder
+    translation = beside_earlier_runs(as_written, folder)
+    show(translation)
+    arguments = native_command.command_line(translation)
+    if args.dry_run:
+        with in_their_words(translation):
+            code = _dry_run(translation, folder, arguments, earlier)
+        earlier.append(translation)
+        return code
+    if translation.config:
+        _note(native_command.write_config(translation, folder / native_command.config_file(translation)))
+    _print_command(arguments)
+    from gptworks.cli.main import main
+    from gptworks.cli.redirected import redirected
+    from gptworks.interop import worker_logs
+
+    with _inside(folder, translation):
+        number = node_rank(translation.arguments)
+        is_first = number == 0  # machines share the folder of a run: one of them is enough
+        if is_first and translation is not as_written and has_its_model(as_written):
             _write_their_names(as_written)  # a run that was killed could not
-        code = main(arguments[1:])
-        _name_logs(translation)
+        with redirected(line.started), in_their_words(translation), worker_logs.linked(translation, number):
+            code = main(arguments[1:])
         if is_first:
             _write_their_names(translation)
         return code
+
+
+def _dry_run(translation: "Translation", folder: Path, arguments: list[str], earlier: "Sequence[Translation]") -> int:
+    """The checks of the run. Only the translated YAML is written, and not over one that was changed by hand."""
+    import tempfile
+
+    from gptworks.cli.rehearsal import rehearse
+    from gptworks.config.load import from_dict
+    from gptworks.interop import native_command
+
+    with tempfile.TemporaryDirectory() as aside:
+        words = list(arguments)
+        if translation.config:
+            name = native_command.config_file(translation)
+            file = folder / name
+            if native_command.is_edited(file):
+                _note(f"{name} was changed by hand, and is left as it is")
+                file = Path(aside) / name
+                words[words.index("-c") + 1] = str(file)
+            native_command.write_config(translation, file)
+        _print_command(arguments)
+        if translation.config:
+            from_dict(translation.sections(), arguments[arguments.index("-c") + 1])
+        awaited = native_command.awaited(translation, earlier, folder)
+        if awaited:
+            _note(f"{awaited} is not here yet: a command before this one writes it, so it is not looked into")
+            return 0
+        with _inside(folder, translation):
+            return rehearse(words[1:])
+
+
+@contextmanager
+def _inside(folder: Path, translation: "Translation") -> Iterator[None]:
+    """In the folder of the command, and with what it sets in the environment."""
+    here, before = Path.cwd(), dict(os.environ)
+    os.chdir(folder)
+    try:
+        os.environ.update(translation.environment)
+        yield
     finally:
         os.chdir(here)
         os.environ.clear()
         os.environ.update(before)
 
 
-def translated(args: argparse.Namespace, *, runs: bool = True) -> "Translation":
+def translated(args: argparse.Namespace, line: "Line", *, runs: bool = True) -> "Translation":
     """`runs`: it is to be run here."""
     from dataclasses import replace
 
     from gptworks.interop import command_line, registry
 
-    words = list(args.command[1:]) if args.command[:1] == ["--"] else list(args.command)
-    if not words:
-        verb = "run" if runs else "translate"
-        raise UsageError(f"{verb}: no command. Needed: gptworks {verb} -- COMMAND as it was written.")
-    if not args.cwd.is_dir():
-        raise UsageError(f"--cwd: {args.cwd} is not a folder.")
-    files = registry.Files(args.cwd)
+    command = line.command
+    assert command is not None
+    files = registry.Files(line.folder)
     try:
-        command = command_line.split(words, os.environ, args.cwd)
-        files.remarks += command_line.emptied(words, command)
+        files.remarks += [*line.started.remarks, *command_line.emptied(_given(args)[0], command)]
         found = registry.of_command(command).translate(command, files)
     except UsageError as error:
         raise UsageError(re.sub(r"^run: ", f"{'run' if runs else 'translate'}: ", str(error))) from None
     found = replace(found, environment={**command.environment, **found.environment})  # NAME=value in front of it
-    return adapted_to(args, found, files.remarks, runs=runs)
+    return adapted_to(args, found, files.remarks, folder=line.folder, runs=runs)
 
 
-def adapted_to(args: argparse.Namespace, found: "Translation", remarks: list[str], *, runs: bool) -> "Translation":
+def adapted_to(
+    args: argparse.Namespace, found: "Translation", remarks: list[str], *, folder: Path, runs: bool
+) -> "Translation":
     from gptworks.interop.adapt import adapted
 
-    small, where = bool(args.shrink), args.cwd
-    return adapted(found, remarks, device=args.device, shrink=small, strict=args.strict, folder=where, runs=runs)
-
-
-def _beside_earlier_runs(translation: "Translation", folder: Path) -> "Translation":
-    """Other systems write over the run before; ours is kept, and the new one gets a folder of its own."""
-    from dataclasses import replace
-
-    out = str(translation.config.get("run.out", ""))
-    resume = dict(zip(translation.arguments, translation.arguments[1:], strict=False)).get("--resume", "never")
-    if not out or resume != "never" or not (folder / out / "environment.json").is_file():
-        return translation
-    earlier, number = Path(out), 2
-    if earlier.name in ("", ".."):
-        earlier = (folder / out).resolve()
-    while (folder / earlier.with_name(f"{earlier.name}.{number}")).exists():
-        number += 1
-    free = earlier.with_name(f"{earlier.name}.{number}")
-    remark = (
-        f"{earlier} holds a run already, which this one would write over: it is {free} now. To go on with the earlier "
-        f"one: gptworks train -c {earlier / 'config.yaml'} --out {earlier} --resume auto"
-    )
-    return replace(
-        translation,
-        config={**translation.config, "run.out": str(free)},
-        after=[replace(each, path=_moved(each.path, earlier, free)) for each in translation.after],
-        remarks=[*translation.remarks, remark],
-    )
-
-
-def _moved(path: str, earlier: Path, later: Path) -> str:
-    inside = Path(path).is_relative_to(earlier)
-    return str(later / Path(path).relative_to(earlier)) if inside else path
+    small = bool(args.shrink)
+    return adapted(found, remarks, device=args.device, shrink=small, strict=args.strict, folder=folder, runs=runs)
 
 
 def show(translation: "Translation") -> None:
@@ -139,78 +205,13 @@ def _setting(note: "Note") -> str:
     return f"{note.theirs} {note.value}" if note.value else note.theirs
 
 
-def native(translation: "Translation", folder: Path, *, keeps: bool = False) -> list[str]:
-    """Our command line. A configuration is written down first, where it can be looked at and used again.
-
-    `keeps`: not if that would move one that was changed by hand.
-    """
-    if not translation.config:
-        return ["gptworks", translation.verb, *translation.arguments]
-    file = f"{Path(translation.program).stem or translation.system}.gptworks.yaml"
-    _write_config(translation, folder / file, keeps)
-    out = str(Path(str(translation.config["run.out"])))
-    return ["gptworks", translation.verb, "-c", file, "--out", out, *translation.arguments]
+def _note(remark: str) -> None:
+    if remark:
+        print(f"note: {remark}")
 
 
-def _write_config(translation: "Translation", file: Path, keeps: bool) -> None:
-    """One that was changed by hand since we wrote it stays, under another name."""
-    from contextlib import suppress
-
-    from gptworks.interop.write_yaml import as_yaml
-
-    if file.is_file() and not _is_as_written(file.read_text(encoding="utf-8", errors="replace")):
-        if keeps:
-            print(f"note: {file.name} was changed by hand, and is left as it is")
-            return
-        number = 1
-        while (aside := file.with_name(f"{file.name}.edited-{number}")).exists():
-            number += 1
-        with suppress(FileNotFoundError):  # another machine was faster
-            file.rename(aside)
-            print(f"note: {file.name} was changed by hand; it is {aside.name} now. To run it: gptworks train -c FILE")
-    part = file.with_name(f".{file.name}.{os.getpid()}")  # another machine may be writing, or reading, the same one
-    text = as_yaml(translation)
-    part.write_text(f"{text}{_SEAL}{_checksum(text)}\n", encoding="utf-8")
-    part.replace(file)
-
-
-_SEAL = "# by gptworks run, which keeps this file under another name if you change it: "
-
-
-def _is_as_written(text: str) -> bool:
-    body, seal, checksum = text.rpartition(_SEAL)
-    return bool(seal) and checksum.strip() == _checksum(body)
-
-
-def _checksum(text: str) -> str:
-    import hashlib
-
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
-
-
-def _is_first_machine(arguments: list[str]) -> bool:
-    """Machines share the folder of a run: one of them is enough."""
-    from itertools import pairwise
-
-    from gptworks.parallel import nodes
-
-    given = dict(pairwise(arguments))
-    options = {"nnodes": "--nnodes", "master": "--master", "node_ips": "--node-ips"}
-    options |= {"table": "--rank-table", "ranks": "--rank-range"}
-    rank = int(given["--node-rank"]) if "--node-rank" in given else None
-    return nodes.solve(**{key: given.get(name, "") for key, name in options.items()}, node_rank=rank).rank == 0
-
-
-def _has_its_model(translation: "Translation") -> bool:
-    """Whether the run in the folder of a command is one of the same command: as far as its checkpoints can tell."""
-    from gptworks.config.load import from_dict, load
-    from gptworks.errors import GPTWorksError
-
-    try:
-        earlier = load(Path(str(translation.config["run.out"])) / "config.yaml")
-        return earlier.model == from_dict(translation.sections()).model
-    except GPTWorksError:
-        return False
+def _print_command(words: list[str]) -> None:
+    print(f"\n$ {' '.join(_quoted(word) for word in words)}\n", flush=True)
 
 
 def _write_their_names(translation: "Translation") -> None:
@@ -219,21 +220,6 @@ def _write_their_names(translation: "Translation") -> None:
 
         for after in translation.after:
             foreign_names.write(after, Path(str(translation.config["run.out"])))
-
-
-def _name_logs(translation: "Translation") -> None:
-    """What each rank said, also under the other system's name."""
-    import shutil
-
-    if not translation.logs:
-        return
-    found = sorted((Path(str(translation.config["run.out"])) / "logs").glob("rank-*.log"))
-    for log in found:
-        target = Path(translation.logs.format(rank=log.stem.removeprefix("rank-")))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(log, target)
-    if found:
-        print(f"logs also in {Path(translation.logs).parent}, as {Path(translation.logs.format(rank='N')).name}")
 
 
 def _quoted(word: Any) -> str:

@@ -3,10 +3,13 @@
 import argparse
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gptworks.cli import options
 from gptworks.errors import UsageError
+
+if TYPE_CHECKING:
+    from gptworks.parallel.nodes import Nodes
 
 HELP = "pretrain or fine-tune"
 # Imported once, by the process that ranks are forked from. What they import must leave CUDA alone and start no thread:
@@ -56,22 +59,15 @@ def run(args: argparse.Namespace) -> int:
         print(show_first_batch(prepare(config, World(torch.device("cpu"), Layout.known(config.parallel)))))
         return 0
     if args.dry_run:
-        world_size = _imagined_world(args, config)
-        if world_size is None:
-            print(_plan(config))
-        else:
-            from gptworks.simulate.dry_run import describe
-
-            print(describe(config, world_size))
+        print(_dry_run(args, config))
         return 0
     if args.world is not None:
         raise UsageError(f"--world: {args.world} without --dry-run. To train, start the processes with --nproc.")
     if args.rdma:
         _enable_rdma(config)
-    from gptworks.parallel import failures, placement
+    from gptworks.parallel import failures
 
-    by_layout = _processes_of_layout(config) > 1 and placement.read(os.environ).world_size == 1
-    if (_wants_many(args) or by_layout) and not placement.is_supervised(os.environ):
+    if _starts_processes(args, config):
         return _launch(args, config)
 
     with failures.reporting():
@@ -81,16 +77,37 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _imagined_world(args: argparse.Namespace, config: Any) -> int | None:
-    """Of how many processes a dry run is to tell what they hold. None: it is about this process alone."""
-    if args.world is not None:
+def _dry_run(args: argparse.Namespace, config: Any) -> str:
+    """What the run would be, after every check that it would make before its first file is written."""
+    from gptworks.simulate.dry_run import describe
+
+    if args.world is not None:  # of machines that need not be here
         if args.world < 1:
             raise UsageError(f"--world: {args.world}. Needed: 1 or more.")
-        return int(args.world)
+        return describe(config, args.world)
+    if args.rdma:
+        from gptworks.parallel import rdma
+
+        rdma.require(_device(config))
+    if _starts_processes(args, config):
+        machines, nproc = _checked_launch(args, config)
+        world_size = sum(machines.nproc) or nproc * machines.count
+        return describe(config, world_size) if world_size > 1 else _plan(config)
+    from pathlib import Path
+
+    from gptworks.train import run_folder
+
+    plan = _plan(config)
+    run_folder.refuse_foreign(Path(config.run.out), args.resume)
+    return plan
+
+
+def _starts_processes(args: argparse.Namespace, config: Any) -> bool:
+    """By the options, or by a layout of several, unless this process is one of those that were started."""
     from gptworks.parallel import placement
 
-    several = _processes_of_layout(config)
-    return several if several > 1 and placement.read(os.environ).world_size == 1 else None
+    by_layout = _processes_of_layout(config) > 1 and placement.read(os.environ).world_size == 1
+    return (_wants_many(args) or by_layout) and not placement.is_supervised(os.environ)
 
 
 def _processes_of_layout(config: Any) -> int:
@@ -110,10 +127,22 @@ def _wants_many(args: argparse.Namespace) -> bool:
 
 
 def _launch(args: argparse.Namespace, config: Any) -> int:
-    """Everything that can be known to be wrong is refused here, before a process starts."""
     from pathlib import Path
 
-    from gptworks.parallel import nodes, placement, supervise
+    from gptworks.parallel import supervise
+    from gptworks.train import run_folder
+
+    machines, nproc = _checked_launch(args, config)
+    log_dir = Path(args.log_dir) if args.log_dir else Path(config.run.out) / run_folder.LOGS
+    command = ("-m", "gptworks", *args.argv)
+    return supervise.run(supervise.Job(command, nproc, log_dir, machines, args.max_restarts, preload=PRELOAD))
+
+
+def _checked_launch(args: argparse.Namespace, config: Any) -> "tuple[Nodes, int]":
+    """The machines, and the processes of this one. All that can be known to be wrong before one starts is refused."""
+    from pathlib import Path
+
+    from gptworks.parallel import nodes, placement
     from gptworks.train import run_folder
 
     place = placement.read(os.environ)
@@ -139,12 +168,9 @@ def _launch(args: argparse.Namespace, config: Any) -> int:
         from gptworks.parallel import devices
 
         devices.require(nproc, found.devices)
-    folder = Path(config.run.out)
     if found.rank == 0:  # on the others the run may have begun it by now
-        run_folder.refuse_foreign(folder, args.resume)
-    log_dir = Path(args.log_dir) if args.log_dir else folder / run_folder.LOGS
-    command = ("-m", "gptworks", *args.argv)
-    return supervise.run(supervise.Job(command, nproc, log_dir, found, args.max_restarts, preload=PRELOAD))
+        run_folder.refuse_foreign(Path(config.run.out), args.resume)
+    return found, nproc
 
 
 def _refuse_unfit(config: Any, found: Any, nproc: int) -> None:
@@ -206,14 +232,18 @@ def _resume_from(args: argparse.Namespace, config: Any) -> str:
 def _enable_rdma(config: Any) -> None:
     from gptworks.parallel import placement, rdma
 
-    device = config.run.device
-    if device == "auto":
-        from gptworks.parallel.launch import pick_device
-
-        device = pick_device("auto").type
-    text = rdma.enable(device)
+    text = rdma.enable(_device(config))
     if placement.read(os.environ).rank == 0 and not placement.is_supervised(os.environ):
         print(text, flush=True)
+
+
+def _device(config: Any) -> str:
+    """Its kind; auto is what this machine has."""
+    if config.run.device != "auto":
+        return str(config.run.device)
+    from gptworks.parallel.devices import pick_device
+
+    return pick_device("auto").type
 
 
 def _plan(config) -> str:  # type: ignore[no-untyped-def]

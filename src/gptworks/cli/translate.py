@@ -3,10 +3,14 @@
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gptworks.cli import options
 from gptworks.cli import run as running
 from gptworks.errors import UsageError
+
+if TYPE_CHECKING:
+    from gptworks.interop.translation import Translation
 
 HELP = "a command or YAML of another system as our configuration, or ours as theirs"
 
@@ -36,10 +40,22 @@ def run(args: argparse.Namespace) -> int:
 
         files = registry.Files(args.cwd)
         path = files(words[0])
-        translation = running.adapted_to(args, registry.of_yaml(path).translate_yaml(path), files.remarks, runs=False)
+        translation = running.adapted_to(
+            args, registry.of_yaml(path).translate_yaml(path), files.remarks, folder=args.cwd, runs=False
+        )
+        translations = [translation]
     else:
-        translation = running.translated(args, runs=False)
-    if args.json:
+        lines = [line for line in running.read(args, "translate") if line.command]
+        translations = [running.translated(args, line, runs=False) for line in lines]
+    for number, translation in enumerate(translations):
+        if number and not args.json:
+            print("---")
+        _show(translation, as_json=args.json)
+    return 0
+
+
+def _show(translation: "Translation", *, as_json: bool) -> None:
+    if as_json:
         values = {
             "system": translation.system,
             "verb": translation.verb,
@@ -49,11 +65,10 @@ def run(args: argparse.Namespace) -> int:
             "remarks": translation.remarks,
         }
         print(json.dumps(values))
-        return 0
+        return
     from gptworks.interop.write_yaml import as_yaml
 
     print(as_yaml(translation), end="")
-    return 0
 
 
 def _is_file(word: str, folder: Path) -> bool:

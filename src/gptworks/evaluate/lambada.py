@@ -136,9 +136,15 @@ class Questions:
 
 
 def rows_of(
-    passages: Sequence[str], tokenizer: Tokenizer, protocol: Protocol, length: int, *, where: str = "lambada"
+    passages: Sequence[str],
+    tokenizer: Tokenizer,
+    protocol: Protocol,
+    length: int,
+    *,
+    where: str = "lambada",
+    shorten: bool = False,
 ) -> Questions:
-    """`length`: the context of the model, in tokens."""
+    """`length`: the context of the model, in tokens. `shorten`: under every protocol."""
     rows, shortened = [], 0
     for number, text in enumerate(passages, 1):
         question = protocol.ask(text, tokenizer)
@@ -154,10 +160,11 @@ def rows_of(
                     f"{where}: passage {number}: its last word alone has {len(question.target)} tokens, but the "
                     f"model's context is {length}. Use a model with more."
                 )
-            if not protocol.drops_the_beginning:
+            if not protocol.drops_the_beginning and not shorten:
                 raise DataError(
                     f"{where}: passage {number} has {len(tokens)} tokens, but the model's context is {length}, and "
-                    f"--protocol {protocol.name} shortens none. Use a model with more, or --protocol openai."
+                    f"--protocol {protocol.name} shortens none. Use a model with more, or "
+                    "--shorten."
                 )
             tokens = tokens[-(length + 1) :]
             shortened += 1

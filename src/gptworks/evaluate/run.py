@@ -31,6 +31,7 @@ class Request:
     data: str
     protocol: str = ""  # empty = the task's first
     overlap: int | None = wikitext.DEFAULT_OVERLAP  # None = windows side by side
+    shorten: bool = False  # lambada: a passage that is too long loses its beginning, under every protocol
     limit: int = 0  # samples, windows or passages; 0 = all
     batch_size: int = 8
     device: str = "auto"
@@ -197,10 +198,13 @@ def _wikitext(subject: Subject, request: Request, watcher: Watcher) -> dict[str,
 
 def _lambada(subject: Subject, request: Request, watcher: Watcher) -> dict[str, Any]:
     protocol = lambada.find_protocol(request.protocol or "strict")
-    head = _file_head(request, f"{protocol.name}: {protocol.meaning}")
+    shortens = "; long passages lose their beginning" if request.shorten and not protocol.drops_the_beginning else ""
+    head = _file_head(request, f"{protocol.name}: {protocol.meaning}{shortens}")
     tokenizer = subject.tokenizer
     passages = lambada.read_passages(Path(request.data), request.limit)
-    questions = lambada.rows_of(passages, tokenizer, protocol, subject.model.cfg.max_positions, where=request.data)
+    questions = lambada.rows_of(
+        passages, tokenizer, protocol, subject.model.cfg.max_positions, where=request.data, shorten=request.shorten
+    )
     scores = _score(subject, request, head, [[row] for row in questions.rows], watcher)
     measured = lambada.summarize(scores, questions.shortened)
     row = subject.row() | {

@@ -7,7 +7,7 @@ from typing import Any
 
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import shrink as shrinking
-from gptworks.interop.shrink_to_data import vocabulary_of_data
+from gptworks.interop.shrink_to_data import heads_of_checkpoint, vocabulary_of_data
 from gptworks.interop.translation import Translation
 
 _SERVED = {"", "cpu", "cuda", "gpu", "mps", "auto"}
@@ -63,9 +63,9 @@ def adapted(
         stated = shrinking.tiny(translation.stated) if shrink else translation.stated
         arguments += _as_options({key: stated[key] for key in translation.stated})
     if shrink and config:
-        small = (
-            shrinking.tiny(config) | vocabulary_of_data(config, folder) | {"train.log_every": 1}
-        )  # so few are all shown
+        small = shrinking.tiny(config)
+        small |= vocabulary_of_data(config, folder) | heads_of_checkpoint(config, small, folder)
+        small["train.log_every"] = 1  # so few are all shown
         told.append(shrinking.describe(config, small))
         if chosen == "cpu" and config.get("precision.compute") == "fp16":
             told.append("fp16 on a CPU is many times slower than fp32; of a tiny model, too")
@@ -76,6 +76,9 @@ def adapted(
         if found != arguments[at]:
             told.append(f"--shrink tiny: {arguments[at]} is not here; a shrunk run has fewer steps, so it is {found}")
             arguments[at] = found
+    if shrink and "lambada" in arguments and "--shorten" not in arguments:
+        arguments.append("--shorten")
+        told.append("--shrink tiny: the context of a shrunk model is short; longer passages lose their beginning")
     if shrink and "--max-new-tokens" in arguments:  # the context of a shrunk model is short
         at = arguments.index("--max-new-tokens") + 1
         arguments[at] = str(min(int(arguments[at]), shrinking.NEW_TOKENS))

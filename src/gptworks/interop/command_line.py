@@ -1,15 +1,13 @@
 """A command as it stands in a document, taken apart. Nothing of it is run by a shell."""
 
 import re
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from gptworks.errors import UsageError
+from gptworks.interop import shell_block
 from gptworks.interop.translation import Command
 
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 _PYTHONS = re.compile(r"(?:.*/)?python[0-9.]*")
 _SHELLS = {"sh", "bash", "source", "."}
 # Launchers of other systems -> their options that take a value. What follows the options is the program.
@@ -32,20 +30,18 @@ LAUNCHERS |= dict.fromkeys(("torch.distributed.launch", "torch.distributed.run",
 
 
 def split(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Command:
-    """`words`: as the shell gave them, or one text; `environment`: where $NAME is looked up."""
-    is_text = len(words) == 1
-    if not is_text:  # a shell has looked up its names; only those set in front of the command are left
-        environment = {}
-    parts = _words(words[0]) if is_text else list(words)
-    # A backslash before the end of a line is what a document breaks its commands with.
-    parts = [part for part in (word.strip("\n") for word in parts) if part not in ("", "\\")]
-    assigned: dict[str, str] = {}
-    while parts and _ASSIGNMENT.match(parts[0]):
-        name, _, value = parts.pop(0).partition("=")
-        assigned[name] = _expand(value, {**environment, **assigned}, is_text)
-    parts = [_expand(part, {**environment, **assigned}, is_text) for part in parts]
-    if not parts:
-        raise UsageError("run: no command. Needed: gptworks run -- COMMAND as it was written.")
+    """Of one command: as a shell gave it, or one text. `environment`: where $NAME is looked up. No script is read."""
+    if len(words) == 1:
+        started = list(shell_block.commands(words[0], "command", environment, folder, lambda name, where: None))
+    else:
+        started = list(shell_block.of_words(words, environment, folder, lambda name, where: None))
+    if len(started) != 1:
+        raise UsageError(f"run: {len(started)} commands in {' '.join(words)[:60]!r}. Needed: one.")
+    return take_apart(started[0].words, started[0].environment, started[0].folder)
+
+
+def take_apart(parts: Sequence[str], environment: Mapping[str, str], folder: Path) -> Command:
+    """Into launcher, program and arguments. `environment`: what was set for it."""
     words_left = list(parts)
     launcher, options = "", {}
     while words_left:
@@ -71,32 +67,8 @@ def split(words: Sequence[str], environment: Mapping[str, str], folder: Path) ->
             if _PYTHONS.fullmatch(words_left[0]):
                 continue
             name = words_left.pop(0)
-        return Command(parts, assigned, name, words_left, launcher, options, folder)
+        return Command(list(parts), dict(environment), name, words_left, launcher, options, folder)
     raise UsageError(f"run: {' '.join(parts)}: no program in it.")
-
-
-_KEPT = "\ue000"  # stands for a $ that a shell would leave alone
-
-
-def _words(text: str) -> list[str]:
-    """As a shell cuts them; a $ between single quotes, or behind a backslash, is a $."""
-    kept: list[str] = []
-    quote, escaped = "", False
-    for letter in text:
-        is_plain = letter == "$" and (quote == "'" or escaped)
-        if is_plain and escaped:
-            kept.pop()  # the backslash
-        kept.append(_KEPT if is_plain else letter)
-        if escaped:
-            escaped = False
-        elif letter == "\\" and quote != "'":
-            escaped = True
-        elif letter in "'\"" and quote in ("", letter):
-            quote = "" if quote else letter
-    try:
-        return shlex.split("".join(kept))
-    except ValueError as error:
-        raise UsageError(f"run: {text.strip()[:60]} ...: {error}.") from None
 
 
 def _launcher_options(launcher: str, words: list[str]) -> dict[str, str]:
@@ -113,23 +85,6 @@ def _launcher_options(launcher: str, words: list[str]) -> dict[str, str]:
         else:
             found[name] = ""
     return found
-
-
-def _expand(text: str, environment: Mapping[str, str], needed: bool) -> str:
-    """`needed`: a name that is not set is a mistake, not a text."""
-
-    def value(match: re.Match[str]) -> str:
-        name = match[1] or match[2]
-        if name not in environment and not needed:
-            return match[0]
-        if name not in environment:
-            raise UsageError(
-                f"run: ${name} is not set. Set it (export {name}=...), or in front of the "
-                f"command and all of it in single quotes: gptworks run -- '{name}=... COMMAND'."
-            )
-        return environment[name]
-
-    return _VARIABLE.sub(value, text).replace(_KEPT, "$")
 
 
 def emptied(words: Sequence[str], command: Command) -> list[str]:

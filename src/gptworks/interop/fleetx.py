@@ -219,14 +219,28 @@ def _without_marks(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def translate(command: Command, find: Any) -> Translation:
     """`find`: the file that is meant by a name in the command, on disk or among the recipes we ship."""
-    config, overrides = _arguments(command)
+    config, overrides, devices = _arguments(command)
     values = flatten(read_yaml(find(config)))
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or "=" in value:
             raise UsageError(f"-o {text}: needed one =, as in -o Engine.max_steps=10.")
         _override(values, key, _evaluated(value))
-    return translate_values(values, config, PROGRAMS[Path(command.program).name], command)
+    verb = PROGRAMS[Path(command.program).name]
+    found = translate_values(values, config, verb, command)
+    return replace(found, notes=_of_devices(devices, verb, command) + found.notes)
+
+
+def _of_devices(devices: str | None, verb: str, command: Command) -> list[Note]:
+    """--devices belongs to the launcher; people write it behind the program, too, where the comments have it."""
+    if devices is None:
+        return []
+    if verb == "train" and len(devices.split(",")) > 1:
+        raise UsageError(
+            f"--devices {devices}: is for the launcher. Put it in front of the program: python -m "
+            f"paddle.distributed.launch --devices {devices} {command.program} ..."
+        )
+    return [Note("--devices", devices, "mapped", "", "one process does it")]
 
 
 def _override(values: dict[str, Any], key: str, value: Any) -> None:
@@ -244,19 +258,26 @@ def translate_yaml(path: Path) -> Translation:
     return translate_values(flatten(read_yaml(path)), str(path))
 
 
-def _arguments(command: Command) -> tuple[str, list[str]]:
+def _arguments(command: Command) -> tuple[str, list[str], str | None]:
+    """The YAML, what is set on top of it, and devices."""
     config, overrides, left = "", [], list(command.arguments)
+    devices = None
     while left:
         word = left.pop(0)
-        if word not in ("-c", "--config", "-o", "--override"):
+        if word.startswith("--") and "=" in word:
+            word, _, value = word.partition("=")
+            left.insert(0, value)
+        if word not in ("-c", "--config", "-o", "--override", "--devices"):
             raise UsageError(f"{command.program}: unknown argument {word}. Known: -c FILE, -o A.b.c=value.")
         if not left:
             raise UsageError(f"{command.program}: {word} without a value.")
         if word in ("-c", "--config"):
             config = left.pop(0)
+        elif word == "--devices":
+            devices = left.pop(0)
         else:
             overrides.append(left.pop(0))
-    return config, overrides
+    return config, overrides, devices
 
 
 def _evaluated(text: str) -> Any:
@@ -300,7 +321,7 @@ def translate_values(
     return Translation(
         NAME, verb, command.program if command else "", config=settings.ours if verb == "train" else {},
         arguments=arguments, notes=paddle_launch.notes(command, verb) + notes, remarks=remarks, after=after,
-        logs=paddle_launch.logs(command) if verb == "train" else "", device=device,
+        logs=paddle_launch.logs(command) if verb == "train" else "", device=device, their_names=settings.their_names,
     )  # fmt: skip
 
 

@@ -190,7 +190,7 @@ def translate(command: Command, find: Any) -> Translation:
     return Translation(
         NAME, "train", command.program, config=settings.ours, arguments=[*resume, *start.arguments],
         notes=[*start.notes, *settings.notes],
-        remarks=[*remarks, *told], after=after, device="gpu",
+        remarks=[*remarks, *told], after=after, device="gpu", their_names=settings.their_names,
     )  # fmt: skip
 
 
@@ -407,4 +407,12 @@ def _generate(command: Command) -> Translation:
         else:
             settings.same(name, "the checkpoint says it")
     settings.require_noted()
-    return Translation(NAME, "generate", command.program, arguments=arguments, notes=settings.notes, device="gpu")
+    return Translation(
+        NAME,
+        "generate",
+        command.program,
+        arguments=arguments,
+        notes=settings.notes,
+        their_names=settings.their_names,
+        device="gpu",
+    )

@@ -172,7 +172,8 @@ def checkpoints(settings: Settings, folder: Path, default_out: str, system: str)
         return run, ["--resume", "never"], []
     if theirs:
         settings.map("--load", {"init.checkpoint": load}, why="its weights; their optimizer state is not read")
-        return run, ["--resume", "auto"], [f"{load} was written by {system}: its weights are the start of {run}."]
+        again = "never" if run == out else "auto"  # what a run of ours has done since is in the folder inside theirs
+        return run, ["--resume", again], [f"{load} was written by {system}: its weights are the start of {run}."]
     if Path(load) == Path(out):
         on_command_line(settings, "--load", {"--resume": "auto"})
         return run, ["--resume", "auto"], []

@@ -68,7 +68,15 @@ def translate(command: Command, system: str) -> Translation:
     arguments += _tokenizer(settings, command.folder, remarks)
     settings.map_plain()
     settings.require_noted()
-    return Translation(system, "prepare", command.program, arguments=arguments, notes=settings.notes, remarks=remarks)
+    return Translation(
+        system,
+        "prepare",
+        command.program,
+        arguments=arguments,
+        notes=settings.notes,
+        their_names=settings.their_names,
+        remarks=remarks,
+    )
 
 
 def _names(keys: list[str], prefix: str) -> list[str]:

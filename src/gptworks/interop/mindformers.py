@@ -244,6 +244,7 @@ def _translate(
         remarks=remarks,
         after=after,
         device=device,
+        their_names=_names_with_flags(settings, sets, command),
     )
 
 
@@ -257,6 +258,15 @@ def _with_flags(notes: list[Note], flags: Mapping[str, str], sets: Mapping[str, 
         elif flag in ("--config", "CONFIG_PATH"):
             told.append(Note(flag, value, "mapped", "the settings below"))
     return told + [note for note in notes if note.theirs in in_yaml]
+
+
+def _names_with_flags(settings: Settings, sets: Mapping[str, str], command: Command | None) -> dict[str, str]:
+    """A key of ours by the flag that was given, else by the key of the YAML."""
+    by_key = {key: flag for flag, key in sets.items() if key}
+    names = {"data.path": _TRAIN_DATA, **settings.their_names}
+    if command is not None and Path(command.program).name == "run_mindformer.py":
+        by_key.setdefault(_TRAIN_DATA, "--dataset_dir")
+    return {ours: by_key.get(theirs, theirs) for ours, theirs in names.items()}
 
 
 def _placed(
@@ -371,26 +381,21 @@ def _layout(settings: Settings, table: RankTable | None, remarks: list[str]) -> 
 
 
 def _batch(settings: Settings) -> None:
-    """A replica reads batch_size samples; with a pipeline they are cut into micro_batch_num micro-batches."""
+    """A replica reads batch_size samples at a time; a pipeline, micro_batch_num times as many, one after the other."""
     ours = settings.ours
     replicas = ours.get("parallel.dp", 1) * ours["parallel.fsdp"]
-    size, parts = settings[f"{_RUNNER}.batch_size"], settings[f"{_PARALLEL}.micro_batch_num"]
+    size, times = settings[f"{_RUNNER}.batch_size"], settings[f"{_PARALLEL}.micro_batch_num"]
     more = settings[f"{_RUNNER}.gradient_accumulation_steps"]
     if ours["parallel.pp"] > 1:
-        if size % parts:
-            raise ConfigError(
-                settings.where,
-                [
-                    f"{_PARALLEL}.micro_batch_num: {parts} does not divide runner_config.batch_size ({size}), which a "
-                    f"pipeline cuts into so many. Nearest batch_size: {-(-size // parts) * parts}."
-                ],
-            )
-        settings.map(f"{_PARALLEL}.micro_batch_num", {"batch.micro_size": size // parts})
+        told = {"batch.global_size": size * replicas * times}
+        settings.map(f"{_PARALLEL}.micro_batch_num", told)
+        tell = settings.ignore if more > 1 else settings.same
+        tell(f"{_RUNNER}.gradient_accumulation_steps", "a pipeline has micro_batch_num in its place")
     else:
-        settings.same(f"{_PARALLEL}.micro_batch_num", "only a pipeline (pipeline_stage above 1) cuts a batch")
-        settings.ours["batch.micro_size"] = size
-    settings.map(f"{_RUNNER}.batch_size", {"batch.global_size": size * replicas * more})
-    settings.map(f"{_RUNNER}.gradient_accumulation_steps", {"batch.global_size": size * replicas * more})
+        told = {"batch.global_size": size * replicas * more}
+        settings.same(f"{_PARALLEL}.micro_batch_num", "only a pipeline (pipeline_stage above 1) has micro-batches")
+    settings.map(f"{_RUNNER}.batch_size", {"batch.micro_size": size, **told})
+    settings.map(f"{_RUNNER}.gradient_accumulation_steps", told)
 
 
 def _data(settings: Settings, folder: Path, remarks: list[str]) -> None:

@@ -22,6 +22,14 @@ KEYS = {
         Key("--torch_path", words),
         Key("--mindspore_path", words),
     ],
+    "create_lm_data.py": [
+        Key("--input_file", words),
+        Key("--output_file", words),
+        Key("--num_splits", whole, default=1),
+        Key("--max_length", whole),
+        Key("--vocab_file", words),
+        Key("--merge_file", words),
+    ],
     "wikitext2_data_process.py": [
         Key("--input_file", words),
         Key("--output_file", words),
@@ -47,7 +55,15 @@ def translate(command: Command) -> Translation:
     settings.map_plain()
     verb, arguments, remarks = _TOOLS[name](settings, command.folder)
     settings.require_noted()
-    return Translation(NAME, verb, command.program, arguments=arguments, notes=settings.notes, remarks=remarks)
+    return Translation(
+        NAME,
+        verb,
+        command.program,
+        arguments=arguments,
+        notes=settings.notes,
+        their_names=settings.their_names,
+        remarks=remarks,
+    )
 
 
 def _told(settings: Settings, name: str, option: str, value: str) -> list[str]:
@@ -122,26 +138,65 @@ def _convert(settings: Settings, folder: Path) -> tuple[str, list[str], list[str
     return "convert", arguments, remarks
 
 
-def _prepare(settings: Settings, _: Path) -> tuple[str, list[str], list[str]]:
+_AS_ONE_TEXT = ["--format", "mindrecord", "--input-format", "text", "--doc-separator", ""]
+
+
+def _rows(settings: Settings) -> list[str]:
     """The whole file encoded at once and cut into rows that share no token; the rest is dropped."""
     target = _needed(settings, "--output_file").removesuffix(".mindrecord")
-    arguments = [
+    settings.ignore("--num_splits", "one file, as large as it gets" if settings["--num_splits"] > 1 else "one file")
+    return [
         *_told(settings, "--input_file", "INPUT", _needed(settings, "--input_file")),
         *_told(settings, "--output_file", "--out", target),
         *_told(settings, "--max_length", "--row-length", str(settings["--max_length"])),
+        *_AS_ONE_TEXT,
+    ]
+
+
+def _lines(settings: Settings, folder: Path) -> tuple[str, list[str], list[str]]:
+    """create_lm_data.py of MindSpore's ModelZoo: GPT-2's tokenizer by its two files."""
+    if not settings["--max_length"]:
+        raise UsageError(
+            f"{settings.where}: --max_length is missing. Needed: the seq_length of the model plus one, such as 1025."
+        )
+    remarks = [
+        "their script makes a row of each line, cut off or filled up; here the lines are one text, cut into full rows"
+    ]
+    files = {name: str(settings[name] or "") for name in ("--vocab_file", "--merge_file")}
+    is_here = [bool(file) and (folder / file).is_file() for file in files.values()]
+    if any(is_here) or not all(files.values()):
+        tokenizer = []
+        for name in files:
+            tokenizer += _told(settings, name, name.replace("_", "-"), _needed(settings, name))
+    else:
+        remarks.append(f"{' and '.join(files.values())} are not here: GPT-2's own, which come with us, are used.")
+        settings.map(list(files), {"--tokenizer": "gpt2"})
+        del settings.ours["--tokenizer"]
+        tokenizer = ["--tokenizer", "gpt2"]
+    return "prepare", [*_rows(settings), *tokenizer], remarks
+
+
+def _prepare(settings: Settings, _: Path) -> tuple[str, list[str], list[str]]:
+    arguments = [
+        *_rows(settings),
         *_told(settings, "--tokenizer_type", "--tokenizer", str(settings["--tokenizer_type"])),
     ]
-    settings.ignore("--num_splits", "one file, as large as it gets" if settings["--num_splits"] > 1 else "one file")
-    remark = (
+    told = [
         "their script takes out the blanks of WikiText's own tokens (` @-@ `, ` , `) first; here the text is as it is"
-    )
-    return "prepare", [*arguments, "--format", "mindrecord", "--input-format", "text", "--doc-separator", ""], [remark]
+    ]
+    if not settings.is_given("--max_length"):
+        told.append(
+            f"--max_length is not given: rows of {settings['--max_length']} tokens, which is for evaluation. To train "
+            f"with seq_length {settings['--max_length']}, give --max_length {settings['--max_length'] + 1}."
+        )
+    return "prepare", arguments, told
 
 
 _TOOLS: dict[str, Callable[[Settings, Path], tuple[str, list[str], list[str]]]] = {
     "hccl_tools.py": _make_table,
     "convert_weight.py": _convert,
     "wikitext2_data_process.py": _prepare,
+    "create_lm_data.py": _lines,
 }
 
 

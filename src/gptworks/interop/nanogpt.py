@@ -234,7 +234,7 @@ def _train(command: Command, settings: Settings, remarks: list[str]) -> Translat
     return Translation(
         NAME, "train", command.program, config=settings.ours, arguments=[*resume, *start.arguments],
         notes=[*start.notes, *settings.notes], remarks=remarks, after=[AfterTraining(NAME, f"{out}/ckpt.pt")],
-        device=device,
+        device=device, their_names=settings.their_names,
     )  # fmt: skip
 
 
@@ -353,7 +353,14 @@ def _sample(command: Command, settings: Settings, remarks: list[str]) -> Transla
     settings.map_plain()
     settings.require_noted()
     return Translation(
-        NAME, "generate", command.program, arguments=arguments, notes=settings.notes, remarks=remarks, device=device
+        NAME,
+        "generate",
+        command.program,
+        arguments=arguments,
+        notes=settings.notes,
+        their_names=settings.their_names,
+        remarks=remarks,
+        device=device,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gptworks.config import presets
 from gptworks.errors import ConfigError, UsageError
-from gptworks.interop import command_line, megatron_flags, megatron_prepare
+from gptworks.interop import command_line, megatron_flags, megatron_prepare, registry, shell_block
 from gptworks.interop.megatron_flags import KERNEL, SHARED, on_command_line
 from gptworks.interop.settings import Key, Settings, number, whole, words
 from gptworks.interop.translation import AfterTraining, Command, Translation
@@ -50,39 +50,9 @@ CONTAINER = [
     Key("--proxy", words),
     Key("--no-interactive", words, switch=True, same="a terminal is passed on only where there is one"),
 ]
-# Their scripts read these, with these values where they are not set.
-VARIABLES = {
-    "ONEFLOW_GPT_DATASET": ("--dataset", "gpt_sample_dataset_text_document"),
-    "ONEFLOW_GPT_SEQ_LENGTH": ("--seq-length", "2048"),
-    "ONEFLOW_GPT_NUM_LAYERS": ("--num-layers", "16"),
-    "ONEFLOW_GPT_HIDDEN_SIZE": ("--hidden-size", "1536"),
-    "ONEFLOW_GPT_NUM_ATTENTION_HEADS": ("--num-attention-heads", "16"),
-    "ONEFLOW_GPT_MICRO_BATCH_SIZE": ("--micro-batch-size", "8"),
-    "ONEFLOW_GPT_GLOBAL_BATCH_SIZE": ("--global-batch-size", ""),
-    "ONEFLOW_GPT_TENSOR_MODEL_PARALLEL_SIZE": ("--tensor-model-parallel-size", ""),
-    "ONEFLOW_GPT_PIPELINE_MODEL_PARALLEL_SIZE": ("--pipeline-model-parallel-size", ""),
-    "ONEFLOW_GPT_NUM_ACCUMULATION_STEPS": ("--num-accumulation-steps", ""),
-    "ONEFLOW_GPT_NUM_GPUS_PER_NODE": ("--num-gpus-per-node", "4"),
-    "ONEFLOW_GPT_NUM_NODES": ("--num-nodes", "1"),
-    "ONEFLOW_GPT_NODE_IPS": ("--node-ips", "10.11.0.2,10.11.0.3,10.11.0.4,10.11.0.5"),
-    "ONEFLOW_GPT_TRAIN_ITERS": ("--train-iters", "500000"),
-    "ONEFLOW_GPT_LOG_INTERVAL": ("--log-interval", "100"),
-    "ONEFLOW_GPT_INIT_LOSS_SCALE": ("--initial-loss-scale", "4294967296"),
-    "ONEFLOW_GPT_LOAD_PATH": ("--load", ""),
-    "ONEFLOW_GPT_SAVE_PATH": ("--save", "checkpoint"),
-    "ONEFLOW_GPT_SAVE_INTERVAL": ("--save-interval", "10000"),
-}
-# What they pass whatever is set.
-ALWAYS = {
-    "--learning-rate": "0.00015", "--min-lr": "1.0e-5", "--lr-decay-style": "cosine", "--lr-decay-iters": "320000",
-    "--lr-warmup-fraction": "0.01", "--optimizer": "adamw", "--weight-decay": "1e-2", "--clip-grad": "1.0",
-    "--vocab-size": "50257", "--split": "949,50,1", "--checkpoint-activations": "",
-    "--multihead-attention-fusion": "", "--fp16": "",
-}  # fmt: skip
 _SIZED = re.compile(r"pretrain_(117M|345M)\.sh")
 # {machines}n{devices}d_{data}x{tensor}x{pipeline}_{batch}_{width}x{depth}
 _NAMED = re.compile(r"(?:distribute_)?pretrain_(\d+)n(\d+)d_(\d+)x(\d+)x(\d+)_(\d+)_(\d+)x(\d+)\.sh")
-_EXPORT = re.compile(r"^\s*export\s+(ONEFLOW_GPT_\w+)=[\"']?([^\"'\s#]*)", re.MULTILINE)
 _EXTERNAL = "Megatron's data set, which they copied in 2021; its split was rounded in another way then"
 
 
@@ -112,64 +82,51 @@ def translate(command: Command, find: Any) -> Translation:
     if name == "preprocess_data.py":
         return megatron_prepare.translate(command, NAME)
     if name.endswith(".sh"):
-        given, remarks = _of_script(name, command)
-        return _train(command, given, remarks)
+        return _of_script(name, command)
     return _train(command, command_line.flags(command.arguments, _SWITCHES), [])
 
 
-def _of_script(name: str, command: Command) -> tuple[dict[str, str], list[str]]:
-    """The flags that a script of theirs passes: its own settings over the caller's, over what all of them have."""
+def _of_script(name: str, command: Command) -> Translation:
+    """One of the documents' that is not here: what its name says, and what all of them have. Variables that are set in
+    front are there to be tried, and go before; one that is here has been read, and overrules them as in a shell."""
     if command.arguments:
         raise UsageError(
             f"{command.program}: takes no arguments, got {command.arguments[0]}. It is set by variables in front, "
             f"such as ONEFLOW_GPT_TRAIN_ITERS=10 bash {command.program}."
         )
-    given = dict(VARIABLES.values())
-    called = {**os.environ, **command.environment}
-    given |= {flag: called[variable] for variable, (flag, _) in VARIABLES.items() if variable in called}
-    file, remarks = _script_on_disk(command), []
-    if file is None:
-        own = _settings_in_name(name)
-        remarks.append(f"{command.program} is not here: the settings of the original are used, which come with us.")
-        # What the caller sets is there to be tried; a script that is here overrules it, as a shell would have it.
-        given |= {flag: text for flag, text in own.items() if not any(_sets(v, flag) for v in command.environment)}
-    else:
-        found = dict(_EXPORT.findall(file.read_text(encoding="utf-8")))
-        given |= {VARIABLES[variable][0]: text for variable, text in found.items() if variable in VARIABLES}
-    given |= ALWAYS
-    if int(given["--num-nodes"]) > 1:
-        given["--use-rdma"] = ""
-    return {flag: text for flag, text in given.items() if text or flag in _SWITCHES}, remarks
-
-
-def _sets(variable: str, flag: str) -> bool:
-    return variable in VARIABLES and VARIABLES[variable][0] == flag
-
-
-def _script_on_disk(command: Command) -> Path | None:
-    """Their folder is examples/; the document once says example/."""
-    other = re.sub(r"(^|/)examples?/", r"\1examples/", command.program)
-    return next((f for n in (command.program, other) if (f := command.folder / n).is_file()), None)
+    shared = registry.shipped("pretrain.sh")
+    assert shared is not None
+    values = {**os.environ, **_settings_in_name(name), **command.environment}
+    text = shared.read_text(encoding="utf-8")
+    (started,) = shell_block.commands(text, shared.name, values, command.folder, lambda script, folder: None)
+    inside = command_line.take_apart(started.words, command.environment, command.folder)
+    remark = f"{command.program} is not here: the settings of the original are used, which come with us: {shared}"
+    return _train(command, command_line.flags(inside.arguments, _SWITCHES), [remark])
 
 
 def _settings_in_name(name: str) -> dict[str, str]:
+    """The variables that a script of that name sets."""
     size, named = _SIZED.fullmatch(name), _NAMED.fullmatch(name)
     if size:
         shape = presets.find(size[1])
-        return {
-            "--num-gpus-per-node": "1", "--seq-length": "1024", "--num-layers": str(shape["num_layers"]),
-            "--hidden-size": str(shape["hidden_size"]), "--num-attention-heads": str(shape["num_heads"]),
-            "--micro-batch-size": "8", "--global-batch-size": "8",
-        }  # fmt: skip
+        return _variables({
+            "NUM_GPUS_PER_NODE": "1", "SEQ_LENGTH": "1024", "NUM_LAYERS": str(shape["num_layers"]),
+            "HIDDEN_SIZE": str(shape["hidden_size"]), "NUM_ATTENTION_HEADS": str(shape["num_heads"]),
+            "MICRO_BATCH_SIZE": "8", "GLOBAL_BATCH_SIZE": "8",
+        })  # fmt: skip
     assert named  # or it would not have been recognised
     nodes, devices, replicas, tensor, stages, size_of_batch, width_there, depth = named.groups()
     times = 32 if int(stages) > 1 else 1  # their pipelines accumulate so many micro-batches, the others none
-    return {
-        "--num-nodes": nodes, "--num-gpus-per-node": devices, "--tensor-model-parallel-size": tensor,
-        "--pipeline-model-parallel-size": stages, "--global-batch-size": size_of_batch, "--hidden-size": width_there,
-        "--num-layers": depth, "--micro-batch-size": str(max(1, int(size_of_batch) // int(replicas) // times)),
-        "--num-attention-heads": {"2304": "24", "3072": "32"}.get(width_there, "16"),
-    }  # fmt: skip
+    return _variables({
+        "NUM_NODES": nodes, "NUM_GPUS_PER_NODE": devices, "TENSOR_MODEL_PARALLEL_SIZE": tensor,
+        "PIPELINE_MODEL_PARALLEL_SIZE": stages, "GLOBAL_BATCH_SIZE": size_of_batch, "HIDDEN_SIZE": width_there,
+        "NUM_LAYERS": depth, "MICRO_BATCH_SIZE": str(max(1, int(size_of_batch) // int(replicas) // times)),
+        "NUM_ATTENTION_HEADS": {"2304": "24", "3072": "32"}.get(width_there, "16"),
+    })  # fmt: skip
+
+
+def _variables(settings: dict[str, str]) -> dict[str, str]:
+    return {f"ONEFLOW_GPT_{name}": value for name, value in settings.items()}
 
 
 _SWITCHES = {key.theirs for key in TRAINING if key.switch}
@@ -216,6 +173,7 @@ def _train(command: Command, given: dict[str, str], remarks: list[str]) -> Trans
     after = [AfterTraining(NAME, f"{out}/iter{{step}}_snapshot")] if settings["--save"] else []
     return Translation(
         NAME, "train", command.program, config=settings.ours, arguments=arguments, notes=settings.notes,
+        their_names=settings.their_names,
         remarks=remarks + told, after=after, device="gpu",
     )  # fmt: skip
 
@@ -298,5 +256,6 @@ def _container(command: Command) -> Translation:
     )
     return Translation(
         NAME, "launch", command.program, arguments=arguments, notes=settings.notes, remarks=[remark], device="gpu",
+        their_names=settings.their_names,
         inside=inside,
     )  # fmt: skip

@@ -12,24 +12,28 @@ _DEVICES = ("--gpus", "--devices", "--xpus", "--npus", "--selected_gpus", "--sel
 
 
 def num_processes(command: Command | None) -> int:
-    """0 = no launcher, or one that does not say: then the degrees of the layout do."""
+    """Of all machines. 0 = no launcher, or one that does not say: then the degrees of the layout do."""
     if command is None or not command.launcher:
         return 0
     options = command.launcher_options
-    machines = options.get("--nnodes", "1")
-    addresses = [each for each in options.get("--ips", "").split(",") if each]
-    if machines != "1" or len(addresses) > 1:
-        raise UsageError(
-            f"{command.launcher}: several machines (--nnodes {machines}, --ips {','.join(addresses)}). Translate the "
-            "command with `gptworks translate`, and start that on each of them with `gptworks train --node-ips`."
-        )
+    machines = _num_machines(command)
     for name in _DEVICES:
         if name in options:
-            return len(_list(options[name]))
+            return len(_list(options[name])) * machines
     given = options.get("--nproc_per_node", "0")
     if not given.isdecimal():
         raise UsageError(f"{command.launcher} --nproc_per_node={given}: needed a number of processes.")
-    return int(given)
+    return int(given) * machines
+
+
+def _num_machines(command: Command) -> int:
+    options = command.launcher_options
+    addresses, count = _list(options.get("--ips", "")), options.get("--nnodes", "")
+    if addresses:
+        return len(addresses)
+    if count and not count.split(":")[-1].isdecimal():
+        raise UsageError(f"{command.launcher} --nnodes={count}: needed a number of machines.")
+    return int(count.split(":")[-1]) if count else 1
 
 
 def arguments(command: Command | None, config: Mapping[str, Any]) -> list[str]:
@@ -37,8 +41,33 @@ def arguments(command: Command | None, config: Mapping[str, Any]) -> list[str]:
     if command is None or not command.launcher:
         return []
     world = math.prod(config.get(f"parallel.{axis}", 1) for axis in ("dp", "fsdp", "tp", "pp"))
+    machines = _num_machines(command)
+    if world % machines:
+        raise UsageError(
+            f"{command.launcher}: {world} processes (the product of the degrees) on {machines} machines. "
+            "Needed: as many on each."
+        )
     again = command.launcher_options.get("--max_restart", "")
-    return (["--nproc", "1"] if world == 1 else []) + (["--max-restarts", again] if again else [])
+    here = ["--nproc", str(world // machines)] if machines > 1 or world == 1 else []
+    return _machines(command, machines) + here + (["--max-restarts", again] if again else [])
+
+
+def _machines(command: Command, count: int) -> list[str]:
+    """Each finds itself among the addresses; without these it is told its number."""
+    options = command.launcher_options
+    if count == 1:
+        return []
+    if addresses := _list(options.get("--ips", "")):
+        return ["--node-ips", ",".join(each.strip() for each in addresses)]
+    missing = [name for name in ("--master", "--rank") if not options.get(name)]
+    if missing:
+        raise UsageError(
+            f"{command.launcher} --nnodes {options['--nnodes']}: {' and '.join(missing)} missing. Needed: --master "
+            "ADDRESS:PORT, the same on all machines, and --rank, from 0, another one on each; or "
+            "--ips with all of them."
+        )
+    master = options["--master"].partition("://")[2] or options["--master"]
+    return ["--nnodes", options["--nnodes"], "--master", master, "--node-rank", options["--rank"]]
 
 
 def remarks(command: Command | None) -> list[str]:
@@ -58,6 +87,11 @@ def logs(command: Command | None) -> str:
 def notes(command: Command | None, verb: str = "train") -> list[Note]:
     """One for each option of the launcher."""
     found = []
+    told = {}
+    if command and command.launcher and verb == "train":
+        words = _machines(command, _num_machines(command))
+        ours = {"--ips": "--node-ips", "--nnodes": "--nnodes", "--master": "--master", "--rank": "--node-rank"}
+        told = {name: f"{option} {words[words.index(option) + 1]}" for name, option in ours.items() if option in words}
     for name, value in (command.launcher_options if command else {}).items():
         if verb != "train":
             found.append(Note(name, value, "mapped", "", "one process does it"))
@@ -67,7 +101,7 @@ def notes(command: Command | None, verb: str = "train") -> list[Note]:
                     name,
                     value,
                     "mapped",
-                    f"{value}/workerlog.N, when it has ended; until then the logs of the run folder",
+                    f"{value}/workerlog.N, links to the logs of the run folder",
                 )
             )
         elif name in _DEVICES:
@@ -77,6 +111,10 @@ def notes(command: Command | None, verb: str = "train") -> list[Note]:
             found.append(Note(name, value, "mapped", f"{value} processes"))
         elif name == "--max_restart":
             found.append(Note(name, value, "mapped", f"--max-restarts {value}"))
+        elif name in told:
+            found.append(Note(name, value, "mapped", told[name]))
+        elif name in ("--ips", "--nnodes", "--master", "--rank"):
+            found.append(Note(name, value, "mapped", "", "one machine: nobody is called"))
         else:
             found.append(Note(name, value, "ignored", "", "gptworks starts the processes itself"))
     return found

@@ -9,26 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.errors import ConfigError, UsageError
-from gptworks.interop import command_line, paddle_launch
+from gptworks.interop import command_line, paddle_launch, shell_block
 from gptworks.interop.notes import Note
+from gptworks.interop.paddlenlp_models import SHAPES, shape_of
 from gptworks.interop.settings import Key, Settings, number, truth, whole, words
 from gptworks.interop.translation import AfterTraining, Command, Translation
 
 NAME = "paddlenlp"
 TITLE = "PaddleNLP GPT and GPT-3"
-
-# Layers, width, heads, words; heads of 13B as they ship them. Positions are 1024.
-PRESETS = {
-    "gpt2-en": (12, 768, 12, 50257),
-    "gpt2-medium-en": (24, 1024, 16, 50304),
-    "gpt2-large-en": (36, 1280, 20, 50257),
-    "gpt2-xl-en": (48, 1600, 25, 50257),
-    "gpt2-small-en": (4, 1024, 4, 50304),
-    "gpt3-1.3B-en": (24, 2048, 16, 50304),
-    "gpt3-13B-en": (40, 5120, 128, 50304),
-    "gpt-cpm-large-cn": (32, 2560, 32, 30000),
-    "gpt-cpm-small-cn-distill": (12, 768, 12, 30000),
-}
 
 # run_pretrain.py of these flags also exists in FleetX, which names a YAML with -c.
 _HINTS = {
@@ -187,21 +175,20 @@ def translate(command: Command, find: Any) -> Translation:
 
 
 def _inside(script: Path, command: Command) -> Command:
-    """The training command in a shell script; NAME=value lines before it count, the rest is the shell's business."""
-    text = script.read_text(encoding="utf-8").replace("\\\n", " ")
+    """The training command in the script that comes with us. (One that is here has been read before.)"""
+    values = {**os.environ, **command.environment}
+    text = script.read_text(encoding="utf-8")
+    started = shell_block.commands(text, command.program, values, command.folder, lambda name, folder: None)
+    found = [command_line.take_apart(each.words, each.environment, each.folder) for each in started]
+    found = [each for each in found if Path(each.program).name in PROGRAMS]
+    if not found:
+        raise UsageError(f"{script}: no line in it runs one of {', '.join(PROGRAMS)}.")
     if command.arguments:
         raise UsageError(
-            f"{command.program}: {' '.join(command.arguments)} behind it: what a script does with such words is not "
-            "known here. Run the command that is in it, with these words."
+            f"{command.program}: {' '.join(command.arguments)} behind it: it reads no words. Run the command that is "
+            "in it, with these words."
         )
-    values = {**os.environ, **command.environment}
-    for line in map(str.strip, text.splitlines()):
-        assignment = re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)=([\"']?)(.*?)\2", line)
-        if assignment and " " not in assignment[3]:
-            values[assignment[1]] = assignment[3]
-        elif any(program in line for program in PROGRAMS) and not line.startswith("#"):
-            return command_line.split([line], values, command.folder)
-    raise UsageError(f"{script}: no line in it runs one of {', '.join(PROGRAMS)}.")
+    return found[-1]
 
 
 def _settings(command: Command, keys: list[Key]) -> Settings:
@@ -241,25 +228,18 @@ def _train(command: Command) -> Translation:
         arguments=paddle_launch.arguments(command, settings.ours),
         notes=paddle_launch.notes(command) + settings.notes, remarks=remarks + paddle_launch.remarks(command),
         after=[AfterTraining(NAME, f"{output}/model_{{step}}")], logs=paddle_launch.logs(command),
-        device=str(settings["--device"]),
+        device=str(settings["--device"]), their_names=settings.their_names,
     )  # fmt: skip
 
 
 def _weights(settings: Settings, folder: Path) -> None:
     """A preset is a shape with fresh weights; a folder is where to go on from."""
     name = str(settings["--model_name_or_path"])
-    if name in PRESETS:
-        layers, width, heads, vocabulary = PRESETS[name]
+    if name in SHAPES:
+        layers, width, heads, vocabulary = shape_of(name, settings["--mp_degree"], settings["--pp_degree"])
         shape = {"num_layers": layers, "hidden_size": width, "num_heads": heads, "vocab_size": vocabulary}
         told = {f"model.{key}": value for key, value in shape.items()} | {"model.max_positions": 1024}
-        unit = 128 * settings["--mp_degree"]
-        told["model.vocab_size"] = -(-vocabulary // unit) * unit if vocabulary % settings["--mp_degree"] else vocabulary
-        why = (
-            ""
-            if told["model.vocab_size"] == vocabulary
-            else f"{vocabulary} words padded so that mp_degree divides them"
-        )
-        settings.map("--model_name_or_path", told, why=why)
+        settings.map("--model_name_or_path", told)
     elif (folder / name).exists():
         settings.map(
             "--model_name_or_path", {"init.checkpoint": name}, why="the weights; steps begin at 1, as theirs do"
@@ -267,7 +247,7 @@ def _weights(settings: Settings, folder: Path) -> None:
     else:
         raise ConfigError(
             settings.where,
-            [f"--model_name_or_path: {name!r} is neither a folder nor a preset ({', '.join(PRESETS)})."],
+            [f"--model_name_or_path: {name!r} is neither a folder nor a preset ({', '.join(SHAPES)})."],
         )
     # What follows an end of document is not scored. Of Chinese data, the data say which tokenizer made them.
     tokenizer = {} if str(settings["--model_type"]).endswith("-cn") else {"data.tokenizer": "gpt2"}
@@ -387,7 +367,13 @@ def _evaluate(command: Command) -> Translation:
     settings.map_plain()
     settings.require_noted()
     return Translation(
-        NAME, "eval", command.program, arguments=arguments, notes=settings.notes, device=str(settings["--device"])
+        NAME,
+        "eval",
+        command.program,
+        arguments=arguments,
+        notes=settings.notes,
+        their_names=settings.their_names,
+        device=str(settings["--device"]),
     )
 
 
@@ -399,7 +385,7 @@ def _model_arguments(settings: Settings, folder: Path) -> list[str]:
         settings.same("--init_checkpoint_path", "empty: the model of that name")
         return ["--model", name]
     settings.map("--init_checkpoint_path", {"--model": checkpoint})
-    shape = PRESETS.get(name)
+    shape = SHAPES.get(name)
     arguments = ["--model", str(checkpoint)]
     there = folder / str(checkpoint)
     if shape and there.exists() and not _is_described(there):
@@ -427,6 +413,7 @@ def _export(command: Command) -> Translation:
     remark = f"instead of Paddle's {prefix.name}.pdmodel and .pdiparams, a program of torch.export with its weights"
     return Translation(
         NAME, "export", command.program, arguments=arguments, notes=settings.notes, remarks=[remark],
+        their_names=settings.their_names,
     )  # fmt: skip
 
 
@@ -443,7 +430,15 @@ def _infer(command: Command) -> Translation:
     for prompt in prompts:
         arguments += ["--prompt", prompt]
     remark = "their program stops at the end of a line as well"
-    return Translation(NAME, "infer", command.program, arguments=arguments, notes=settings.notes, remarks=[remark])
+    return Translation(
+        NAME,
+        "infer",
+        command.program,
+        arguments=arguments,
+        notes=settings.notes,
+        their_names=settings.their_names,
+        remarks=[remark],
+    )
 
 
 def _prepare(command: Command) -> Translation:
@@ -476,7 +471,9 @@ def _prepare(command: Command) -> Translation:
         settings.map("--append_eos", {"--append-eod": True})
     settings.map_plain()
     settings.require_noted()
-    return Translation(NAME, "prepare", command.program, arguments=arguments, notes=settings.notes)
+    return Translation(
+        NAME, "prepare", command.program, arguments=arguments, notes=settings.notes, their_names=settings.their_names
+    )
 
 
 PROGRAMS.update(

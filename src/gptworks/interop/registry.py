@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gptworks.errors import UsageError
-from gptworks.interop import yaml_files
+from gptworks.interop import python_imports, yaml_files
 from gptworks.interop.translation import Command, Translation
 
 NAMES = ("fleetx", "paddlenlp", "oneflow", "megatron", "mindformers", "nanogpt")
@@ -37,6 +37,9 @@ def of_command(command: Command) -> Any:
     for each in map(dialect, NAMES):
         if each.recognise(command):
             return each
+    advice = python_imports.advice(command.folder / command.program)
+    if advice:
+        raise UsageError(f"run: {command.program}: {advice}")
     known = ", ".join(dialect(name).TITLE for name in NAMES)
     raise UsageError(
         f"run: {command.program} {' '.join(command.arguments[:4])} ...: not of a known system. Known: {known}."

@@ -17,6 +17,7 @@ from gptworks.config.load import flatten, load, load_with_origins
 from gptworks.config.schema import RunConfig
 from gptworks.errors import ConfigError, GPTWorksError, UsageError
 from gptworks.interop import command_line, fleetx, megatron_flags, paddlenlp, registry
+from gptworks.interop.paddlenlp_models import SHAPES
 from gptworks.interop.settings import Key
 
 Said = dict[str, Any]  # their key -> value, in their order
@@ -131,7 +132,7 @@ def _fleetx(config: RunConfig, where: str) -> str:
 def _paddlenlp(config: RunConfig, where: str) -> str:
     model, batch, decay = config.model, _batch(config), _decay(config)
     shape = (model.num_layers, model.hidden_size, model.num_heads)
-    names = [name for name, preset in paddlenlp.PRESETS.items() if preset[:3] == shape]
+    names = [name for name, preset in SHAPES.items() if preset[:3] == shape]
     if config.init.checkpoint:
         names = [config.init.checkpoint]
     elif not names:
@@ -139,12 +140,12 @@ def _paddlenlp(config: RunConfig, where: str) -> str:
             where,
             [
                 f"model: {shape[0]} layers x {shape[1]} with {shape[2]} heads. PaddleNLP takes a model by name: "
-                f"{', '.join(paddlenlp.PRESETS)}."
+                f"{', '.join(SHAPES)}."
             ],
         )
     if config.precision.compute == "bf16":
         raise ConfigError(where, ["precision.compute: bf16; PaddleNLP's script has fp16 only."])
-    exact = [name for name in names if paddlenlp.PRESETS.get(name, ())[3:] == (model.vocab_size,)]
+    exact = [name for name in names if SHAPES.get(name, ())[3:] == (model.vocab_size,)]
     said: Said = {
         "--model_type": "gpt",
         "--model_name_or_path": (exact or names)[0],
@@ -251,6 +252,8 @@ def _vocabulary_unit(vocabulary: int, tp: int) -> int:
 
 def _mindformers(config: RunConfig, where: str) -> str:
     model, batch, layout = config.model, _batch(config), Layout.known(config.parallel)
+    # Of a pipeline, a micro-batch; micro_batch_num says how many.
+    read_at_once = batch.micro_size if layout.pp > 1 else batch.global_size // batch.data_parallel
     if model.ffn_size % model.hidden_size:
         raise ConfigError(where, [f"model.ffn_size: {model.ffn_size}; MindFormers has whole multiples of hidden_size."])
     activation = {"tanh": "gelu", "sigmoid": "fast_gelu"}.get(model.gelu)
@@ -270,7 +273,7 @@ def _mindformers(config: RunConfig, where: str) -> str:
         "use_parallel": layout.world_size > 1,
         "output_dir": config.run.out or "./output",
         "context": {"mode": 0, "device_target": "CPU" if config.run.device == "cpu" else "Ascend"},
-        "runner_config": {"epochs": 1, "batch_size": batch.global_size // batch.data_parallel, "sink_mode": True},
+        "runner_config": {"epochs": 1, "batch_size": read_at_once, "sink_mode": True},
         "runner_wrapper": {
             "type": "MFTrainOneStepCell" if layout.pp == 1 else "MFPipelineWithLossScaleCell",
             "scale_sense": {

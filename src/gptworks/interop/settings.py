@@ -73,6 +73,7 @@ class Settings:
         self.ours: dict[str, Any] = {}
         self.notes: list[Note] = []
         self.values: dict[str, Any] = {}
+        self.their_names: dict[str, str] = {}  # a key of ours -> the one of theirs that sets it, given or not
         self._check(hints)
 
     def _check(self, hints: Mapping[str, str]) -> None:
@@ -113,6 +114,10 @@ class Settings:
         if isinstance(ours, str):
             ours = {ours: self[names[0]] if value is None else value}
         self.ours.update(ours)
+        theirs = next((each for each in names if self.is_given(each)), names[0])
+        for key in ours:
+            if self.is_given(theirs) or key not in self.their_names:
+                self.their_names[key] = theirs
         told = ", ".join(f"{key}={shown(each)}" for key, each in ours.items())
         self._note(names, "approximated" if why else "mapped", told, why)
 

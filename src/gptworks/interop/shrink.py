@@ -19,14 +19,11 @@ def tiny(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     small = dict(config)
     stages = config.get("parallel.pp", 1) * config.get("parallel.virtual_stages", 1)
-    ranks = config.get("parallel.tp", 1)
-    heads = 4 if 4 % ranks == 0 else ranks
+    heads = num_heads(config)
     small["data.seq_len"] = min(config.get("data.seq_len", 1024), LENGTH)
     if config.get("init.checkpoint"):
         for name in _SHAPE:  # it says so itself, and may have been shrunk as well
             small.pop(f"model.{name}", None)
-        if str(config["init.checkpoint"]).endswith(".ckpt"):  # does not say its heads
-            small["model.num_heads"] = heads
     else:
         small |= {
             "model.num_layers": max(2, stages) if max(2, stages) % stages == 0 else stages,
@@ -57,6 +54,12 @@ def tiny(config: Mapping[str, Any]) -> dict[str, Any]:
         if config.get("optim.warmup_steps") and not config.get("optim.decay_steps"):  # it ends with the training
             small["optim.warmup_steps"] = min(config["optim.warmup_steps"], small["train.steps"] / 2)
     return small
+
+
+def num_heads(config: Mapping[str, Any]) -> int:
+    """Of a tiny model, for as many tensor-parallel ranks."""
+    ranks: int = config.get("parallel.tp", 1)
+    return 4 if 4 % ranks == 0 else ranks
 
 
 def describe(config: Mapping[str, Any], small: Mapping[str, Any]) -> str:

@@ -37,6 +37,7 @@ class Translation:
     environment: Mapping[str, str] = field(default_factory=dict)
     device: str = ""  # what their command asked for: gpu, xpu, npu, cpu
     inside: list[str] = field(default_factory=list)  # a command of theirs that our command runs elsewhere
+    their_names: Mapping[str, str] = field(default_factory=dict)  # a key or option of ours -> what sets it there
 
     def sections(self) -> dict[str, Any]:
         """The configuration as our YAML nests it."""

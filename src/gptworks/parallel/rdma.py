@@ -10,8 +10,8 @@ TRANSPORT = {"NCCL_IB_DISABLE": "0", "NCCL_NET": "IB"}
 _DEVICES = Path("/sys/class/infiniband")
 
 
-def enable(device: str) -> str:
-    """Set the environment of the processes that start from here; what to tell the user."""
+def require(device: str) -> list[str]:
+    """The RDMA cards of this machine, or what stands in the way of using one."""
     if device != "cuda":
         raise UsageError(
             f"--rdma: the device is {device}, where processes talk through gloo, which knows TCP only. "
@@ -23,6 +23,12 @@ def enable(device: str) -> str:
             f"--rdma: no RDMA card on this machine ({_DEVICES} is empty or missing). "
             "Load its driver, or leave --rdma out."
         )
+    return cards
+
+
+def enable(device: str) -> str:
+    """Set the environment of the processes that start from here; what to tell the user."""
+    cards = require(device)
     os.environ.update(TRANSPORT)
     settings = ", ".join(f"{name}={value}" for name, value in TRANSPORT.items())
     return f"rdma: {settings}; cards {', '.join(cards)}. NCCL_IB_HCA and NCCL_IB_GID_INDEX choose among them."

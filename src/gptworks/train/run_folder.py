@@ -60,10 +60,18 @@ def refuse_private(run: Path, ranks: Ranks) -> None:
     ranks.all_do(look)
 
 
+def _only_names_logs(path: Path, run: Path) -> bool:
+    """Whether there is nothing but other names of the logs of ranks, which are there before the run itself, too."""
+    within = [path, *path.rglob("*")] if path.is_dir() else [path]
+    files = [each for each in within if each.is_symlink() or not each.is_dir()]
+    logs = (run / LOGS).resolve()
+    return bool(files) and all(each.is_symlink() and each.resolve().parent == logs for each in files)
+
+
 def refuse_foreign(run: Path, resume: str) -> None:
     """A folder that has something in it is written to only when resuming was asked for and a run of ours began it."""
     found = sorted(path.name for path in run.iterdir()) if run.is_dir() else []
-    present = [name for name in found if name[0] != "." and name != LOGS]
+    present = [name for name in found if name[0] != "." and name != LOGS and not _only_names_logs(run / name, run)]
     is_ours = not present or (run / "environment.json").is_file()
     if (present and resume == "never") or not is_ours:
         listed = ", ".join(present[:4]) + (", ..." if len(present) > 4 else "")

@@ -1,0 +1,1 @@
+"""Python of other systems, by their names: `from mindformers` becomes `from gptworks.compat.mindformers`."""

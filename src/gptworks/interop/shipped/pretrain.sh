@@ -1,0 +1,28 @@
+# OneFlow-GPT's pretraining as its example scripts start it: each of them sets some of these variables and reads this file.
+train="python3 -m oneflow_gpt.training"
+train+=" --dataset ${ONEFLOW_GPT_DATASET:-gpt_sample_dataset_text_document}"
+train+=" --seq-length ${ONEFLOW_GPT_SEQ_LENGTH:-2048}"
+train+=" --num-layers ${ONEFLOW_GPT_NUM_LAYERS:-16}"
+train+=" --hidden-size ${ONEFLOW_GPT_HIDDEN_SIZE:-1536}"
+train+=" --num-attention-heads ${ONEFLOW_GPT_NUM_ATTENTION_HEADS:-16}"
+train+=" --micro-batch-size ${ONEFLOW_GPT_MICRO_BATCH_SIZE:-8}"
+train+="${ONEFLOW_GPT_GLOBAL_BATCH_SIZE:+ --global-batch-size $ONEFLOW_GPT_GLOBAL_BATCH_SIZE}"
+train+="${ONEFLOW_GPT_TENSOR_MODEL_PARALLEL_SIZE:+ --tensor-model-parallel-size $ONEFLOW_GPT_TENSOR_MODEL_PARALLEL_SIZE}"
+train+="${ONEFLOW_GPT_PIPELINE_MODEL_PARALLEL_SIZE:+ --pipeline-model-parallel-size $ONEFLOW_GPT_PIPELINE_MODEL_PARALLEL_SIZE}"
+train+="${ONEFLOW_GPT_NUM_ACCUMULATION_STEPS:+ --num-accumulation-steps $ONEFLOW_GPT_NUM_ACCUMULATION_STEPS}"
+train+=" --num-gpus-per-node ${ONEFLOW_GPT_NUM_GPUS_PER_NODE:-4}"
+train+=" --num-nodes ${ONEFLOW_GPT_NUM_NODES:-1}"
+train+=" --node-ips ${ONEFLOW_GPT_NODE_IPS:-10.11.0.2,10.11.0.3,10.11.0.4,10.11.0.5}"
+train+=" --train-iters ${ONEFLOW_GPT_TRAIN_ITERS:-500000}"
+train+=" --log-interval ${ONEFLOW_GPT_LOG_INTERVAL:-100}"
+train+=" --initial-loss-scale ${ONEFLOW_GPT_INIT_LOSS_SCALE:-4294967296}"
+train+="${ONEFLOW_GPT_LOAD_PATH:+ --load $ONEFLOW_GPT_LOAD_PATH}"
+train+=" --save ${ONEFLOW_GPT_SAVE_PATH:-checkpoint}"
+train+=" --save-interval ${ONEFLOW_GPT_SAVE_INTERVAL:-10000}"
+train+=" --learning-rate 0.00015 --min-lr 1.0e-5 --lr-decay-style cosine --lr-decay-iters 320000"
+train+=" --lr-warmup-fraction 0.01 --optimizer adamw --weight-decay 1e-2 --clip-grad 1.0 --vocab-size 50257"
+train+=" --split 949,50,1 --checkpoint-activations --multihead-attention-fusion --fp16"
+if [ ${ONEFLOW_GPT_NUM_NODES:-1} -gt 1 ]; then
+    train+=" --use-rdma"
+fi
+${train}
