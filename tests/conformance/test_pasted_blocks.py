@@ -149,3 +149,48 @@ def test_output_goes_where_the_block_says(tmp_path: Path, capfd: pytest.CaptureF
         os.write(1, b"both\n")
     assert capfd.readouterr().out == "both\n"
     assert (tmp_path / "log").read_text().endswith("its error\nboth\n")
+
+
+# What gptworks runs of each block of the five documents, in their order; "" where all lines are answered.
+DOCUMENTS = {
+    "000": ["run_pretrain.py run_pretrain.py", "", "run_generation.py"],
+    "001": [
+        "", "", "preprocess_data.py", "pretrain_345M.sh", "oneflow_gpt.training", "launch_container.py",
+        "pretrain_1n8d_2x4x1_16_1536x16.sh", "distribute_pretrain_4n8d_2x4x4_512_2304x24.sh",
+    ],
+    "002": [
+        "", "-c", "", "", "", "", "tar", "create_pretraining_data.py", "", "", "run_pretrain.py",
+        "run_pretrain_static.py", "run_eval.py", "run_eval.py", "run_eval.py", "export_model.py", "inference.py",
+    ],
+    "003": ["run.sh", "run_pretrain_static.py"],
+    "004": ["run_mindformer.py", "run_distribute.sh", "convert_weight.py"],
+}  # fmt: skip
+# Output and data that stand between the same marks as commands.
+_NOT_SHELL = re.compile(r"(?:json|yaml|text|python)\n|\n?\[20|\n?\{\"src|\n?\|-|\n?import ")
+
+
+@pytest.mark.parametrize("number", DOCUMENTS)
+def test_every_block_of_a_document_as_it_stands(
+    number: str, shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("task_name", "gpt-mp2-sharding4")
+    (document,) = (shared_data.parent / "seeds").glob(f"{number}_*.txt")
+    found = []
+    for block in re.findall(r"^``` ?(\w*\n.*?)^```", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+        if _NOT_SHELL.match(block):
+            continue
+        text = block.partition("\n")[2].partition("# 生成的文本")[0]  # behind it stands what the command printed
+        lines = list(pasted.lines([text], os.environ, tmp_path))
+        pasted.check(lines)
+        found.append(" ".join(Path(line.command.program).name for line in lines if line.command))
+    assert found == DOCUMENTS[number]
+
+
+def test_a_block_in_which_nothing_is_ours_is_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["run", "--cwd", str(tmp_path), "--", "pip install paddlenlp\ngit clone https://example.org/x.git"]) == 0
+    )
+    out = capsys.readouterr().out
+    assert "not needed: gptworks is installed" in out and "not needed: no clone" in out
+    assert main(["run", "--cwd", str(tmp_path), "--", f"{PADDLE.format(size=8)}\nPrompt: Hi, GPT2."]) == 2
+    assert "If it is no command, but what one has printed, leave it out." in capsys.readouterr().err

@@ -75,17 +75,17 @@ def lines(
 
 
 def check(found: Sequence[Line]) -> None:
-    """Before anything runs: each line is of a system that is known, and one of them is for gptworks to run."""
+    """Before anything runs: each line is of a system that is known, or one that is answered."""
     for line in found:
         if line.command is not None:
             try:
                 registry.of_command(line.command)
             except UsageError as error:
                 where = "" if line.started.where == "run" else f"{line.started.where}: "
-                raise UsageError(f"{where}{error}") from None
-    if not any(line.command for line in found):
-        told = "".join(f"\n  {' '.join(line.started.words)}: {line.answer}" for line in found)
-        raise UsageError(f"run: no command of a system that is known in it.{told}")
+                hint = " If it is no command, but what one has printed, leave it out." if len(found) > 1 else ""
+                raise UsageError(f"{where}{error}{hint}") from None
+    if not found:
+        raise UsageError("run: it starts no command. Needed: a command of a system that is known.")
 
 
 def _line(started: Started) -> Line:
@@ -128,6 +128,7 @@ def _answer(started: Started) -> str:
     if _PYTHON.fullmatch(name) and rest[:2] == ["-m", "pip"]:
         name, rest = "pip", rest[2:]
     if name in ("pip", "pip3", "uv"):
+        rest = [word for word in rest if word != "."]
         needless = all(
             _NOT_NEEDED.search(word)
             for word in rest
