@@ -303,3 +303,23 @@ def test_run_may_download_when_told_so(
     by_name = "python run_eval.py --model_name gpt2-en --eval_path lambada.jsonl --cloze_eval"
     assert "--download" in error(capsys, tmp_path, by_name)
     assert "downloading needs the package huggingface_hub" in error(capsys, tmp_path, by_name, "--download")
+
+
+# Going on with more steps, where the order of samples is laid out for a number of them
+
+
+def test_more_steps_under_an_order_that_was_laid_out_are_refused_in_their_words(
+    small_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = (
+        "python pretrain_gpt.py --num-layers 2 --hidden-size 16 --num-attention-heads 2 --micro-batch-size 2 "
+        "--global-batch-size 4 --seq-length 16 --max-position-embeddings 16 --lr 1e-3 --split 9,1,0 --eval-interval 0 "
+        f"--data-path {small_store} --save run --load run --train-iters "
+    )
+    assert foreign.run(tmp_path, command + "2") == 0
+    capsys.readouterr()
+    words = ["run", "--device", "cpu", "--shrink", "tiny", "--cwd", str(tmp_path), "--", command + "3"]
+    told = foreign.error_of(capsys, words)
+    assert "laid out for 8 samples, but this run asks for 12" in told
+    assert "set --train-iters (train.steps)" in told and "--global-batch-size" in told
+    assert "or start anew in another --save (--out)" in told

@@ -47,7 +47,7 @@ def _by_key(text: str, names: Mapping[str, str]) -> str:
 
     def theirs(found: re.Match[str]) -> str:
         ours = found[1]
-        name = names.get(ours)
+        name = names.get("run.out" if ours == "--out" else ours)
         bracketed = found.string[: found.start()].endswith("(") and found.string[found.end() :].startswith(")")
         if name is None or name == ours or bracketed:
             return ours
