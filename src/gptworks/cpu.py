@@ -116,7 +116,8 @@ def require(dtype: "torch.dtype") -> None:
     kind = next((each for each, full in TYPES.items() if str(dtype) == f"torch.{full}"), "")
     if kind in verdict.deadly:
         tried = ", ".join(str(setting) for setting in (Setting(), *_settings()))
-        others = [each for each in ("fp32", "bf16", "fp16") if each not in verdict.deadly]
+        # Masters and sums are fp32: where that is deadly nothing else helps.
+        others = [each for each in ("fp32", "bf16", "fp16") if not {each, "fp32"} & verdict.deadly.keys()]
         advice = f"Use precision.compute={others[0]} (dtype=torch.{TYPES[others[0]]})" if others else "Use a GPU"
         raise DeviceError(
             f"{kind} on this CPU ({name()}): a product kills the process with {verdict.deadly[kind]}. "

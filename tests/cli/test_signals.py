@@ -60,7 +60,7 @@ def test_the_first_signal_saves_and_ends(
         assert process.returncode == 0, errors
     step = checked(out)
     assert f"{number.name}: stopped after step {step} of 1000000 and saved." in output
-    assert f"Go on with: --out {out} --resume auto" in output
+    assert f"Go on with: gptworks train -c {out}/config.yaml --resume auto" in output
     assert "Traceback" not in errors
     assert metrics(out)[-1]["step"] == step >= 3
 
@@ -105,7 +105,7 @@ def test_the_second_ctrl_c_ends_at_once(recipe: Path, tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait() == 128 + signal.SIGINT
     shown = b"".join(arrived)
-    assert b"stopped at once; the last checkpoint is the newest state." in shown
+    assert b"stopped at once; what is not in a checkpoint is lost." in shown
     assert b"Traceback" not in shown
     assert shown.rindex(SHOW_CURSOR) > shown.rindex(HIDE_CURSOR), "the terminal is left as it was"
     assert not (out / "checkpoints").exists()

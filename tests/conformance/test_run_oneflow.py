@@ -462,7 +462,7 @@ def test_s1_11_the_same_command_on_two_machines_equals_one_process(beside: Path)
             machine.kill()
             machine.wait()
     assert [machine.returncode for machine in machines] == [0, 0], "\n".join(told)
-    assert "node 1 of 2: 1 processes, ranks 1 to 1 of 2" in told[1]
+    assert "node 1 of 2: 1 process, ranks 1 to 1 of 2" in told[1]
     one, two = foreign.losses(beside / "one"), foreign.losses(beside / "two")
     assert len(one) == 3 and [loss for _, loss in two] == pytest.approx([loss for _, loss in one], abs=5e-6)
 

@@ -257,7 +257,7 @@ def test_the_second_ctrl_c_ends_all_ranks_at_once(tmp_path: Path) -> None:
         assert process.poll() is None, "the first signal waits for the step"
         process.send_signal(signal.SIGINT)
         finish(process, code=130)  # and not 0, with which the ranks end that have come to the end of their step
-    assert "stopped at once; the last checkpoint is the newest state." in log(tmp_path, 1)
+    assert "stopped at once; what is not in a checkpoint is lost." in log(tmp_path, 1)
     assert is_gone(pid(tmp_path, 0))
     assert is_gone(pid(tmp_path, 1))
 
@@ -284,8 +284,8 @@ def test_s1_11_two_machines_one_of_which_is_killed_and_started_again(tmp_path: P
             out, err = finish(first, code=0)
             there, _ = finish(third, code=0)
     assert values(tmp_path) == expected(16)
-    assert "node 0 of 2: 1 processes, ranks 0 to 0 of 2" in out
-    assert "node 1 of 2: 1 processes, ranks 1 to 1 of 2" in there
+    assert "node 0 of 2: 1 process, ranks 0 to 0 of 2" in out
+    assert "node 1 of 2: 1 process, ranks 1 to 1 of 2" in there
     assert "stopped because rank 1 ended without a word" in err
     assert "starting again from the last checkpoint (1 of 2)" in err
     assert "rank 0 of 2 begins after step 0" in out

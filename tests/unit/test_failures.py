@@ -50,6 +50,13 @@ def test_the_first_is_the_earliest_that_no_other_has_caused() -> None:
     assert failures.first({}) is None
 
 
+@pytest.mark.parametrize(
+    "text", ["Application timeout caused pair closure", "Timed out waiting 15000ms for recv operation to complete"]
+)
+def test_what_gloo_says_of_a_rank_that_does_not_answer_is_no_fault_of_ours(text: str) -> None:
+    assert failures.is_communication(RuntimeError(text))
+
+
 def test_failures_of_ranks_are_files(tmp_path: Path) -> None:
     one, two = Failure(3, "x", is_fault=True), Failure(4, "y", because_of=3)
     one.write(tmp_path)

@@ -31,6 +31,17 @@ def test_a_locked_folder_names_its_owner(tmp_path: Path) -> None:
         pass
 
 
+def test_a_folder_that_is_written_to_is_not_to_be_resumed(tmp_path: Path) -> None:
+    """The launcher asks before it opens logs there; and --resume auto would be the wrong advice."""
+    with locked(tmp_path):
+        (tmp_path / "config.yaml").touch()
+        for resume in ("never", "auto"):
+            with pytest.raises(UsageError, match=rf"another process \(process {os.getpid()} on .*is writing here"):
+                run_folder.refuse_foreign(tmp_path, resume)
+    with pytest.raises(UsageError, match="not empty"):
+        run_folder.refuse_foreign(tmp_path, "never")
+
+
 def test_the_lock_is_given_back_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), locked(tmp_path):
         raise ZeroDivisionError

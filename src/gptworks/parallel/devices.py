@@ -21,10 +21,12 @@ def pick_device(name: str, local_rank: int | None = None, local_size: int = 1) -
     if not present[name]:
         have = ", ".join(kind for kind, there in present.items() if there)
         hidden = f" (CUDA_VISIBLE_DEVICES={_visible()})" if name == "cuda" and _visible() is not None else ""
+        is_built = name != "cuda" or torch.version.cuda or torch.version.hip
+        why = "" if is_built else f" torch {torch.__version__} is built without CUDA: for a GPU install another."
         raise ConfigError(
             "run.device",
             [
-                f"run.device: {name} is not available here{hidden}. Available: {have}. "
+                f"run.device: {name} is not available here{hidden}. Available: {have}.{why} "
                 f"Use --device {have.split(', ')[0]}."
             ],
         )

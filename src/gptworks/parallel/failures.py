@@ -18,7 +18,9 @@ from gptworks.parallel.heartbeat import Heartbeat
 
 PATIENCE = 3.0  # seconds a rank that lost its connection waits to hear why
 _LOST = re.compile(
-    r"gloo|nccl|connection (was )?(closed|reset|refused)|timed out|broken pipe|socket (closed|error)", re.I
+    r"gloo|nccl|connection (was )?(closed|reset|refused)|timed out|timeout|pair closure|broken pipe|"
+    r"socket (closed|error)",
+    re.I,
 )
 _TIMED_OUT = re.compile(r"timed out|timeout", re.I)
 

@@ -186,7 +186,8 @@ def run(job: Job) -> int:
         job.log_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"{job.log_dir}: logs cannot be written there ({error.strerror}). Choose another --log-dir."
+            f"{job.log_dir}: logs cannot be written there ({error.strerror}). Choose another --out, or a "
+            "--log-dir for the logs alone."
         ) from None
     open_files.raise_limit()  # the ranks inherit it
     meeting: Alone | Meeting | None = None
@@ -219,7 +220,8 @@ def _attempts(job: Job, meeting: Alone | Meeting, received: _Signals) -> int:
         round = meeting.next(received.leave_if_received)
         last = round.first_rank + job.nproc - 1
         node = f"node {round.node} of {round.num_nodes}: " if round.num_nodes > 1 else ""
-        start = f"{node}{job.nproc} processes, ranks {round.first_rank} to {last} of {round.world_size}"
+        processes = f"{job.nproc} process{'es' if job.nproc > 1 else ''}"
+        start = f"{node}{processes}, ranks {round.first_rank} to {last} of {round.world_size}"
         if not job.quiet:
             print(f"{start}; logs in {job.log_dir}", flush=True)
         with tempfile.TemporaryDirectory(prefix="gptworks-") as folder:

@@ -101,5 +101,5 @@ def _farewell(stopped_by: str, run: Run) -> str:
         return f"done: {step:,} steps. Everything is in {run.folder}; the loss curve is {run.folder / plot.NAME}"
     if stopped_by == "early stop":
         return f"early stop after step {step}: no better held-out loss for {run.cfg.evaluate.patience} evaluations"
-    resume = f"Go on with: --out {run.folder} --resume auto"
+    resume = f"Go on with: gptworks train -c {run.folder / 'config.yaml'} --resume auto"
     return f"{stopped_by}: stopped after step {step} of {last_step} and saved. {resume}"

@@ -70,6 +70,7 @@ def _only_names_logs(path: Path, run: Path) -> bool:
 
 def refuse_foreign(run: Path, resume: str) -> None:
     """A folder that has something in it is written to only when resuming was asked for and a run of ours began it."""
+    _refuse_busy(run)
     found = sorted(path.name for path in run.iterdir()) if run.is_dir() else []
     present = [name for name in found if name[0] != "." and name != LOGS and not _only_names_logs(run / name, run)]
     is_ours = not present or (run / "environment.json").is_file()
@@ -81,6 +82,13 @@ def refuse_foreign(run: Path, resume: str) -> None:
             else "No run began it: choose another --out."
         )
         raise UsageError(f"{run}: not empty ({listed}). {advice}")
+
+
+def _refuse_busy(run: Path) -> None:
+    """Before anything is said or written there: a run that goes on is not to be resumed, nor are its logs ours."""
+    with suppress(OSError), (run / LOCK).open("r+", encoding="utf-8") as file:
+        if folder_lock.take(file.fileno()) == folder_lock.HELD:
+            raise folder_lock.refused(run, file.read().strip() or "unknown")
 
 
 def write_environment(run: Path, command: list[str], **more: Any) -> None:
@@ -153,7 +161,7 @@ class Interrupts:
         if number == signal.SIGINT and self._has_int:
             # Past Python's buffers, which may be in use just now. The live bar has hidden the cursor: show it again.
             cursor = b"\x1b[?25h" if os.isatty(2) else b""
-            os.write(2, cursor + b"\nstopped at once; the last checkpoint is the newest state.\n")
+            os.write(2, cursor + b"\nstopped at once; what is not in a checkpoint is lost.\n")
             os._exit(128 + number)
         self._has_int = self._has_int or number == signal.SIGINT
         if name == "SIGHUP":
