@@ -118,12 +118,17 @@ def _write_file(
             whole = _collect(held[name], here.get(name), ranks)
             try:
                 if failure is None and file is not None:
-                    for piece in _in_their_order(name, whole, cfg):
-                        file.write(piece)
+                    _write_pieces(file, name, whole, cfg)
             except Exception as error:
                 failure = error
             del whole  # before room is made for the next
     return failure
+
+
+def _write_pieces(file: Writer, name: str, tensor: Tensor, cfg: ModelConfig) -> None:
+    """A function of its own: a piece is a view, and the last one would keep the tensor alive beside the next."""
+    for piece in _in_their_order(name, tensor, cfg):
+        file.write(piece)
 
 
 def _collect(held: _Held, mine: Slice | None, ranks: Ranks) -> Tensor:
