@@ -48,6 +48,7 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel: Path) -> None:
     assert packed == needed
 
 
+@pytest.mark.slow
 def test_it_prepares_trains_and_generates_in_an_empty_folder(wheel: Path, tmp_path: Path, corpus_file: Path) -> None:
     site, here = tmp_path / "site", tmp_path / "empty"
     here.mkdir()
