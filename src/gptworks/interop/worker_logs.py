@@ -27,9 +27,11 @@ def linked(translation: Translation, node_rank: int) -> Iterator[None]:
         for log, name in copied:
             if log.is_file():
                 shutil.copyfile(log, name)
-        for log, name in named:
-            if log.is_file() and log.stat().st_size == 0:  # nothing began: what was asked for was refused
-                log.unlink()
+        # All ranks of a machine may have nothing to say; if no run began either, what was asked for was refused.
+        is_silent = not any(log.is_file() and log.stat().st_size for log, _ in named)
+        if is_silent and not (Path(str(translation.config.get("run.out", ""))) / "environment.json").is_file():
+            for log, name in named:
+                log.unlink(missing_ok=True)
                 name.unlink(missing_ok=True)
         for folder in made:
             with suppress(OSError):  # something is in it
