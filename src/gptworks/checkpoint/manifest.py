@@ -72,8 +72,8 @@ def read(folder: Path) -> Manifest:
         raise DamagedCheckpoint(f"{path}: not a manifest ({error!r}). {_DAMAGED}") from None
     if type(version) is not int or version not in (_WITHOUT_CHECKSUM, VERSION):
         raise CheckpointError(
-            f"{path}: version {version!r}, needed {VERSION} (or {_WITHOUT_CHECKSUM}). It was written by another version "
-            "of gptworks: use that one, or another checkpoint with --resume DIR."
+            f"{path}: version {version!r}, needed {VERSION} (or {_WITHOUT_CHECKSUM}). It was written by another "
+            "version of gptworks: use that one, or another checkpoint with --resume DIR."
         )
     if version == VERSION and values.pop("checksum", None) != checksum(values):
         raise DamagedCheckpoint(
@@ -119,13 +119,13 @@ def _check_bounds(manifest: Manifest, folder: Path) -> None:
     for name in _COUNTS:
         if not 0 <= getattr(manifest, name) < 2**63:
             raise ValueError(f"{name} is {getattr(manifest, name)}, needed 0 or more")
+    named = _STEP_IN_NAME.match(folder.name)
+    if named and int(named[1]) != manifest.step:
+        raise ValueError(f"step is {manifest.step}, needed {int(named[1])}, as its folder says")
     if manifest.consumed < manifest.step:
         raise ValueError(f"consumed is {manifest.consumed}, needed at least a sample for each of {manifest.step} steps")
     if manifest.optimizer_updates > manifest.step:
         raise ValueError(f"optimizer_updates is {manifest.optimizer_updates}, needed at most step ({manifest.step})")
-    named = _STEP_IN_NAME.match(folder.name)
-    if named and int(named[1]) != manifest.step:
-        raise ValueError(f"step is {manifest.step}, needed {int(named[1])}, as its folder says")
     for name, expected in manifest.files.items():
         # A path of Windows has both kinds of slashes and a drive, so it sees more than one of POSIX.
         parts = PureWindowsPath(name)

@@ -28,3 +28,8 @@ def at(step: int, optim: OptimConfig, last_step: int) -> float:
     if optim.schedule == "linear":
         return optim.min_lr + span * (1 - progress)
     return optim.min_lr + span * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def highest_until(step: int, optim: OptimConfig, last_step: int) -> float:
+    """The highest rate of updates 1 to `step`: a rate rises to the end of the warmup, and not after it."""
+    return max(at(each, optim, last_step) for each in {step, min(step, math.ceil(optim.warmup_steps) + 1)})
