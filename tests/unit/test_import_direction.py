@@ -11,7 +11,7 @@ import gptworks
 SOURCE = Path(gptworks.__file__).parent
 # errors < names, child_process < cpu < config < tokenizer, plan, model < ...: a package imports from lower levels only.
 LEVELS = [
-    {"errors", "callable_package"},
+    {"errors", "callable_package", "file_errors", "folder_lock"},
     {"names", "child_process"},
     {"cpu"},
     {"config"},

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gptworks import names
+from gptworks import file_errors, names
 from gptworks.checkpoint import manifest as manifests
 from gptworks.checkpoint import portable, retention
 from gptworks.checkpoint.manifest import Manifest
@@ -213,6 +213,7 @@ def find(path: Path) -> Path:
     run = path.parent if path.name == "checkpoints" else path
     latest = CheckpointFolder(run).latest()
     if latest is None:
+        file_errors.refuse_unreadable(path)
         raise CheckpointError(
             f"{path}: no checkpoint here. Needed: a run folder, one of its checkpoints/step-... folders, or a "
             "Hugging Face GPT-2 folder (config.json and weights)."
@@ -236,9 +237,10 @@ def _named_failures(final: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:  # the disk is full, in the words of Python, torch or safetensors
+        reason = file_errors.explain(error) if isinstance(error, OSError) else ""
         raise CheckpointError(
-            f"{final}: could not be saved ({first_line(error)}). Earlier checkpoints are untouched; free some "
-            "space and go on with --resume auto."
+            f"{final}: could not be saved: {reason or first_line(error)} Earlier checkpoints are untouched: mend that, "
+            "and go on with --resume auto."
         ) from error
 
 

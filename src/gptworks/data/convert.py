@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gptworks import file_errors
 from gptworks.data.formats.contents import Contents, Tokens, as_rows, blocks, document_starts
 from gptworks.data.formats.registry import FORMATS, Format, Located, locate, mains
 from gptworks.data.inspect import damage_in
@@ -184,7 +185,7 @@ def _staging(prefix: Path) -> Iterator[Path]:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise DataError(f"{prefix}: cannot be written: {error.strerror} ({error.filename}).") from None
+        raise DataError(file_errors.explain(error, folder) or f"{folder}: cannot be written ({error}).") from None
     try:
         yield folder
     finally:
