@@ -32,11 +32,11 @@ def explain(error: OSError, otherwise: str | Path = "") -> str:
     if error.errno == errno.ENAMETOOLONG:
         longest = max((len(os.fsencode(part)) for part in path.parts), default=0)
         return (
-            f"{named[:60]}...: the name is too long: {longest} bytes between slashes, {len(os.fsencode(named))} in all. "
-            "Needed: as a rule at most 255 and 4095. Choose a shorter one."
+            f"{named[:60]}...: the name is too long: {longest} bytes between slashes, {len(os.fsencode(named))} in "
+            "all. Needed: as a rule at most 255 and 4095. Choose a shorter one."
         )
-    if error.errno == errno.ENOTDIR:
-        file = next((each for each in path.parents if each.exists() and not each.is_dir()), path)
+    if error.errno == errno.ENOTDIR or (error.errno == errno.EEXIST and path.is_file()):
+        file = next((each for each in (path, *path.parents) if each.exists() and not each.is_dir()), path)
         return f"{named}: {file} is not a folder. Needed: a folder there. Check the path."
     if error.errno == errno.ENOENT:
         return f"{named}: {_what_is_missing(path)}"
@@ -99,7 +99,7 @@ def _who_may_not(path: Path) -> str:
         if folder.exists() and not os.access(folder, os.X_OK):
             return f"{user} may not enter {folder} ({_mode(folder)}). Needed: to read what is in it"
     if not os.path.lexists(path):
-        folder = next((each for each in path.parents if each.exists()), path)
+        folder = next((each for each in (path, *path.parents) if each.exists()), path)
         return f"{user} may not write to {folder} ({_mode(folder)}). Needed: to make files there"
     if not os.access(path, os.R_OK):
         return f"{user} may not read {path} ({_mode(path)}). Needed: to read it"
@@ -122,7 +122,7 @@ def _user(number: int) -> str:
 
 def _what_is_missing(path: Path) -> str:
     try:
-        folder = next((each for each in path.parents if each.exists()), None)
+        folder = next((each for each in (path, *path.parents) if each.exists()), None)
         is_there = os.path.lexists(path)
     except OSError:
         folder, is_there = None, False

@@ -59,7 +59,7 @@ def read(path: Path) -> dict[str, Value | dict[str, Any]]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(str(path), ["no such file. Check the path given with -c (or `base:`)."]) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (IsADirectoryError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), [f"cannot be read as UTF-8 text: {error}"]) from None
     try:
         loader = _Loader(text)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from gptworks import names
+from gptworks import file_errors, names
 from gptworks.errors import TokenizerError
 from gptworks.tokenizer.bundled import IDENTITY, PADDING, SIZE, gpt2_files
 from gptworks.tokenizer.rows import arrange

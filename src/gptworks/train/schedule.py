@@ -32,4 +32,5 @@ def at(step: int, optim: OptimConfig, last_step: int) -> float:
 
 def highest_until(step: int, optim: OptimConfig, last_step: int) -> float:
     """The highest rate of updates 1 to `step`: a rate rises to the end of the warmup, and not after it."""
-    return max(at(each, optim, last_step) for each in {step, min(step, math.ceil(optim.warmup_steps) + 1)})
+    around = range(int(optim.warmup_steps) - 1, int(optim.warmup_steps) + 3)
+    return max(at(max(1, min(step, each)), optim, last_step) for each in (*around, step))

@@ -97,8 +97,8 @@ def replaced_by(format_: Format, files: list[Path], prefix: Path) -> list[Path]:
 
 
 def _is_unfinished(file: Path, folder: Path) -> bool:
-    """In the work folder of `prepare` (NAME.part) or `convert` (NAME.part-NUMBER)."""
-    return any(re.fullmatch(r".*\.part(-\d+)?", part) for part in file.relative_to(folder).parts[:-1])
+    """In the work folder of `prepare` (NAME.part) or `convert` (NAME.part-...)."""
+    return any(re.fullmatch(r".*\.part(-\w+)*", part) for part in file.relative_to(folder).parts[:-1])
 
 
 def _candidates(path: Path) -> list[Located]:
