@@ -239,7 +239,7 @@ def _named_failures(final: Path) -> Iterator[None]:
     except Exception as error:  # the disk is full, in the words of Python, torch or safetensors
         reason = file_errors.explain(error) if isinstance(error, OSError) else ""
         raise CheckpointError(
-            f"{final}: could not be saved: {reason or first_line(error)} Earlier checkpoints are untouched: mend that, "
+            f"{final}: could not be saved: {reason or f'{first_line(error)}.'} Earlier checkpoints are untouched: mend that, "
             "and go on with --resume auto."
         ) from error
 
