@@ -63,8 +63,10 @@ $(MODEL_DATA)/ready: $(VENV)/installed
 	$(BIN)/gptworks prepare $(MODEL_DATA)/passages.jsonl --append-eod --out $(MODEL_DATA)/passages
 	@touch $@
 
-# A file goes to one process, of which there are as many as cores; tests/durations.json says which files come first. Many
-# more processes would only wait for the tests that start processes themselves.
+# A file goes to one process, of which there is one more than cores, because many tests wait; tests/durations.json says which
+# files come first. Many more would only be in the way of the tests that start processes themselves.
+# Where the environment forbids it, each of some hundred processes would compile our sources again.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := python -m pytest -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 
 test: $(VENV)/installed-dev

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,9 @@ class Command:
         self._process = _context.Process(
             target=_run, args=(args, self._printed, where, {**os.environ, **(env or {})}, before)
         )
-        self._process.start()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a test that hung was ended with all its processes
+            self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
