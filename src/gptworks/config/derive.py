@@ -5,8 +5,25 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gptworks.config.schema import AXES, BatchConfig, OptimConfig, ParallelConfig, TrainConfig
+from gptworks.config.schema import (
+    AXES,
+    BatchConfig,
+    EvaluateConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    TrainConfig,
+)
+from gptworks.config.stages import check_micro_batches
 from gptworks.errors import ConfigError, UsageError
+
+# Tokens of a step where nobody says, up to so many parameters in the matrices of the blocks: those of the quickstart,
+# of nanoGPT's shakespeare_char, half-way, and from GPT-2 on those of Brown et al. 2020 (GPT-3), table 2.1.
+_USUAL_TOKENS = ((2e6, 2**11), (2e7, 2**14), (6e7, 2**17), (1e9, 2**19), (5e9, 2**20), (1e11, 2**21))
+_MOST_USUAL_TOKENS = 3 * 2**20
+_MICRO_NUMBERS = 2**22  # of the hidden states of one micro-batch where nobody says: 4 samples of GPT-2's 1,024 x 768
+_MICRO_BATCHES_PER_STAGE = 4  # of a pipeline where nobody says: its ranks wait less than a fifth of the time
+_EVALUATIONS = 10  # of a run where nobody says
 
 
 @dataclass(frozen=True)
@@ -117,8 +134,56 @@ class BatchPlan:
     data_parallel: int
 
 
+def usual_samples(model: ModelConfig, seq_len: int, multiple_of: int = 1) -> int:
+    """Samples of a step where nobody says how many: such as suit a model of this size. Rounded up to the multiple."""
+    matrices = model.num_layers * (4 * model.hidden_size**2 + 2 * model.hidden_size * model.ffn_size)
+    tokens = next((tokens for most, tokens in _USUAL_TOKENS if matrices <= most), _MOST_USUAL_TOKENS)
+    return max(1, -(-tokens // seq_len // multiple_of)) * multiple_of
+
+
+def plan_batch(batch: BatchConfig, model: ModelConfig, seq_len: int, parallel: ParallelConfig) -> BatchPlan:
+    """The batch of a run, or of a plan, whose degrees are known. Where nobody says anything of it, it is the usual one
+    of such a model; a pipeline gets micro-batches enough to keep its stages busy."""
+    layout = Layout.known(parallel)
+    is_open = not batch.micro_size and not batch.accumulation
+    if is_open and not batch.global_size:
+        samples = usual_samples(model, seq_len, layout.data_parallel * layout.pp)
+    elif is_open and layout.pp > 1:
+        samples = batch.global_size
+    else:
+        return solve_batch(batch, layout.data_parallel)
+    plan = solve_batch(BatchConfig(global_size=samples), layout.data_parallel)
+    most = max(1, _MICRO_NUMBERS // (model.hidden_size * seq_len))
+    micro_size = _micro_size(plan.micro_size, most, layout.pp, parallel.schedule)
+    return BatchPlan(samples, micro_size, plan.micro_size // micro_size, layout.data_parallel)
+
+
+def _micro_size(of_a_rank: int, most: int, pp: int, schedule: str) -> int:
+    """The largest up to `most` that divides the samples of a rank, with several for each pipeline stage if there can be
+    so many. Where no number of them keeps the stages busy it is all of them, which is refused elsewhere."""
+
+    def is_busy(size: int) -> bool:
+        try:
+            check_micro_batches(schedule, of_a_rank // size, pp)
+        except ConfigError:
+            return False
+        return True
+
+    sizes = [size for size in range(1, of_a_rank + 1) if of_a_rank % size == 0]
+    if pp > 1:
+        sizes = [size for size in sizes if is_busy(size)] or [of_a_rank]
+        many = [size for size in sizes if of_a_rank // size >= _MICRO_BATCHES_PER_STAGE * pp]
+        sizes = many or sizes[:1]
+    return max([size for size in sizes if size <= most], default=sizes[0])
+
+
+def evaluate_every(evaluate: EvaluateConfig, last_step: int) -> int:
+    """Steps between evaluations; `auto` is ten evaluations in a run."""
+    return max(1, last_step // _EVALUATIONS) if evaluate.every == "auto" else evaluate.every
+
+
 def solve_batch(batch: BatchConfig, data_parallel: int) -> BatchPlan:
-    """Fill in what is missing of the batch equation."""
+    """Fill in what is missing of the batch equation, of which one number at least is given."""
     total, micro, accumulation = batch.global_size, batch.micro_size, batch.accumulation
     equation = "batch.global_size = batch.micro_size x batch.accumulation x data-parallel"
 
@@ -132,6 +197,8 @@ def solve_batch(batch: BatchConfig, data_parallel: int) -> BatchPlan:
             raise refuse(f"{what} is not a multiple of {name} = {by}", f"Nearest: global_size={nearest}.")
         return what // by
 
+    if not (total or micro or accumulation):
+        raise ValueError("nothing is given of the batch equation: plan_batch knows what is usual")
     if not total:
         micro, accumulation = micro or 1, accumulation or 1
         return BatchPlan(micro * accumulation * data_parallel, micro, accumulation, data_parallel)

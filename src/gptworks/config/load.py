@@ -20,6 +20,8 @@ NOT_SECTIONS = ("base", "preset")
 
 # The model section of a checkpoint; the second: what of it is stated, for systems whose files do not carry all of it.
 ShapeOf = Callable[[str, dict[str, Any]], dict[str, Any]]
+# How many tokens the tokenizer of datasets has; the second: what data.tokenizer says. None where it is not known.
+VocabularyOf = Callable[[list[str], str], int | None]
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,13 @@ def load_with_origins(
     overrides: Iterable[str] = (),
     values: dict[str, Any] | None = None,
     shape_of: ShapeOf | None = None,
+    vocabulary_of: VocabularyOf | None = None,
     without: Collection[Callable[..., list[str]]] = (),
 ) -> Loaded:
     """`values` are overrides of a program, dotted or nested; `without`: checks of contradictions.py to leave out.
 
-    `shape_of` gives the model section of the folder in `init.checkpoint`, so that fine-tuning need not repeat it.
+    `shape_of` gives the model section of the folder in `init.checkpoint`, so that fine-tuning need not repeat it;
+    `vocabulary_of` the vocabulary of the data, where neither file, preset nor checkpoint says the model's.
     """
     leaves: dict[str, Leaf] = {}
     problems: list[str] = []
@@ -81,7 +85,19 @@ def load_with_origins(
         below |= {f"model.{key}": Leaf(value, f"checkpoint {checkpoint.value}") for key, value in shape.items()}
     if preset:
         below |= {f"model.{key}": Leaf(value, f"preset {preset}") for key, value in presets.find(preset).items()}
+    if vocabulary_of and "model.vocab_size" not in below | leaves:
+        below |= _vocabulary(leaves, vocabulary_of)
     return _validate(below | leaves, str(path or "config"), problems, without)
+
+
+def _vocabulary(leaves: dict[str, Leaf], vocabulary_of: VocabularyOf) -> dict[str, Leaf]:
+    given = {key: leaves[key].value for key in ("data.path", "data.tokenizer") if key in leaves}
+    path = given.get("data.path") or []
+    paths = list(path) if isinstance(path, list | tuple) else [path]
+    if not paths or not all(isinstance(each, str) for each in paths):
+        return {}  # what is wrong with it is said with all that is wrong
+    found = vocabulary_of(paths, str(given.get("data.tokenizer") or ""))
+    return {"model.vocab_size": Leaf(found, f"tokenizer of {', '.join(paths)}")} if found else {}
 
 
 def from_dict(values: dict[str, Any], source: str = "config") -> RunConfig:

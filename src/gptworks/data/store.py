@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -142,6 +143,20 @@ class Store:
         tokenizer = Tokenizer.from_pretrained(name if name == "gpt2" else self.located.main.parent / name)
         tokenizer.require(self.sidecar.tokenizer_identity, what=str(self.file))
         return tokenizer.with_eod(self.sidecar.eod_id)
+
+
+def vocabulary_of(paths: Sequence[str]) -> int | None:
+    """The tokens of the tokenizer that the datasets were made with; None where they do not say, or are not there."""
+    sizes = []
+    try:
+        for located in (each for path in paths for each in locate_stores(path)):
+            if located.sidecar.is_file():
+                sizes.append(Sidecar.read(located.sidecar).vocab_size)
+            elif (tokenizer := Store(located).load_tokenizer()) is not None:
+                sizes.append(tokenizer.vocab_size)
+    except DataError:
+        return None  # opening them to train says what is wrong
+    return max(sizes, default=None)
 
 
 def sha256_of(file: Path) -> str:

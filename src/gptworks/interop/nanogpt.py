@@ -26,7 +26,7 @@ TRAINING = [
     Key("out_dir", words, default="out"),
     Key("eval_interval", whole, default=2000),
     Key("log_interval", whole, "train.log_every", default=1),
-    Key("eval_iters", whole, "evaluate.batches", default=200),
+    Key("eval_iters", whole, default=200),
     Key("eval_only", truth, default=False),
     Key("always_save_checkpoint", truth, default=True),
     Key("init_from", words, default="scratch"),
@@ -248,6 +248,7 @@ def _batch(settings: Settings, processes: int) -> None:
     settings.map("batch_size", {"batch.micro_size": micro})
     settings.map("gradient_accumulation_steps", {"batch.global_size": times * micro})
     settings.ours["parallel.dp"] = processes
+    settings.map_evaluation("eval_iters", settings["eval_iters"] * micro, times * micro)
 
 
 def _schedule(settings: Settings) -> None:

@@ -121,6 +121,13 @@ class Settings:
         told = ", ".join(f"{key}={shown(each)}" for key, each in ours.items())
         self._note(names, "approximated" if why else "mapped", told, why)
 
+    def map_evaluation(self, name: str, samples: int, global_size: int) -> None:
+        """An evaluation of so many samples in batches of ours, the next whole number of them."""
+        batches = -(-samples // global_size)
+        read = batches * global_size
+        why = f"{read} samples, whole batches of a step; theirs reads {samples}" if read != samples else ""
+        self.map(name, {"evaluate.batches": batches}, why=why)
+
     def same(self, name: str | Iterable[str], why: str) -> None:
         """Nothing of ours needs to be set: the outcome is theirs."""
         self._note([name] if isinstance(name, str) else list(name), "mapped", "", why)

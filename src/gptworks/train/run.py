@@ -223,6 +223,8 @@ class Run:
         for store in self.setup.train_samples.sources:
             if store.note:
                 say(store.note)
+        for note in self.setup.notes:
+            say(f"note:  {note}")
         if self.setup.dataset.tokenizer is None:
             say("data:  its tokenizer is not known; data.tokenizer names it, so that the model can read and write text")
         if cfg.init.checkpoint and source is None:
@@ -309,7 +311,7 @@ class Run:
                 self.setup.held_out,
                 self.setup.dataset.borders,
                 micro_size=self.setup.batch.micro_size,
-                num_batches=self.cfg.evaluate.batches,
+                num_samples=self.cfg.evaluate.batches * self.setup.batch.global_size,
                 device=self.setup.world.device,
                 world=self.setup.world,
             )
