@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from gptworks.config import DataConfig
-from gptworks.config.schema import EvaluateConfig
 from gptworks.data import corpus, prepare
 from gptworks.data.dataset import Dataset
 from gptworks.data.foreign_order import ORDERS, IndexedSource, build_samples, num_samples, refuse_unfit, sample_index

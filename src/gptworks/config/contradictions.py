@@ -85,7 +85,7 @@ def matrices_divide(model: ModelConfig, parallel: ParallelConfig) -> Complaints:
     each = -(-model.vocab_size // parallel.tp)  # words of a rank; the last one has what is left
     if each * (parallel.tp - 1) >= model.vocab_size:
         complaints.append(
-            f"parallel.tp: {parallel.tp} leaves a rank without words of model.vocab_size ({model.vocab_size}). "
+            f"parallel.tp: {parallel.tp} leaves a rank without rows of model.vocab_size ({model.vocab_size}). "
             "Use a smaller tp."
         )
     return complaints

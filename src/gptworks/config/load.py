@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from gptworks.config import contradictions, presets, yaml_text
+from gptworks.config import contradictions, other_names, presets, yaml_text
 from gptworks.config.schema import ModelConfig, RunConfig, Section
 from gptworks.errors import ConfigError
 
@@ -214,18 +214,26 @@ def _located(problem: str, leaf: Leaf | None) -> str:
     return f"{problem} ({leaf.origin})" if leaf is not None and leaf.origin else problem
 
 
+def meant(key: str, known: Collection[str]) -> list[str]:
+    """The keys that an unknown one may mean: of that name in another section, by what other tools call it, or by its
+    spelling."""
+    elsewhere = {k.rpartition(".")[2]: k for k in sorted(known)}
+    last = key.rpartition(".")[2]
+    if last in elsewhere:
+        return [elsewhere[last]]
+    by_meaning = [k for k in other_names.find(key) if k in known]
+    near = by_meaning or difflib.get_close_matches(key, sorted(known), 1, 0.6)
+    return near or [elsewhere[found] for found in difflib.get_close_matches(last, elsewhere, 1, 0.8)]
+
+
 def _unknown(key: str, known: set[str], value: Any) -> str:
     section, _, name = key.partition(".")
     if key in {k.rpartition(".")[0] for k in known}:
         return f"{key}: {value!r} is not a section. Put its keys below it, indented."
-    elsewhere = {k.rpartition(".")[2]: k for k in sorted(known)}
-    last = key.rpartition(".")[2]
-    near = [elsewhere[last]] if last in elsewhere else difflib.get_close_matches(key, sorted(known), 1, 0.6)
-    if not near:
-        near = [elsewhere[found] for found in difflib.get_close_matches(last, elsewhere, 1, 0.8)]
+    near = meant(key, known)
     if near:
-        same_section = near[0].partition(".")[0] == section and name
-        return f"{key}: unknown key; did you mean '{near[0].partition('.')[2] if same_section else near[0]}'?"
+        shown = [k.partition(".")[2] if k.partition(".")[0] == section and name else k for k in near]
+        return f"{key}: unknown key; did you mean {' or '.join(repr(k) for k in shown)}?"
     if section in RunConfig.model_fields:
         names = [k.partition(".")[2] for k in known_keys() if k.startswith(f"{section}.")]
         return f"{key}: unknown key. Keys of {section}: {', '.join(names)}."

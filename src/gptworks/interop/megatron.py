@@ -249,7 +249,7 @@ def _vocabulary(settings: Settings, folder: Path) -> int:
     """Words of their tokenizer: counted in its file."""
     kind = settings["--tokenizer-type"] or "GPT2BPETokenizer"
     files = ["--vocab-file", "--merge-file", "--tokenizer-type", "--tokenizer-model"]
-    settings.same(files, "the data say their tokenizer; how many words it has is model.vocab_size")
+    settings.same(files, "the data say their tokenizer; how many tokens it has is model.vocab_size")
     if settings["--vocab-size"]:
         return int(settings["--vocab-size"])
     if kind != "GPT2BPETokenizer":

@@ -100,7 +100,7 @@ def _of_script(name: str, command: Command) -> Translation:
     text = shared.read_text(encoding="utf-8")
     (started,) = shell_block.commands(text, shared.name, values, command.folder, lambda script, folder: None)
     inside = command_line.take_apart(started.words, command.environment, command.folder)
-    remark = f"{command.program} is not here: the settings of the original are used, which come with us: {shared}"
+    remark = f"{command.program} is not here: the settings of the original are used, which ship with gptworks: {shared}"
     return _train(command, command_line.flags(inside.arguments, _SWITCHES), [remark])
 
 
