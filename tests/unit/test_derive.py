@@ -122,9 +122,10 @@ def test_what_is_said_of_a_pipeline_stays() -> None:
 
 
 def test_evaluation_is_a_tenth_of_the_run_where_nobody_says() -> None:
-    assert [evaluate_every(EvaluateConfig(), steps) for steps in (5, 40, 1999)] == [1, 4, 199]
-    assert evaluate_every(EvaluateConfig(every=7), 1999) == 7
-    assert evaluate_every(EvaluateConfig(every=0), 1999) == 0
+    assert [evaluate_every(EvaluateConfig(), steps, 10) for steps in (5, 40, 1999)] == [10, 10, 199]
+    assert evaluate_every(EvaluateConfig(), 40, 1) == 4
+    assert evaluate_every(EvaluateConfig(every=7), 1999, 10) == 7
+    assert evaluate_every(EvaluateConfig(every=0), 1999, 10) == 0
 
 
 @pytest.mark.parametrize(

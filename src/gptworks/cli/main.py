@@ -107,7 +107,7 @@ def _unknown(parser: argparse.ArgumentParser, args: argparse.Namespace, left: li
     """Ends the program, with the option or setting that there is instead: by its meaning, then by its spelling."""
     import difflib
 
-    verb, first = args.verb, next(word for word in left if word.startswith("-"))
+    verb, first = args.verb, next((word for word in left if word.startswith("-")), left[0])
     known = completion.options_of(parser, verb)
     name = first.partition("=")[0].replace("_", "-")
     near = _by_meaning(first, argv, known, takes_settings=hasattr(args, "overrides"))
@@ -118,6 +118,8 @@ def _unknown(parser: argparse.ArgumentParser, args: argparse.Namespace, left: li
 
 def _by_meaning(option: str, argv: list[str], known: list[str], *, takes_settings: bool) -> list[str]:
     """Such as optim.lr=1e-3 for --lr 1e-3."""
+    if not option.startswith("-"):
+        return []
     from gptworks.config import other_names
     from gptworks.config.load import known_keys
 

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Collection
 from typing import Any
 
-from gptworks.config.derive import Layout, cooldown_steps, plan_batch, with_layout
+from gptworks.config.derive import Layout, cooldown_steps, has_held_out, plan_batch, with_layout
 from gptworks.config.schema import (
     BatchConfig,
     CheckpointConfig,
@@ -137,11 +137,6 @@ def sharding_has_shards(parallel: ParallelConfig) -> Complaints:
             "parallel.fsdp above 1 and zero: 1, 2 or 3, or offload: false."
         )
     return complaints
-
-
-def has_held_out(data: DataConfig) -> bool:
-    """Whether the configuration holds out anything; of a small corpus it may still be nothing."""
-    return bool(data.held_out_path) or (len(data.split) > 1 and data.split[1] > 0)
 
 
 def evaluation_has_data(evaluate: EvaluateConfig, data: DataConfig, checkpoint: CheckpointConfig) -> Complaints:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from gptworks.config.schema import (
     AXES,
     BatchConfig,
+    DataConfig,
     EvaluateConfig,
     ModelConfig,
     OptimConfig,
     ParallelConfig,
+    RunConfig,
     TrainConfig,
 )
 from gptworks.config.stages import check_micro_batches
@@ -169,17 +171,43 @@ def _micro_size(of_a_rank: int, most: int, pp: int, schedule: str) -> int:
             return False
         return True
 
-    sizes = [size for size in range(1, of_a_rank + 1) if of_a_rank % size == 0]
-    if pp > 1:
-        sizes = [size for size in sizes if is_busy(size)] or [of_a_rank]
-        many = [size for size in sizes if of_a_rank // size >= _MICRO_BATCHES_PER_STAGE * pp]
-        sizes = many or sizes[:1]
-    return max([size for size in sizes if size <= most], default=sizes[0])
+    sizes = [size for size in range(1, min(of_a_rank, most) + 1) if of_a_rank % size == 0]
+    if pp == 1:
+        return max(sizes)
+    busy = [size for size in sizes if is_busy(size)]
+    many = [size for size in busy if of_a_rank // size >= _MICRO_BATCHES_PER_STAGE * pp]
+    return max(many) if many else min(busy, default=of_a_rank)
 
 
-def evaluate_every(evaluate: EvaluateConfig, last_step: int) -> int:
-    """Steps between evaluations; `auto` is ten evaluations in a run."""
-    return max(1, last_step // _EVALUATIONS) if evaluate.every == "auto" else evaluate.every
+def derived(cfg: RunConfig) -> dict[str, tuple[int, str]]:
+    """What a run would take for keys that are left open, and why, as far as the configuration tells."""
+    found: dict[str, tuple[int, str]] = {}
+    if "auto" not in (cfg.parallel.dp, cfg.parallel.fsdp, cfg.parallel.pp):
+        plan = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, cfg.parallel)
+        is_said = any(dict(cfg.batch).values())
+        origin = (
+            "from the rest of the batch" if is_said else f"suits a model of this size, {cfg.data.seq_len:,} tokens each"
+        )
+        found["batch.global_size"] = (plan.global_size, origin)
+        found["batch.micro_size"] = (plan.micro_size, "from the rest of the batch")
+        found["batch.accumulation"] = (plan.accumulation, "from the rest of the batch")
+    if cfg.train.steps and has_held_out(cfg.data):
+        found["evaluate.every"] = (
+            evaluate_every(cfg.evaluate, cfg.train.steps, cfg.train.log_every),
+            "a tenth of train.steps, or train.log_every",
+        )
+    given = {"evaluate.every": cfg.evaluate.every} | {f"batch.{name}": size for name, size in cfg.batch}
+    return {key: value for key, value in found.items() if given[key] in (0, "auto") and value[0] != given[key]}
+
+
+def has_held_out(data: DataConfig) -> bool:
+    """Whether the configuration holds out anything; of a small corpus it may still be nothing."""
+    return bool(data.held_out_path) or (len(data.split) > 1 and data.split[1] > 0)
+
+
+def evaluate_every(evaluate: EvaluateConfig, last_step: int, log_every: int) -> int:
+    """Steps between evaluations; `auto` is ten evaluations in a run, but no more of them than log lines."""
+    return max(log_every, last_step // _EVALUATIONS) if evaluate.every == "auto" else evaluate.every
 
 
 def solve_batch(batch: BatchConfig, data_parallel: int) -> BatchPlan:

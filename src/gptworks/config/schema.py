@@ -338,7 +338,8 @@ class EvaluateConfig(Section):
 
     every: CountOrAuto = Field(
         "auto",
-        description="Steps between evaluations; 0 = none; auto = a tenth of the run, where something is held out.",
+        description="Steps between evaluations; 0 = none; auto = a tenth of the run, but not below train.log_every, "
+        "where something is held out.",
     )
     batches: CountOrOff = Field(
         10, description="Batches of batch.global_size samples per evaluation; 0 = the whole split."

@@ -12,8 +12,7 @@ from typing import Any
 
 import yaml
 
-from gptworks.config.contradictions import has_held_out
-from gptworks.config.derive import Layout, evaluate_every, plan_batch
+from gptworks.config.derive import Layout, evaluate_every, has_held_out, plan_batch
 from gptworks.config.load import flatten, load, load_with_origins
 from gptworks.config.schema import RunConfig
 from gptworks.errors import ConfigError, GPTWorksError, UsageError
@@ -82,7 +81,8 @@ def _iterations(config: RunConfig, samples: int) -> int:
 
 def _every(config: RunConfig) -> int:
     """Steps between evaluations, 0 without any."""
-    return evaluate_every(config.evaluate, config.train.steps) if has_held_out(config.data) else 0
+    every = evaluate_every(config.evaluate, config.train.steps, config.train.log_every)
+    return every if has_held_out(config.data) else 0
 
 
 # FleetX and PaddleNLP

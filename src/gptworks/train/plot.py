@@ -96,8 +96,8 @@ def _with_smoothed(found: dict[str, Points]) -> dict[str, Points]:
     reach = max(2, len(training) // 40)
     means = []
     for number, (step, _) in enumerate(training):
-        around = min(reach, number, len(training) - 1 - number)  # as far to the left as to the right
-        window = [loss for _, loss in training[number - around : number + around + 1]]
+        ahead = min(reach, number)  # no further than back: the first losses fall fast
+        window = [loss for _, loss in training[number - ahead : number + ahead + 1]]
         means.append((step, sum(loss / len(window) for loss in window)))
     return {"training": training, _SMOOTHED: means} | {k: v for k, v in found.items() if k != "training"}
 

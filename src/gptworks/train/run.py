@@ -334,6 +334,7 @@ class Run:
                 device=self.setup.world.device,
                 world=self.setup.world,
             )
+        self.console.doing("")
         result = self.ranks.gather(result)[0]  # what follows from it must be the same everywhere, to the last bit
         progress = self.progress
         progress.held_out_loss = result.loss if math.isfinite(result.loss) else None

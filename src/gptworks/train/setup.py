@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from gptworks import cpu
 from gptworks.config import contradictions
 from gptworks.config.contradictions import fit_layout
-from gptworks.config.derive import BatchPlan, evaluate_every, num_steps, plan_batch
+from gptworks.config.derive import BatchPlan, evaluate_every, has_held_out, num_steps, plan_batch
 from gptworks.config.schema import ModelConfig, ParallelConfig, RunConfig
 from gptworks.data import foreign_order
 from gptworks.data.dataset import Dataset
@@ -38,7 +38,7 @@ class Setup:
     def going_on(self, cfg: RunConfig, step: int, consumed: int) -> "Setup":
         """After so many steps and samples, perhaps with another batch than now."""
         last_step = _last_step(cfg, self.train_samples.per_epoch, self.batch.global_size, step=step, consumed=consumed)
-        every = evaluate_every(cfg.evaluate, last_step) if self.held_out else 0
+        every = evaluate_every(cfg.evaluate, last_step, cfg.train.log_every) if self.held_out else 0
         return replace(self, last_step=last_step, evaluate_every=every)
 
     def batches(self, consumed: int = 0) -> Batches:
@@ -62,7 +62,7 @@ def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
     per_epoch = dataset.samples_per_epoch("train")
     batch = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, parallel)
     last_step = _last_step(cfg, per_epoch, batch.global_size)
-    every = evaluate_every(cfg.evaluate, last_step)
+    every = evaluate_every(cfg.evaluate, last_step, cfg.train.log_every)
     asked = {
         part: foreign_order.num_samples(
             part,
@@ -94,7 +94,7 @@ def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
 def _held_out(cfg: RunConfig, dataset: Dataset, asked: int | None) -> tuple[OrderedSamples | None, list[str]]:
     """What evaluation reads. It is off, which is said, where nobody asked for it and a small corpus leaves nothing."""
     is_auto = cfg.evaluate.every == "auto"
-    if is_auto and not contradictions.has_held_out(cfg.data):
+    if is_auto and not has_held_out(cfg.data):
         return None, []
     try:
         return dataset.samples("held_out", asked), []
