@@ -173,12 +173,15 @@ def _hints(job: Job, choice: Choice, device: Device, link: Link) -> list[str]:
     hints = []
     if job.compiled:
         hints.append("train.compile: memory is that of blocks that are not compiled; compiled ones keep less.")
-    compute = job.precision.compute
-    seconds = {kind: timed(_computing_in(job, kind), choice, device, link).total for kind in (compute, "bf16", "fp16")}
+    compute: str = job.precision.compute
+    seconds: dict[str, float] = {
+        kind: timed(_computing_in(job, kind), choice, device, link).total for kind in (compute, "bf16", "fp16")
+    }
     best = min(("bf16", "fp16"), key=lambda kind: seconds[kind])  # bf16 where both are equal: it needs no loss scaling
     if seconds[compute] < _WORTH_SAYING * seconds[best]:
         return hints
-    here, there = (f"{device.peak[kind] / 1e12:,.4g}" for kind in (compute, best))
+    peak: dict[str, float] = dict(device.peak)
+    here, there = (f"{peak[kind] / 1e12:,.4g}" for kind in (compute, best))
     smaller = ", and activations are half as large" if compute == "fp32" else ""
     return [
         *hints,

@@ -227,8 +227,8 @@ class Run:
         for store in self.setup.train_samples.sources:
             if store.note:
                 say(store.note)
-        for note in self.setup.notes:
-            say(f"note:  {note}")
+        for text in self.setup.notes:
+            say(f"note:  {text}")
         if self.setup.dataset.tokenizer is None:
             say("data:  its tokenizer is not known; data.tokenizer names it, so that the model can read and write text")
         if cfg.init.checkpoint and source is None:
