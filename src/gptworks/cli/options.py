@@ -41,12 +41,7 @@ def load_config(
 def vocabulary_of_data(paths: list[str], tokenizer: str) -> int | None:
     from gptworks.data.store import vocabulary_of
 
-    found = vocabulary_of(paths)
-    if found is None and tokenizer:
-        from gptworks.tokenizer import Tokenizer
-
-        found = Tokenizer.from_pretrained(tokenizer).vocab_size
-    return found
+    return vocabulary_of(paths, tokenizer)
 
 
 def shape_of_checkpoint(checkpoint: str, stated: dict[str, Any]) -> dict[str, Any]:

@@ -145,8 +145,8 @@ class Store:
         return tokenizer.with_eod(self.sidecar.eod_id)
 
 
-def vocabulary_of(paths: Sequence[str]) -> int | None:
-    """The tokens of the tokenizer that the datasets were made with; None where they do not say, or are not there."""
+def vocabulary_of(paths: Sequence[str], tokenizer_name: str = "") -> int | None:
+    """How many tokens the tokenizer of datasets has; where they do not say, the one that is named. None: not known."""
     sizes = []
     try:
         for located in (each for path in paths for each in locate_stores(path)):
@@ -156,6 +156,8 @@ def vocabulary_of(paths: Sequence[str]) -> int | None:
                 sizes.append(tokenizer.vocab_size)
     except DataError:
         return None  # opening them to train says what is wrong
+    if not sizes and tokenizer_name:
+        sizes.append(Tokenizer.from_pretrained(tokenizer_name).vocab_size)
     return max(sizes, default=None)
 
 

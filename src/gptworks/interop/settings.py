@@ -124,8 +124,7 @@ class Settings:
     def map_evaluation(self, name: str, samples: int, global_size: int) -> None:
         """An evaluation of so many samples in batches of ours, the next whole number of them."""
         batches = -(-samples // global_size)
-        read = batches * global_size
-        why = f"{read} samples, whole batches of a step; theirs reads {samples}" if read != samples else ""
+        why = "rounded up to whole batches of a step; theirs are micro-batches" if samples % global_size else ""
         self.map(name, {"evaluate.batches": batches}, why=why)
 
     def same(self, name: str | Iterable[str], why: str) -> None:
