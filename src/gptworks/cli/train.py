@@ -9,7 +9,7 @@ from gptworks.cli import options
 from gptworks.errors import UsageError
 
 if TYPE_CHECKING:
-    from gptworks.parallel.nodes import Nodes
+    from gptworks.launch.nodes import Nodes
 
 HELP = "pretrain or fine-tune"
 # Imported once, by the process that ranks are forked from. What they import must leave CUDA alone and start no thread:
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         import torch
 
         from gptworks.config.derive import Layout
-        from gptworks.parallel.launch import World
+        from gptworks.launch.world import World
         from gptworks.train.setup import prepare, show_first_batch
 
         print(show_first_batch(prepare(config, World(torch.device("cpu"), Layout.known(config.parallel)))))
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--world: {args.world} without --dry-run. To train, start the processes with --nproc.")
     if args.rdma:
         _enable_rdma(config)
-    from gptworks.parallel import failures
+    from gptworks.launch import failures
 
     if _starts_processes(args, config):
         return _launch(args, config)
@@ -81,15 +81,15 @@ def run(args: argparse.Namespace) -> int:
 def _with_replicas(args: argparse.Namespace, loaded: Any) -> Any:
     """Where processes are asked for and no layout is, each is a replica: --nproc 2 alone means parallel.dp=2."""
     from gptworks.config.schema import AXES
-    from gptworks.parallel import placement
+    from gptworks.launch import rank_env
 
     config = loaded.config
-    world_size = placement.read(os.environ).world_size
+    world_size = rank_env.read(os.environ).world_size
     is_asked = args.nproc is not None or args.world is not None or world_size > 1
     if not is_asked or any(f"parallel.{axis}" in loaded.origins for axis in AXES):
         return config
     # Before the processes are there, `auto` stands for as many as there will be.
-    replicas: int | str = world_size if placement.is_supervised(os.environ) or world_size > 1 else "auto"
+    replicas: int | str = world_size if rank_env.is_supervised(os.environ) or world_size > 1 else "auto"
     return config.model_copy(update={"parallel": config.parallel.model_copy(update={"dp": replicas})})
 
 
@@ -102,7 +102,7 @@ def _dry_run(args: argparse.Namespace, config: Any) -> str:
             raise UsageError(f"--world: {args.world}. Needed: 1 or more.")
         return describe(config, args.world)
     if args.rdma:
-        from gptworks.parallel import rdma
+        from gptworks.launch import rdma
 
         rdma.require(_device(config))
     if _starts_processes(args, config):
@@ -120,10 +120,10 @@ def _dry_run(args: argparse.Namespace, config: Any) -> str:
 
 def _starts_processes(args: argparse.Namespace, config: Any) -> bool:
     """By the options, or by a layout of several, unless this process is one of those that were started."""
-    from gptworks.parallel import placement
+    from gptworks.launch import rank_env
 
-    by_layout = _processes_of_layout(config) > 1 and placement.read(os.environ).world_size == 1
-    return (_wants_many(args) or by_layout) and not placement.is_supervised(os.environ)
+    by_layout = _processes_of_layout(config) > 1 and rank_env.read(os.environ).world_size == 1
+    return (_wants_many(args) or by_layout) and not rank_env.is_supervised(os.environ)
 
 
 def _processes_of_layout(config: Any) -> int:
@@ -145,7 +145,7 @@ def _wants_many(args: argparse.Namespace) -> bool:
 def _launch(args: argparse.Namespace, config: Any) -> int:
     from pathlib import Path
 
-    from gptworks.parallel import supervise
+    from gptworks.launch import supervise
     from gptworks.train import run_folder
 
     machines, nproc = _checked_launch(args, config)
@@ -158,10 +158,10 @@ def _checked_launch(args: argparse.Namespace, config: Any) -> "tuple[Nodes, int]
     """The machines, and the processes of this one. All that can be known to be wrong before one starts is refused."""
     from pathlib import Path
 
-    from gptworks.parallel import nodes, placement
+    from gptworks.launch import nodes, rank_env
     from gptworks.train import run_folder
 
-    place = placement.read(os.environ)
+    place = rank_env.read(os.environ)
     if place.started_by == "torchrun":
         raise UsageError("--nproc: torchrun has started the processes already. Leave out the options that start more.")
     # srun with one task per machine: it has said which machine this is.
@@ -181,7 +181,7 @@ def _checked_launch(args: argparse.Namespace, config: Any) -> "tuple[Nodes, int]
     nproc = _num_processes(args.nproc, found, config)
     _refuse_unfit(config, found, nproc)
     if config.run.device == "cuda":
-        from gptworks.parallel import devices
+        from gptworks.launch import devices
 
         devices.require(nproc, found.devices)
     if found.rank == 0:  # on the others the run may have begun it by now
@@ -233,9 +233,9 @@ def _resume_from(args: argparse.Namespace, config: Any) -> str:
     """After a restart by our launcher the run goes on from its own last checkpoint."""
     from pathlib import Path
 
-    from gptworks.parallel import placement
+    from gptworks.launch import rank_env
 
-    if int(os.environ.get(placement.ATTEMPT, "0")) == 0:
+    if int(os.environ.get(rank_env.ATTEMPT, "0")) == 0:
         return str(args.resume)
     if args.resume in {"auto", "never"}:
         return "auto"
@@ -246,10 +246,10 @@ def _resume_from(args: argparse.Namespace, config: Any) -> str:
 
 
 def _enable_rdma(config: Any) -> None:
-    from gptworks.parallel import placement, rdma
+    from gptworks.launch import rank_env, rdma
 
     text = rdma.enable(_device(config))
-    if placement.read(os.environ).rank == 0 and not placement.is_supervised(os.environ):
+    if rank_env.read(os.environ).rank == 0 and not rank_env.is_supervised(os.environ):
         print(text, flush=True)
 
 
@@ -257,7 +257,7 @@ def _device(config: Any) -> str:
     """Its kind; auto is what this machine has."""
     if config.run.device != "auto":
         return str(config.run.device)
-    from gptworks.parallel.devices import pick_device
+    from gptworks.launch.devices import pick_device
 
     return pick_device("auto").type
 
