@@ -120,8 +120,7 @@ def _said_in_run(config: dict[str, Any]) -> dict[str, Any]:
 
 def tell_fewer(engine: Any, prompts: list[str], settings: dict[str, Any]) -> None:
     """Where nobody asked for a number of new tokens, and the usual one does not fit the context."""
-    for number, prompt in enumerate(prompts, start=1):
-        fewer = engine.new_tokens_that_fit(prompt, **settings)
+    for number, fewer in enumerate(engine.new_tokens_that_fit(prompts, **settings), start=1):
         if fewer is not None:
             which = f"prompt {number}: " if len(prompts) > 1 else ""
             print(f"note: {which}at most {fewer} new tokens, as many as fit the model's context", file=sys.stderr)

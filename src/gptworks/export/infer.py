@@ -43,10 +43,10 @@ class Inference:
         limits = [max_new_tokens or min(_USUAL, self._room(tokens)) for tokens in encoded]
         return [self._continue(*each) for each in zip(texts, encoded, limits, strict=True)]
 
-    def new_tokens_that_fit(self, prompt: str) -> int | None:
-        """Fewer than usual, where nobody asks for a number; else None."""
-        room = self._room(self._encode(1, prompt, None))
-        return room if room < _USUAL else None
+    def new_tokens_that_fit(self, prompts: list[str]) -> list[int | None]:
+        """Of each prompt: fewer than usual, where nobody asks for a number; else None."""
+        rooms = [self._room(self._encode(number, text, None)) for number, text in enumerate(prompts, start=1)]
+        return [room if room < _USUAL else None for room in rooms]
 
     def _room(self, tokens: list[int]) -> int:
         return self.model.max_positions - len(tokens)

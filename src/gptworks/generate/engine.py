@@ -30,9 +30,9 @@ class Native:
     def stream(self, prompt: str, **settings: object) -> Iterator[str]:
         return stream_text(self.model, prompt, **settings)
 
-    def new_tokens_that_fit(self, prompt: str, **settings: object) -> int | None:
-        """Fewer than usual, where nobody asked for a number; else None."""
-        return new_tokens_that_fit(self.model, prompt, settings)
+    def new_tokens_that_fit(self, prompts: list[str], **settings: object) -> list[int | None]:
+        """Of each prompt: fewer than usual, where nobody asked for a number; else None."""
+        return new_tokens_that_fit(self.model, prompts, settings)
 
 
 def generate(model: PretrainedGPT, prompts: str | Sequence[str], **settings: object) -> list[str]:
@@ -55,11 +55,11 @@ def generations(model: PretrainedGPT, prompts: str | Sequence[str], **settings: 
     return generations_up_to(model, texts, settings_of(settings), None)
 
 
-def new_tokens_that_fit(model: PretrainedGPT, prompt: str, settings: Mapping[str, object]) -> int | None:
+def new_tokens_that_fit(model: PretrainedGPT, prompts: list[str], settings: Mapping[str, object]) -> list[int | None]:
     """Where nobody asked for a number of new tokens and the usual one does not fit the context: as many as do."""
     cfg, tokenizer = settings_of(settings), require_tokenizer(model)
-    (limit,) = require_possible(model, [tokenizer.encode(prompt)], cfg, tokenizer.vocab_size)
-    return limit if not is_length_asked(cfg) and limit < cfg.max_new_tokens else None
+    limits = require_possible(model, [tokenizer.encode(prompt) for prompt in prompts], cfg, tokenizer.vocab_size)
+    return [limit if not is_length_asked(cfg) and limit < cfg.max_new_tokens else None for limit in limits]
 
 
 def generations_up_to(

@@ -76,11 +76,11 @@ class LlamaCpp:
         # llama.cpp rounds its own context up beyond the positions the model has.
         return min(self._llama.n_ctx(), int(about[f"{about['general.architecture']}.context_length"]))
 
-    def new_tokens_that_fit(self, prompt: str, **settings: object) -> int | None:
-        """Fewer than usual, where nobody asked for a number; else None."""
+    def new_tokens_that_fit(self, prompts: list[str], **settings: object) -> list[int | None]:
+        """Of each prompt: fewer than usual, where nobody asked for a number; else None."""
         cfg = _checked(settings)
-        room = self._context - len(self._encode(1, prompt, cfg))
-        return room if room < cfg.max_new_tokens else None
+        rooms = [self._context - len(self._encode(number, text, cfg)) for number, text in enumerate(prompts, start=1)]
+        return [room if room < cfg.max_new_tokens else None for room in rooms]
 
     def _run(
         self, out: TextOut, tokens: list[int], cfg: GenerateConfig, *, seed: int
