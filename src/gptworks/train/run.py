@@ -5,7 +5,6 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -37,25 +36,12 @@ from gptworks.train.console import LogLine, TrainConsole
 from gptworks.train.metrics import NONFINITE, Metrics
 from gptworks.train.precision import DTYPES, LossScaler
 from gptworks.train.profile import profiled
+from gptworks.train.progress import Progress
 from gptworks.train.setup import Setup
 from gptworks.train.speed import Stopwatch, find_peak
 from gptworks.train.step import StepReport
 
 SAVING_TIMEOUT = timedelta(hours=2)
-
-
-@dataclass
-class Progress:
-    """What a checkpoint remembers besides tensors and the number of samples."""
-
-    step: int = 0
-    updates: int = 0  # skipped steps are not among them
-    skipped_in_a_row: int = 0
-    held_out_loss: float | None = None
-    best: dict[str, float] | None = None  # step, held_out_loss
-    evaluations_since_best: int = 0
-    unlogged_loss: float = 0.0  # sum over the steps since the last log line
-    unlogged_steps: int = 0
 
 
 class Run:
@@ -282,7 +268,7 @@ class Run:
         if self.watch.peak is not self.peak:
             self.peak = self.watch.peak
             self.console.say(f"step {step}: {self.peak}")
-        loss = self._mean_loss() if report.updated else report.loss
+        loss = self.progress.mean_loss() if report.updated else report.loss
         per_epoch = max(1, setup.train_samples.per_epoch // setup.batch.global_size)
         # As FleetX counts: epochs are whole batches. Those that were of another size count as they would today.
         epoch, batch_in_epoch = divmod(self.batches.consumed // setup.batch.global_size - 1, per_epoch)
@@ -314,12 +300,6 @@ class Run:
             values["skipped"] = step - self.progress.updates
         self.metrics.log(step, values)
         self.console.log(line)
-
-    def _mean_loss(self) -> float:
-        """Of the steps since the last line, which then begin anew. A skipped step has a line of its own."""
-        mean = self.progress.unlogged_loss / self.progress.unlogged_steps
-        self.progress.unlogged_loss, self.progress.unlogged_steps = 0.0, 0
-        return mean
 
     def evaluate(self) -> None:
         assert self.setup.held_out is not None
