@@ -15,6 +15,7 @@ from gptworks.checkpoint.systems import huggingface
 from gptworks.config import presets
 from gptworks.config.load import flatten, load_with_origins
 from gptworks.config.schema import ModelConfig, RunConfig
+from gptworks.data.store import vocabulary_of
 from gptworks.errors import UsageError
 from gptworks.evaluate.heldout import HeldOut
 from gptworks.launch import process_group, rank_env
@@ -160,7 +161,9 @@ class Trainer:
                 f"Trainer: model: got {given!r}; needs a name, a folder, a GPT, a ModelConfig or a dictionary of it."
             )
         values = self.below | model | self.above
-        config = load_with_origins(self.config_file, preset=self.preset, values=values, shape_of=self._shape_of).config
+        config = load_with_origins(
+            self.config_file, preset=self.preset, values=values, shape_of=self._shape_of, vocabulary_of=vocabulary_of
+        ).config
         folder = Path(config.run.out or DEFAULT_OUT)
         data = {key: (str(folder / _INPUTS / key),) for key in self.texts}
         run, init, length = {"out": str(folder)}, {}, {}

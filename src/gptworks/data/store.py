@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -142,6 +143,22 @@ class Store:
         tokenizer = Tokenizer.from_pretrained(name if name == "gpt2" else self.located.main.parent / name)
         tokenizer.require(self.sidecar.tokenizer_identity, what=str(self.file))
         return tokenizer.with_eod(self.sidecar.eod_id)
+
+
+def vocabulary_of(paths: Sequence[str], tokenizer_name: str = "") -> int | None:
+    """How many tokens the tokenizer of datasets has; where they do not say, the one that is named. None: not known."""
+    sizes = []
+    try:
+        for located in (each for path in paths for each in locate_stores(path)):
+            if located.sidecar.is_file():
+                sizes.append(Sidecar.read(located.sidecar).vocab_size)
+            elif (tokenizer := Store(located).load_tokenizer()) is not None:
+                sizes.append(tokenizer.vocab_size)
+    except DataError:
+        return None  # opening them to train says what is wrong
+    if not sizes and tokenizer_name:
+        sizes.append(Tokenizer.from_pretrained(tokenizer_name).vocab_size)
+    return max(sizes, default=None)
 
 
 def sha256_of(file: Path) -> str:
