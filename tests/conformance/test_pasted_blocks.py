@@ -73,6 +73,13 @@ def test_lines_that_are_not_ours_are_answered(tmp_path: Path, capsys: pytest.Cap
         ("docker load -i oneflow.tar.gz", "not needed: gptworks runs without a container"),
         ("echo $HOME/x", "/x"),
         ("mv a.npy ./data", "run it in your shell first"),
+        ("python3 --version", "not needed: it only shows something"),
+        ("nvcc --version", "not needed: it only shows something"),
+        ("python setup.py install", "not needed: gptworks is installed"),
+        ("make", "not needed: nothing of the other system is compiled"),
+        ("source venv/bin/activate", "not needed: gptworks has the Python"),
+        ("echo '{}' > ds_config.json", "run it in your shell first"),
+        ("sed -i 's/1024/512/' a.yaml", "run it in your shell first"),
     ],
 )
 def test_what_other_lines_are_for(line: str, answer: str, tmp_path: Path) -> None:
@@ -84,7 +91,7 @@ def test_nothing_runs_when_one_line_cannot(tmp_path: Path, capsys: pytest.Captur
     first = PADDLE.format(size=8)
     for last, told in (
         ("while true; do echo x; done", "block, line 2: a while loop is not read here"),
-        ("python my_own_script.py --x 1", "block, line 2: run: my_own_script.py"),
+        ("python my_own_script.py --x 1", "block, line 2: my_own_script.py"),
         ("python run_pretrain.py --out $nowhere", "block, line 2: $nowhere is not set"),
         ("--max_steps 3", "--max_steps stands at the beginning of a line. The line before it lacks its backslash"),
     ):
@@ -149,6 +156,35 @@ def test_output_goes_where_the_block_says(tmp_path: Path, capfd: pytest.CaptureF
         os.write(1, b"both\n")
     assert capfd.readouterr().out == "both\n"
     assert (tmp_path / "log").read_text().endswith("its error\nboth\n")
+    with redirected(started(shown=False, errors=str(tmp_path / "made/err"))):
+        os.system("echo out; echo wrong >&2")
+    assert capfd.readouterr() == ("", "")
+    assert (tmp_path / "log").read_text() == "out\n" and (tmp_path / "made/err").read_text() == "wrong\n"
+
+
+def test_a_folder_that_the_block_makes_is_gone_into(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paddle_corpus(tmp_path)
+    command = PADDLE.format(size=8).replace("./data", "../../data").replace("--max_steps 10", "--max_steps 1")
+    (tmp_path / "go.sh").write_text(f"{command} > logs/first.log\n")
+    block = "mkdir -p try/1 && cd try/1\nbash ../../go.sh"
+    assert main(["run", "--cwd", str(tmp_path), "--shrink", "tiny", "--", block]) == 0
+    assert "no such folder" not in capsys.readouterr().out
+    assert (tmp_path / "try/1/out/checkpoints").is_dir() and not (tmp_path / "out").exists()
+    assert (tmp_path / "try/1/logs/first.log").is_file()
+
+
+def test_what_is_copied_from_an_interpreter_is_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    typed = ">>> import paddle\n>>> paddle.utils.run_check()"
+    for block in (typed, f"$ python3\n{typed}", f"python\n{typed.replace('>>> ', '')}"):
+        (line,) = pasted.lines([block], os.environ, tmp_path)
+        assert line.command and line.command.arguments == ["import paddle\npaddle.utils.run_check()"]
+        (line,) = pasted.lines(["-"], os.environ, tmp_path, text=block)
+        assert line.command and line.command.arguments == ["import paddle\npaddle.utils.run_check()"]
+
+
+def test_a_dash_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = dry(tmp_path, capsys, "--", PADDLE.format(size=8).replace("--max_steps", "\u2013max_steps"))
+    assert code == 2 and "'\u2013max_steps' stands where a flag was expected. It begins with U+2013" in err
 
 
 # What gptworks runs of each block of the five documents, in their order; "" where all lines are answered.

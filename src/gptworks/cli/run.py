@@ -53,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"{line.started.where}: {' '.join(_quoted(word) for word in line.started.words)}", flush=True)
         if line.answer:
             print(f"  {line.answer}\n", flush=True)
+            if not args.dry_run:
+                pasted.make_folders(line)
             continue
         code = _run_line(args, line, earlier)
         if code:
