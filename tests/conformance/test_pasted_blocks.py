@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import foreign_runs as foreign
 import pytest
 import yaml
 from foreign_runs import paddle_corpus
@@ -189,33 +190,28 @@ def test_a_dash_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
 
 # What gptworks runs of each block of the five documents, in their order; "" where all lines are answered.
 DOCUMENTS = {
-    "000": ["run_pretrain.py run_pretrain.py", "", "run_generation.py"],
-    "001": [
+    0: ["run_pretrain.py run_pretrain.py", "", "run_generation.py"],
+    1: [
         "", "", "preprocess_data.py", "pretrain_345M.sh", "oneflow_gpt.training", "launch_container.py",
         "pretrain_1n8d_2x4x1_16_1536x16.sh", "distribute_pretrain_4n8d_2x4x4_512_2304x24.sh",
     ],
-    "002": [
+    2: [
         "", "-c", "", "", "", "", "tar", "create_pretraining_data.py", "", "", "run_pretrain.py",
         "run_pretrain_static.py", "run_eval.py", "run_eval.py", "run_eval.py", "export_model.py", "inference.py",
     ],
-    "003": ["run.sh", "run_pretrain_static.py"],
-    "004": ["run_mindformer.py", "run_distribute.sh", "convert_weight.py"],
+    3: ["run.sh", "run_pretrain_static.py"],
+    4: ["run_mindformer.py", "run_distribute.sh", "convert_weight.py"],
 }  # fmt: skip
-# Output and data that stand between the same marks as commands.
-_NOT_SHELL = re.compile(r"(?:json|yaml|text|python)\n|\n?\[20|\n?\{\"src|\n?\|-|\n?import ")
 
 
 @pytest.mark.parametrize("number", DOCUMENTS)
 def test_every_block_of_a_document_as_it_stands(
-    number: str, shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    number: int, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("task_name", "gpt-mp2-sharding4")
-    (document,) = (shared_data.parent / "seeds").glob(f"{number}_*.txt")
     found = []
-    for block in re.findall(r"^``` ?(\w*\n.*?)^```", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
-        if _NOT_SHELL.match(block):
-            continue
-        text = block.partition("\n")[2].partition("# 生成的文本")[0]  # behind it stands what the command printed
+    for block in foreign.shell_blocks(shared_data, number):
+        text = block.partition("# 生成的文本")[0]  # behind it stands what the command printed
         lines = list(pasted.lines([text], os.environ, tmp_path))
         pasted.check(lines)
         found.append(" ".join(Path(line.command.program).name for line in lines if line.command))
