@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gptworks.cli.main import main
 from gptworks.cli.redirected import redirected
+from gptworks.errors import GPTWorksError
 from gptworks.interop import pasted, registry
 from gptworks.interop.shell_block import Started
 
@@ -142,6 +143,15 @@ def test_any_value_changed_in_a_shipped_script_arrives(script: str, data: st.Dat
     (found,) = (line for line in pasted.lines(["bash", script], environment, folder) if line.command)
     words = found.started.words
     assert words[words.index(flag) + 1] == other
+    assert found.command is not None
+    try:
+        translation = registry.of_command(found.command).translate(found.command, registry.Files(folder))
+    except GPTWorksError as refused:  # such as a batch that does not come out
+        named = f"{len(other.split(','))} devices" if flag == "--gpus" else flag.strip("-")
+        assert named in str(refused)
+    else:
+        (note,) = (note for note in translation.notes if note.theirs == flag)
+        assert note.value == other and (note.ours or note.why)
 
 
 def test_output_goes_where_the_block_says(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -73,15 +73,15 @@ LIVE = "tests/interop/test_b.py::test_s0_01_z"
 def test_nothing_is_shown_as_done_that_was_not_run(
     maker: ModuleType, outcomes: dict[str, str], ours: str, theirs: str, pasted: str
 ) -> None:
-    page = maker.text(ROW, dict.fromkeys((OURS, THEIRS, PASTED, LIVE), ["S0-01"]), outcomes)
+    page = maker.text(ROW, {test: ["S0-01"] for test in (OURS, THEIRS, PASTED, LIVE)}, outcomes)
     line = next(line for line in page.splitlines() if line.startswith("| S0-01"))
     cells = line.replace("\\|", "/").split(" | ")
     assert cells[1] == "p `a / b`" and cells[3].startswith(ours) and cells[4].startswith(theirs)
     assert cells[5].startswith(pasted)
     done = [list(outcomes.items()).count((test, "passed")) for test in (OURS, THEIRS, PASTED)]
     told = (
-        f"Of 1 rows, 1 have a half in our words, of which {done[0]} pass, and 1 in theirs, of which {done[1]} pass; 1 have a "
-        f"block that is pasted, of which {done[2]} pass."
+        f"Of 1 rows, 1 have a half in our words, of which {done[0]} pass, and 1 in theirs, of which {done[1]} pass; "
+        f"1 have a block that is pasted, of which {done[2]} pass."
     )
     assert told in page
 
