@@ -85,6 +85,10 @@ def test_lambada_on_a_shrunk_model_needs_no_flag_that_the_command_lacks(
         "error: --init_checkpoint_path ./output/model_1000/model_state.pdparams (--model): no such file or folder. "
         "output has no model_1000; it has model_10."
     )
+    # A flag that is not in the command is not named.
+    wikitext = LAMBADA.replace("--cloze_eval", "--overlapping_eval 32").replace("lambada.jsonl", "w.tokens")
+    told = error(capsys, tmp_path, wikitext.replace("model_1000", "model_10"))
+    assert told == "error: --eval_path ./w.tokens (--data): no such file. The task wikitext reads one file of text."
 
 
 # Errors name what was written
@@ -111,6 +115,10 @@ def mindformers(folder: Path) -> str:
             "--dataset_dir nowhere (data.path): no such dataset.",
         ),
         (PRETRAIN.format(model="gpt2-en"), "--input_dir data (data.path): no such dataset."),
+        (
+            "python deploy/python/inference.py --model_type gpt --model_path ./nowhere/model",
+            "--model_path ./nowhere/model (nowhere): no such folder.",
+        ),
         (
             PRETRAIN.format(model="gpt2-en") + " --max_seq_len 0",
             "run_pretrain.gptworks.yaml: 1 problem\n  --max_seq_len (data.seq_len):",

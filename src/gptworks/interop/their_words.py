@@ -29,7 +29,7 @@ def reworded(text: str, translation: Translation) -> str:
 
 
 def _by_value(text: str, translation: Translation) -> str:
-    """A message that begins with a value, such as a path: which key has it, or has a folder that it is in."""
+    """A message that begins with a value, such as a path: which key has it, or has a path around it or within it."""
     begins = _BEGINS.match(text)
     if begins is None:
         return text
@@ -44,8 +44,10 @@ def _by_value(text: str, translation: Translation) -> str:
     # A path of ours that stands for one of theirs, such as the checkpoint that a run goes on from.
     option = next((key for key, given in pairwise(translation.arguments) if PurePosixPath(given) == value), "")
     stands_for = [note for note in notes if option in names and names[option] == note.theirs]
-    around = [n for n in notes if n.value not in ("", ".", "/") and PurePosixPath(n.value) in value.parents]
-    for note in [*stands_for, *around][:1]:
+    paths = [(note, PurePosixPath(note.value)) for note in notes if note.value not in ("", ".", "/")]
+    around = [note for note, path in paths if path in value.parents]
+    within = [note for note, path in paths if value.name and value in path.parents]
+    for note in [*stands_for, *around, *within][:1]:
         return f"{begins['before']}{note.theirs} {note.value} ({begins['value']}){rest}"
     return text
 
