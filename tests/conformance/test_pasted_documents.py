@@ -124,6 +124,7 @@ def test_s1_08_the_command_of_the_container(
     assert "oneflow_gpt.training" in words and words[-1] == "--fp16"
 
 
+@pytest.mark.slow
 def test_s2_02_s2_03_s2_04_s2_07_s2_08_s2_09_s2_10_s2_11_x_01_document_2(
     shared_data: Path,
     paste: Paste,
@@ -160,6 +161,7 @@ def test_s2_02_s2_03_s2_04_s2_07_s2_08_s2_09_s2_10_s2_11_x_01_document_2(
     assert paste(infer).out
 
 
+@pytest.mark.slow
 def test_s3_01_s3_06_s2_05_document_3(
     shared_data: Path, paste: Paste, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +183,7 @@ def test_s3_01_s3_06_s2_05_document_3(
     assert (out / "model_1/model_state.pdparams").is_file()
 
 
+@pytest.mark.slow
 def test_s4_02_s4_10_x_01_document_4(shared_data: Path, paste: Paste, corpus_file: Path, tmp_path: Path) -> None:
     train, _, weights = foreign.shell_blocks(shared_data, 4)
     (tmp_path / "wiki.txt").write_text(corpus_file.read_text(encoding="utf-8")[:24000], encoding="utf-8")
