@@ -149,7 +149,7 @@ def _score(
 
 def _file_head(request: Request, protocol: str) -> dict[str, Any]:
     if not Path(request.data).is_file():
-        raise DataError(f"{request.data}: no such file. --task {request.task} reads one file of text.")
+        raise DataError(f"{request.data}: no such file. The task {request.task} reads one file of text.")
     return {"task": request.task, "protocol": protocol, "data_sha256": sha256_of(Path(request.data))}
 
 

@@ -100,8 +100,14 @@ def _of_script(name: str, command: Command) -> Translation:
     text = shared.read_text(encoding="utf-8")
     (started,) = shell_block.commands(text, shared.name, values, command.folder, lambda script, folder: None)
     inside = command_line.take_apart(started.words, command.environment, command.folder)
-    remark = f"{command.program} is not here: the settings of the original are used, which ship with gptworks: {shared}"
-    return _train(command, command_line.flags(inside.arguments, _SWITCHES), [remark])
+    given = command_line.flags(inside.arguments, _SWITCHES)
+    remarks = [
+        f"{command.program} is not here: the settings of the original are used, which ship with gptworks: {shared}"
+    ]
+    if int(given["--num-nodes"]) > 1 and "ONEFLOW_GPT_NODE_IPS" not in values:
+        machines = f"{given['--node-ips']} are the original's machines. Yours: ONEFLOW_GPT_NODE_IPS=A,B,... in front"
+        remarks.append(f"{machines} of the command, the same on each.")
+    return _train(command, given, remarks)
 
 
 def _settings_in_name(name: str) -> dict[str, str]:

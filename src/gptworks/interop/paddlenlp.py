@@ -352,7 +352,8 @@ def _evaluate(command: Command) -> Translation:
     cloze = settings.is_given("--cloze_eval")
     arguments = ["--task", "lambada" if cloze else "wikitext", "--data", settings["--eval_path"]]
     settings.map("--eval_path", {"--data": settings["--eval_path"]})
-    settings.map("--cloze_eval", {"--task": "lambada"})
+    if cloze:
+        settings.map("--cloze_eval", {"--task": "lambada"})
     overlap = settings["--overlapping_eval"]
     if cloze:
         settings.ignore("--overlapping_eval", "--cloze_eval scores a last word each, without windows")
