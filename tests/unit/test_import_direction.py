@@ -9,10 +9,10 @@ import pytest
 import gptworks
 
 SOURCE = Path(gptworks.__file__).parent
-# errors < names, child_process < cpu < config < tokenizer, plan, model < ...: a package imports from lower levels only.
+# errors < names, safe_pickle < cpu < config < tokenizer, plan, model < ...: a package imports from lower levels only.
 LEVELS = [
     {"errors", "callable_package"},
-    {"names", "child_process"},
+    {"names", "child_process", "safe_pickle"},
     {"cpu"},
     {"config"},
     {"tokenizer", "plan", "model"},

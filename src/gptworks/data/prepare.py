@@ -25,6 +25,7 @@ from gptworks.data.text_files import InputFile, list_inputs
 from gptworks.data.work_folder import WORK_VERSION, State, WorkFolder, WorkIsKept, plan_of
 from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer
+from gptworks.tokenizer.characters import CharacterTokenizer
 
 _SMALL_BYTES = 4 * text_blocks.BLOCK_BYTES  # below this, starting processes costs more than they save
 _AHEAD = 3  # blocks per worker that are under way
@@ -166,11 +167,21 @@ def _can_be_read_again(file: InputFile) -> bool:
     return file.name.startswith(sample_corpus.PREFIX) or (file.path is not None and file.path.is_file())
 
 
-def train_tokenizer(inputs: list[str], vocab_size: int, rules: TextRules, *, strict: bool = False) -> Tokenizer:
-    """A new BPE learned from the corpus itself."""
+CHARACTERS = "chars"  # instead of a number of tokens
+
+
+def train_tokenizer(
+    inputs: list[str], vocab_size: int | str, rules: TextRules, *, strict: bool = False, with_eod: bool = True
+) -> Tokenizer:
+    """A vocabulary learned from the corpus itself: a BPE of so many tokens, or its characters.
+
+    `with_eod`: characters get an end of document; a BPE always has one.
+    """
     skipped = corpus.Skipped(strict)
     texts = (text for document in corpus.read_documents(inputs, rules, skipped) for text in document)
-    return Tokenizer.train(texts, vocab_size)
+    if vocab_size == CHARACTERS:
+        return CharacterTokenizer.learn(texts, with_eod=with_eod)
+    return Tokenizer.train(texts, int(vocab_size))
 
 
 def _check_request(
