@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="text, JSON lines, a JSON array, parquet or WikiText; .gz .zst .xz .bz2 and tars of them; a folder; - for "
-        "standard input; or sample:python",
+        help="text, JSON lines, a JSON array, CSV, TSV, parquet, arrow or WikiText; .gz .zst .xz .bz2 and tars of "
+        "them; a folder, also of Hugging Face datasets; - for standard input; or sample:python",
     )
     parser.add_argument("--out", required=True, metavar="PREFIX", help="writes PREFIX.bin, PREFIX.idx, PREFIX.json")
     parser.add_argument(
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--completion-key", metavar="KEY", help="prompt/completion examples: what is to be learned")
     parser.add_argument(
         "--input-format",
-        choices=["auto", "text", "jsonl", "json", "wikitext"],
+        choices=["auto", "text", "jsonl", "json", "wikitext", "csv", "tsv"],
         default="auto",
         help="what the inputs are, when their names do not tell; wikitext: a document begins at each ` = Title = `",
     )

@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from gptworks.data import corpus, sample_corpus, text_blocks
+from gptworks.data import corpus, hf_folder, sample_corpus, text_blocks
 from gptworks.data.encode import Encoded, Encoder, encode_in_worker, start_worker
 from gptworks.data.formats import megatron, registry
 from gptworks.data.publish import check_row_length, describe, output_prefix
@@ -141,7 +141,7 @@ def _run(request: _Request, *, may_be_quick: bool) -> Summary:
         kind = "examples" if request.is_examples else "text"
         sidecar = describe(tokenizer, kind=kind, eod_appended=request.append_eod)
         work.finish(request.format, tokenizer, sidecar, len(rules.keys), request.row_length)
-    state, notes = work.state, work.notes
+    state, notes = work.state, [*hf_folder.notes(request.inputs), *work.notes]
     left = state.tokens % request.row_length if request.row_length else 0
     if left:
         notes.append(f"the last {left:,} tokens do not fill a row of {request.row_length} and are left out")
