@@ -26,7 +26,8 @@ Everything below is a name of `gptworks`, imported when it is first used. What a
 
 # In the order in which they are met; the methods that people call, where a class has more.
 NAMES: dict[str, list[str]] = {
-    "GPT": ["from_pretrained", "loss"],
+    "GPT": ["from_pretrained", "from_config", "loss", "save_pretrained"],
+    "ModelConfig": [],
     "Tokenizer": ["from_pretrained", "__call__", "encode", "decode", "train", "save"],
     "generate": [],
     "generations": [],

@@ -12,7 +12,7 @@ SOURCE = Path(gptworks.__file__).parent
 # errors < names, safe_pickle < cpu < config < tokenizer, plan, model < ...: a package imports from lower levels only.
 LEVELS = [
     {"errors", "callable_package"},
-    {"names", "child_process", "safe_pickle"},
+    {"names", "child_process", "safe_pickle", "python_words"},
     {"cpu"},
     {"config"},
     {"tokenizer", "plan", "model"},

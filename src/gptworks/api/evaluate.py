@@ -15,12 +15,15 @@ from gptworks.errors import TokenizerError, UsageError
 from gptworks.evaluate import run
 from gptworks.evaluate.heldout import HeldOut, held_out_loss
 from gptworks.evaluate.run import PARTS, data_section
+from gptworks.python_words import in_python_words
 
 
+@in_python_words
 def evaluate(
-    model: str | Path | PretrainedGPT, data: str | Path | Iterable[str], *, task: str = "heldout", **settings: Any
+    model: str | Path | PretrainedGPT, data: str | Path | Iterable[Any], *, task: str = "heldout", **settings: Any
 ) -> Any:
-    """How well a model predicts data. The model is a folder, a name or a `GPT`; the data a dataset or a list of texts.
+    """How well a model predicts data. The model is a folder, a name or a `GPT`; the data a dataset or a list of
+    texts, of {"text": ...} or of {"prompt": ..., "completion": ...}.
 
     Tasks: `heldout`, whose result has loss, perplexity, bits_per_byte, tokens. Its settings: `split` (train, held-out,
     test or all; by default held-out of a dataset and all of a list), `shares` of the split and `seq_len` (by default
@@ -35,7 +38,7 @@ def evaluate(
 
 def held_out(
     model: str | Path | PretrainedGPT,
-    data: str | Path | Iterable[str],
+    data: str | Path | Iterable[Any],
     *,
     split: str | None = None,
     shares: str | None = None,

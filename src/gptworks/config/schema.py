@@ -6,7 +6,9 @@ An empty value (`key:` or null) always means "the default".
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from gptworks.errors import ConfigError
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Count = Annotated[int, Field(ge=1)]
@@ -26,7 +28,19 @@ Degree = Annotated[Count | Literal["auto"], BeforeValidator(_whole_or_auto)]
 AXES = ("pp", "dp", "fsdp", "tp")  # outermost first
 
 
-class Section(BaseModel):
+class _SectionType(type(BaseModel)):  # type: ignore[misc]
+    def __call__(cls, *args: Any, **values: Any) -> Any:
+        """A section that a Python program makes by hand is refused in the same words as one in a file."""
+        try:
+            return super().__call__(*args, **values)
+        except ValidationError as error:
+            from gptworks.config.load import explain
+
+            section = cls.__name__.removesuffix("Config").lower()
+            raise ConfigError(cls.__name__, [problem for _, problem in explain(section, error)]) from None
+
+
+class Section(BaseModel, metaclass=_SectionType):
     # strict: "12" is not a number and 1 is not true; YAML has already told them apart.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
@@ -48,7 +62,11 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
-    """The shape of the network. GPT-2 as Hugging Face computes it, with the variations the five systems need."""
+    """The shape of the network. GPT-2 as Hugging Face computes it, with the variations the five systems need.
+
+    >>> ModelConfig(num_layers=2, hidden_size=64, num_heads=4, vocab_size=512, max_positions=128).ffn_size
+    256
+    """
 
     num_layers: Count = Field(12, description="Transformer blocks.")
     hidden_size: Count = Field(768, description="Width of the residual stream.")

@@ -101,6 +101,13 @@ def list_inputs(inputs: list[str], kind: str = "auto") -> tuple[list[InputFile],
     return found, passed_over
 
 
+def is_text(path: str) -> bool:
+    """Whether a path is a file or folder of text, judged by names; a folder with something else in it may be, too."""
+    if Path(path).is_dir():
+        return any(_is_known(file.name) and not _is_ours(file) for file in Path(path).rglob("*") if file.is_file())
+    return Path(path).is_file() and _is_known(path)
+
+
 def open_streams(files: list[InputFile], kind: str, passed_over: list[str]) -> Iterator[TextStream]:
     """The text in these files, one stream after another. `kind` overrides what names say, unless it is "auto".
 

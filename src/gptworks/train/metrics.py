@@ -2,6 +2,9 @@
 
 import json
 import math
+import sys
+import traceback
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
@@ -10,11 +13,17 @@ NAME = "metrics.jsonl"
 NONFINITE = "nonfinite.jsonl"  # the samples of steps that were not finite
 
 
-class Metrics:
-    """`quiet`: on all ranks but the main one."""
+Observer = Callable[[dict[str, Any]], object]  # gets a copy of each line
 
-    def __init__(self, run: Path, *, resumed_step: int, quiet: bool = False) -> None:
+
+class Metrics:
+    """`quiet`: on all ranks but the main one, which tells the observers."""
+
+    def __init__(
+        self, run: Path, *, resumed_step: int, quiet: bool = False, observers: Sequence[Observer] = ()
+    ) -> None:
         self.path = run / NAME
+        self.observers = [] if quiet else list(observers)
         self.file: TextIO | None = None
         self.board: Any = None
         if quiet:
@@ -37,6 +46,18 @@ class Metrics:
         if self.board is not None:
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)
+        for observer in list(self.observers):
+            self._tell(observer, {"step": step, **values})
+
+    def _tell(self, observer: Observer, line: dict[str, Any]) -> None:
+        """An observer changes nothing, not even by failing; but it is not left unsaid."""
+        try:
+            observer(line)
+        except Exception:
+            self.observers.remove(observer)
+            name = getattr(observer, "__qualname__", repr(observer))
+            traceback.print_exc()
+            print(f"step {line['step']}: the callback {name} failed and is not called again", file=sys.stderr)
 
     def close(self) -> None:
         if self.file is not None:

@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -34,7 +34,7 @@ from gptworks.parallel.slices import Slice, copied_to_cpu, to_fill, to_store
 from gptworks.plan import sizes
 from gptworks.train import optim, plot, prefetch, resume, run_folder, schedule
 from gptworks.train.console import LogLine, TrainConsole
-from gptworks.train.metrics import NONFINITE, Metrics
+from gptworks.train.metrics import NONFINITE, Metrics, Observer
 from gptworks.train.precision import DTYPES, LossScaler
 from gptworks.train.profile import profiled
 from gptworks.train.setup import Setup
@@ -70,6 +70,7 @@ class Run:
         resume_from: str,
         command: list[str] | None,
         ranks: Ranks,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.cfg, self.setup, self.folder, self.ranks = cfg, setup, folder, ranks
         # Saving has a group of its own: it may be going on in a thread, and a slow disk is not a rank that hangs.
@@ -101,7 +102,7 @@ class Run:
         self._closing.callback(self.console.close)
         self._greet(source, manifest)
         ranks.main_does(self._go_back)
-        self.metrics = Metrics(folder, resumed_step=self.progress.step, quiet=quiet)
+        self.metrics = Metrics(folder, resumed_step=self.progress.step, quiet=quiet, observers=observers)
         self._closing.callback(self.metrics.close)
         profiled_steps = () if quiet else cfg.train.profile
         self.profiler = self._closing.enter_context(profiled(profiled_steps, folder, self.progress.step))
