@@ -74,6 +74,7 @@ class Trainer:
             self.above["run.out"] = str(out)
         # Texts become stores in the run folder, whose place is known only with the configuration.
         self.texts: dict[str, Texts] = {}
+        self.is_evaluated = eval_dataset is not None
         for key, data, what in (
             ("path", train_dataset, "train_dataset"),
             ("held_out_path", eval_dataset, "eval_dataset"),
@@ -185,7 +186,8 @@ class Trainer:
             )
         if not any(config.train.ends().values()):
             length["epochs"] = 1.0
-        sections = {"data": data, "run": run, "init": init, "train": length}
+        measured = {"every": _evaluate_every(config)} if self.is_evaluated and not _says_how_often(config) else {}
+        sections = {"data": data, "run": run, "init": init, "train": length, "evaluate": measured}
         return config.model_copy(
             update={name: getattr(config, name).model_copy(update=changes) for name, changes in sections.items()}
         )
@@ -254,6 +256,15 @@ def _main_does(config: RunConfig, function: Callable[[], None]) -> None:
     """Processes that torchrun started share the run folder: one of them writes, the others wait."""
     alone = rank_env.read(os.environ).world_size == 1
     Ranks(None if alone else process_group.start(config.parallel, config.run)).main_does(function)
+
+
+def _says_how_often(config: RunConfig) -> bool:
+    return "every" in config.evaluate.model_fields_set or config.evaluate.every != 0
+
+
+def _evaluate_every(config: RunConfig) -> int:
+    """A tenth of the run; where its steps are not known yet, each tenth log line."""
+    return max(1, config.train.steps // 10) if config.train.steps else 10 * config.train.log_every
 
 
 def _functions(callbacks: object) -> tuple[Observer, ...]:
