@@ -95,14 +95,13 @@ def _write(cfg: RunConfig, texts: dict[str, str], folder: Path, tokenizer: Token
         _refuse_large(path, sources[path])
     if not missing:
         return
-    chosen = tokenizer or _tokenizer(cfg, texts, folder)
+    with _options_named(missing[0]):
+        chosen = tokenizer or _tokenizer(cfg, texts, folder)
     for path in missing:
         prefix = folder / texts[path]
         prefix.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with _options_named(path):
             summary = prepare([path], prefix, chosen, rules=_RULES, append_eod=chosen.eod_id is not None)
-        except DataError as error:
-            raise DataError(f"data.path: {error} {_by_hand(path)}") from None
         _note_of(prefix).write_text(json.dumps(sources[path]) + "\n", encoding="utf-8")
         print(
             f"data:  {path} is text: {summary.documents:,} documents, {summary.tokens:,} tokens of {chosen.name} "
@@ -150,6 +149,15 @@ def _refuse_large(path: str, source: list[list[Any]]) -> None:
 def _by_hand(path: str) -> str:
     name = Path(path).resolve().name.partition(".")[0] or "text"
     return f"By hand: `gptworks prepare {path} --append-eod --out data/{name}`, then data.path=data/{name}."
+
+
+@contextmanager
+def _options_named(path: str) -> Iterator[None]:
+    """What is wrong with a text is often mended by an option, and the command that has it is named."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"data.path: {error} {_by_hand(path)}") from None
 
 
 def _tokenizer(cfg: RunConfig, texts: dict[str, str], folder: Path) -> Tokenizer:
