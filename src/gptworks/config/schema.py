@@ -122,8 +122,8 @@ class DataConfig(Section):
 
     path: tuple[str, ...] = Field(
         (),
-        description="Prefix, file, folder or pattern (shards/*.bin) of a dataset in any known format, a file or folder of "
-        "text of up to 64 MB, or a list.",
+        description="Prefix, file, folder or pattern (shards/*.bin) of a dataset in any known format, a file or folder "
+        "of text of up to 64 MB, or a list.",
     )
     held_out_path: tuple[str, ...] = Field(
         (), description="The same for held-out text of its own; the second share of data.path is then trained on."
@@ -145,8 +145,8 @@ class DataConfig(Section):
     )
     tokenizer: str = Field(
         "",
-        description="The tokenizer of stores that do not say which it is, and of text: gpt2, a folder or a file; chars: the "
-        "characters of the text.",
+        description="The tokenizer of stores that do not say which it is, and of text: gpt2, a folder or a file; "
+        "chars: the characters of the text.",
     )
     mask_eod: bool = Field(False, description="Do not score what follows an end-of-document token.")
     reset_positions: bool = Field(False, description="Positions start at 0 after each end-of-document token.")
