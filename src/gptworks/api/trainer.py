@@ -14,6 +14,7 @@ from gptworks.checkpoint.pretrained import Pretrained, PretrainedGPT, unseen
 from gptworks.config import presets
 from gptworks.config.load import flatten, load_with_origins
 from gptworks.config.schema import ModelConfig, RunConfig
+from gptworks.data.store import vocabulary_of
 from gptworks.errors import UsageError
 from gptworks.evaluate.heldout import HeldOut
 from gptworks.launch import process_group, rank_env
@@ -74,7 +75,6 @@ class Trainer:
             self.above["run.out"] = str(out)
         # Texts become stores in the run folder, whose place is known only with the configuration.
         self.texts: dict[str, Texts] = {}
-        self.is_evaluated = eval_dataset is not None
         for key, data, what in (
             ("path", train_dataset, "train_dataset"),
             ("held_out_path", eval_dataset, "eval_dataset"),
@@ -173,7 +173,9 @@ class Trainer:
                 f"Trainer: model: got {given!r}; needs a name, a folder, a GPT, a ModelConfig or a dictionary of it."
             )
         values = self.below | model | self.above
-        config = load_with_origins(self.config_file, preset=self.preset, values=values, shape_of=self._shape_of).config
+        config = load_with_origins(
+            self.config_file, preset=self.preset, values=values, shape_of=self._shape_of, vocabulary_of=vocabulary_of
+        ).config
         folder = Path(config.run.out or DEFAULT_OUT)
         data = {key: (str(folder / text_inputs.FOLDER / key),) for key in self.texts}
         run, init, length = {"out": str(folder)}, {}, {}
@@ -186,8 +188,7 @@ class Trainer:
             )
         if not any(config.train.ends().values()):
             length["epochs"] = 1.0
-        measured = {"every": _evaluate_every(config)} if self.is_evaluated and not _says_how_often(config) else {}
-        sections = {"data": data, "run": run, "init": init, "train": length, "evaluate": measured}
+        sections = {"data": data, "run": run, "init": init, "train": length}
         return config.model_copy(
             update={name: getattr(config, name).model_copy(update=changes) for name, changes in sections.items()}
         )
@@ -256,15 +257,6 @@ def _main_does(config: RunConfig, function: Callable[[], None]) -> None:
     """Processes that torchrun started share the run folder: one of them writes, the others wait."""
     alone = rank_env.read(os.environ).world_size == 1
     Ranks(None if alone else process_group.start(config.parallel, config.run)).main_does(function)
-
-
-def _says_how_often(config: RunConfig) -> bool:
-    return "every" in config.evaluate.model_fields_set or config.evaluate.every != 0
-
-
-def _evaluate_every(config: RunConfig) -> int:
-    """A tenth of the run; where its steps are not known yet, each tenth log line."""
-    return max(1, config.train.steps // 10) if config.train.steps else 10 * config.train.log_every
 
 
 def _functions(callbacks: object) -> tuple[Observer, ...]:

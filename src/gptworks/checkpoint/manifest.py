@@ -28,6 +28,8 @@ class Manifest:
     best: dict[str, float] | None = None  # step and held-out loss of the best checkpoint so far
     evaluations_since_best: int = 0
     skipped_in_a_row: int = 0
+    unlogged_loss: float = 0.0  # sum over the steps since the last log line, whose mean the next one shows
+    unlogged_steps: int = 0
     # Every draw is seeded by what it is for, so there is no generator state to keep.
     random_draws: str = (
         "weights: (train.seed, name); order: (train.seed, index), with data.order megatron and paddle also "
@@ -70,7 +72,7 @@ def read(folder: Path) -> Manifest:
 
 def _check_kinds(manifest: Manifest) -> None:
     kinds = {
-        int: ("step", "consumed", "optimizer_updates", "global_size", "evaluations_since_best"),
+        int: ("step", "consumed", "optimizer_updates", "global_size", "evaluations_since_best", "unlogged_steps"),
         str: ("tokenizer_identity", "layout"),
         dict: ("config", "scaler", "files"),
         list: ("data_identities",),

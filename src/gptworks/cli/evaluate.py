@@ -58,6 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="rows per forward pass")
     parser.add_argument("--baselines", action="store_true", help="heldout: unigram, bigram and gzip beside it")
     parser.add_argument(
+        "--published", action="store_true", help="wikitext, lambada: figures that others published beside it"
+    )
+    parser.add_argument(
         "--log-style", choices=["gptworks", "fleetx"], default="gptworks", help="fleetx: the log lines of PaddleNLP"
     )
     options.add_weights_option(parser)
@@ -101,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
         shares=args.shares,
         seq_len=args.seq_len,
         baselines=args.baselines,
+        published=args.published,
     )
     in_paddle_style = args.log_style == "fleetx"
     if in_paddle_style and args.task == "heldout":

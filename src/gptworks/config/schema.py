@@ -24,6 +24,15 @@ def _whole_or_auto(value: Any) -> Any:
     return value
 
 
+def _count_or_auto(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise ValueError("needs a whole number of 0 or more, or auto")
+    return value
+
+
+CountOrAuto = Annotated[Annotated[int, Field(ge=0)] | Literal["auto"], BeforeValidator(_count_or_auto)]
 Degree = Annotated[Count | Literal["auto"], BeforeValidator(_whole_or_auto)]
 AXES = ("pp", "dp", "fsdp", "tp")  # outermost first
 
@@ -187,10 +196,19 @@ class DataConfig(Section):
 
 
 class BatchConfig(Section):
-    """global_size = micro_size x accumulation x data-parallel degree. Give any; what is missing is derived."""
+    """global_size = micro_size x accumulation x data-parallel degree. Give any; what is missing is derived. Without
+    any of them the batch is one that suits the size of the model; `gptworks config show --origin` shows it."""
 
-    global_size: CountOrOff = Field(0, description="Samples per optimizer step over all devices; 0 = derived.")
-    micro_size: CountOrOff = Field(0, description="Samples per forward pass on one device; 0 = derived.")
+    global_size: CountOrOff = Field(
+        0,
+        description="Samples per optimizer step over all devices; 0 = derived from the other two, else by the size of "
+        "the model: 2,048 tokens for tiny ones, 16,384 from 2M parameters in its blocks, 0.5M tokens for GPT-2.",
+    )
+    micro_size: CountOrOff = Field(
+        0,
+        description="Samples per forward pass on one device; 0 = derived: all of a global_size that is given, "
+        "several per stage of a pipeline.",
+    )
     accumulation: CountOrOff = Field(0, description="Forward passes per optimizer step; 0 = derived.")
 
 
@@ -340,8 +358,14 @@ class CheckpointConfig(Section):
 class EvaluateConfig(Section):
     """Evaluation on the held-out split during training."""
 
-    every: CountOrOff = Field(0, description="Steps between evaluations; 0 = none.")
-    batches: CountOrOff = Field(10, description="Micro-batches per evaluation; 0 = the whole split.")
+    every: CountOrAuto = Field(
+        "auto",
+        description="Steps between evaluations; 0 = none; auto = a tenth of the run, but not below train.log_every, "
+        "where something is held out.",
+    )
+    batches: CountOrOff = Field(
+        10, description="Batches of batch.global_size samples per evaluation; 0 = the whole split."
+    )
     patience: CountOrOff = Field(0, description="Stop after this many evaluations without a new best; 0 = never.")
 
 

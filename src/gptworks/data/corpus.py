@@ -138,11 +138,15 @@ def _take_record(parsed: Parsed, number: int, record: Any, keys: tuple[str, ...]
         value = record.get(missing[0])
         if missing[0] not in record:
             found = f"keys here: {', '.join(record)}"
+            texts = [key for key, each in record.items() if isinstance(each, str)]
+            if texts and len(keys) == 1:
+                found += f"; --key {texts[0]} takes that one"
         else:
             found = "got list: join its texts into one" if isinstance(value, list) else f"got {type(value).__name__}"
-        problem = f"key '{missing[0]}' is not a text; {found}"
+        is_there = "is not a string" if missing[0] in record else "is missing"
+        problem = f"key '{missing[0]}' {is_there}; {found}"
     elif broken := [key for key in keys if not _is_text(record[key])]:
-        problem = f"key '{broken[0]}' is not a text: half of a surrogate pair, from a broken \\u escape"
+        problem = f"key '{broken[0]}' is not valid Unicode: half of a surrogate pair, from a broken \\u escape"
     elif len(keys) == 2 and not record[keys[1]].strip():
         problem = f"key '{keys[1]}' is empty: there is nothing to learn"
     else:

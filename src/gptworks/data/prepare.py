@@ -1,5 +1,6 @@
 """Text to a store: cut, encoded by workers, written in order, published when whole; stopped half-way, it goes on."""
 
+import itertools
 import json
 import os
 import sys
@@ -7,7 +8,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -136,8 +137,7 @@ def _run(request: _Request, *, may_be_quick: bool) -> Summary:
                 if request.progress:
                     request.progress(work.state, total)
         if work.state.tokens == 0:
-            first = f" First problem: {skipped.first[0]}." if skipped.first else ""
-            raise DataError(f"{', '.join(request.inputs)}: no text found; {skipped.count} lines were skipped.{first}")
+            raise _no_text(request.inputs, skipped)
         kind = "examples" if request.is_examples else "text"
         sidecar = describe(tokenizer, kind=kind, eod_appended=request.append_eod)
         work.finish(request.format, tokenizer, sidecar, len(rules.keys), request.row_length)
@@ -179,9 +179,18 @@ def train_tokenizer(
     """
     skipped = corpus.Skipped(strict)
     texts = (text for document in corpus.read_documents(inputs, rules, skipped) for text in document)
+    first = next(texts, None)
+    if first is None:
+        raise _no_text(inputs, skipped)
+    all_texts = itertools.chain([first], texts)
     if vocab_size == CHARACTERS:
-        return CharacterTokenizer.learn(texts, with_eod=with_eod)
-    return Tokenizer.train(texts, int(vocab_size))
+        return CharacterTokenizer.learn(all_texts, with_eod=with_eod)
+    return Tokenizer.train(all_texts, int(vocab_size))
+
+
+def _no_text(inputs: Sequence[str], skipped: corpus.Skipped) -> DataError:
+    first = f" First problem: {skipped.first[0]}." if skipped.first else ""
+    return DataError(f"{', '.join(inputs)}: no text found; {skipped.count} lines were skipped.{first}")
 
 
 def _check_request(

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -149,6 +150,22 @@ class Store:
         """The file in which nanoGPT keeps the characters of the data in its folder."""
         file = self.located.main.with_name(nanogpt_meta.NAME)
         return file if self.located.format.NAME == "nanogpt" and file.is_file() else None
+
+
+def vocabulary_of(paths: Sequence[str], tokenizer_name: str = "") -> int | None:
+    """How many tokens the tokenizer of datasets has; where they do not say, the one that is named. None: not known."""
+    sizes = []
+    try:
+        for located in (each for path in paths for each in locate_stores(path)):
+            if located.sidecar.is_file():
+                sizes.append(Sidecar.read(located.sidecar).vocab_size)
+            elif (tokenizer := Store(located).load_tokenizer()) is not None:
+                sizes.append(tokenizer.vocab_size)
+    except DataError:
+        return None  # opening them to train says what is wrong
+    if not sizes and tokenizer_name:
+        sizes.append(Tokenizer.from_pretrained(tokenizer_name).vocab_size)
+    return max(sizes, default=None)
 
 
 def sha256_of(file: Path) -> str:

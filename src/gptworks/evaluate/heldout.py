@@ -53,16 +53,16 @@ def held_out_loss(
     borders: Borders,
     *,
     micro_size: int,
-    num_batches: int = 0,
+    num_samples: int = 0,
     device: torch.device,
     byte_lengths: np.ndarray | None = None,
     world: World | None = None,
 ) -> HeldOut:
-    """Over the first `num_batches` micro-batches of the samples, or over all of them (0).
+    """Over the first `num_samples` of the samples, or over all of them (0).
 
     In a world of many ranks those that read different data share the batches; all of them know the result.
     """
-    total = samples.per_epoch if not num_batches else min(samples.per_epoch, num_batches * micro_size)
+    total = min(samples.per_epoch, num_samples or samples.per_epoch)
     loss_sums, tokens, text_bytes = [], 0, 0
     world = world or World(device)
     with evaluating(part):

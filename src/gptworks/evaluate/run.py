@@ -43,6 +43,7 @@ class Request:
     shares: str | None = None
     seq_len: int | None = None  # predicted tokens per sample; None = as in training, or the model's context
     baselines: bool = False
+    published: bool = False  # others' figures beside the result
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def _result(request: Request, head: dict[str, Any], rows: list[dict[str, Any]], 
         "limit": request.limit or None,
         "rows": rows,
         "remarks": remarks + ([f"only the first {request.limit} were measured"] if request.limit else []),
-        "published": published_beside(request.task),
+        "published": published_beside(request.task) if request.published else [],
     }
 
 

@@ -33,6 +33,10 @@ class Native:
     def stream(self, prompt: str, **settings: object) -> Iterator[str]:
         return stream_text(self.model, prompt, **settings)
 
+    def new_tokens_that_fit(self, prompt: str, **settings: object) -> int | None:
+        """Fewer than usual, where nobody asked for a number; else None."""
+        return new_tokens_that_fit(self.model, prompt, settings)
+
 
 @generation_in_python_words
 def generate(
@@ -64,6 +68,13 @@ def generations(model: PretrainedGPT, prompts: str | Sequence[str], **settings: 
 def drawing_anew(settings: Mapping[str, object]) -> dict[str, object]:
     """The settings with a seed of their own, unless one is given."""
     return {"seed": secrets.randbelow(2**31), **{name: each for name, each in settings.items() if each is not None}}
+
+
+def new_tokens_that_fit(model: PretrainedGPT, prompt: str, settings: Mapping[str, object]) -> int | None:
+    """Where nobody asked for a number of new tokens and the usual one does not fit the context: as many as do."""
+    cfg, tokenizer = settings_of(settings), require_tokenizer(model)
+    (limit,) = require_possible(model, [tokenizer.encode(prompt)], cfg, tokenizer.vocab_size)
+    return limit if not is_length_asked(cfg) and limit < cfg.max_new_tokens else None
 
 
 def generations_up_to(
@@ -200,7 +211,10 @@ def require_fitting(vocab_size: int, model: GPT) -> None:
 def require_possible(
     model: GPT, prompts: list[list[int]], cfg: GenerateConfig, vocab_size: int, lengths: list[int] | None = None
 ) -> list[int]:
-    """How many new tokens each prompt may get; an error where prompts and settings cannot be honoured."""
+    """How many new tokens each prompt may get; an error where prompts and settings cannot be honoured.
+
+    A number that was asked for stays, or is an error; one that nobody asked for ends with the model's context.
+    """
     require_fitting(vocab_size, model)
     if not prompts:
         raise GenerationError("generate: no prompt. Give at least one.")
@@ -212,14 +226,20 @@ def require_possible(
     beyond = next((token for token in cfg.biases if token >= vocab_size), None)
     if beyond is not None:
         raise GenerationError(f"generate.logit_bias: token {beyond} is not in the vocabulary ({vocab_size} tokens).")
+    is_asked = lengths is not None or is_length_asked(cfg)
     lengths = lengths or [cfg.max_new_tokens] * len(prompts)
     return [
-        _room(model, number, prompt, wanted, cfg)
+        _room(model, number, prompt, wanted, cfg, is_asked=is_asked)
         for number, (prompt, wanted) in enumerate(zip(prompts, lengths, strict=True), start=1)
     ]
 
 
-def _room(model: GPT, number: int, prompt: list[int], wanted: int, cfg: GenerateConfig) -> int:
+def is_length_asked(cfg: GenerateConfig) -> bool:
+    """Whether somebody said how many new tokens; those of `rules: mindformers` count the prompt, and are never cut."""
+    return "max_new_tokens" in cfg.model_fields_set or cfg.rules == "mindformers"
+
+
+def _room(model: GPT, number: int, prompt: list[int], wanted: int, cfg: GenerateConfig, *, is_asked: bool) -> int:
     if not prompt:
         raise GenerationError(f"prompt {number} is empty. Needed: at least one token of text.")
     context = model.cfg.max_positions
@@ -231,10 +251,17 @@ def _room(model: GPT, number: int, prompt: list[int], wanted: int, cfg: Generate
                 f"which counts the prompt too with rules: mindformers. Set it to {len(prompt) + 1} or more."
             )
     room = context - len(prompt)
-    if wanted > room and cfg.window == "refuse":
+    if cfg.window == "slide":
+        return wanted
+    if not is_asked:
+        least = max(1, cfg.min_new_tokens)
+        if room >= least:
+            return min(wanted, room)
+        wanted = least
+    if wanted > room:
+        more = f" and {wanted} more were asked for" if is_asked or cfg.min_new_tokens else ""
         raise GenerationError(
-            f"prompt {number} has {len(prompt)} tokens and {wanted} more were asked for, "
-            f"but the model's context is {context}. "
+            f"prompt {number} has {len(prompt)} tokens{more}, but the model's context is {context}. "
             + (f"Ask for at most {room}" if room > 0 else f"Shorten it to {context - 1} or fewer")
             + ", or let the window slide (--window slide)."
         )

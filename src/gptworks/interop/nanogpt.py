@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gptworks.config.other_names import NANOGPT
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import torch_launch
 from gptworks.interop.megatron_flags import on_command_line
@@ -27,8 +28,8 @@ _LOGS = "the run folder has metrics.jsonl and TensorBoard files; nothing is sent
 TRAINING = [
     Key("out_dir", words, default="out"),
     Key("eval_interval", whole, default=2000),
-    Key("log_interval", whole, "train.log_every", default=1),
-    Key("eval_iters", whole, "evaluate.batches", default=200),
+    Key("log_interval", whole, NANOGPT["log_interval"][0], default=1),
+    Key("eval_iters", whole, default=200),
     Key("eval_only", truth, default=False),
     Key("always_save_checkpoint", truth, default=True),
     Key("init_from", words, default="scratch"),
@@ -37,17 +38,17 @@ TRAINING = [
     Key("gradient_accumulation_steps", whole, default=40),
     Key("batch_size", whole, default=12),
     Key("block_size", whole, default=1024),
-    Key("n_layer", whole, "model.num_layers", default=12),
-    Key("n_head", whole, "model.num_heads", default=12),
-    Key("n_embd", whole, "model.hidden_size", default=768),
+    Key("n_layer", whole, NANOGPT["n_layer"][0], default=12),
+    Key("n_head", whole, NANOGPT["n_head"][0], default=12),
+    Key("n_embd", whole, NANOGPT["n_embd"][0], default=768),
     Key("dropout", number, default=0.0),
     Key("bias", truth, default=False),
-    Key("learning_rate", number, "optim.lr", default=6e-4),
+    Key("learning_rate", number, NANOGPT["learning_rate"][0], default=6e-4),
     Key("max_iters", whole, default=600000),
-    Key("weight_decay", number, "optim.weight_decay", default=0.1),
-    Key("beta1", number, "optim.beta1", default=0.9),
-    Key("beta2", number, "optim.beta2", default=0.95),
-    Key("grad_clip", number, "optim.clip", default=1.0),
+    Key("weight_decay", number, NANOGPT["weight_decay"][0], default=0.1),
+    Key("beta1", number, NANOGPT["beta1"][0], default=0.9),
+    Key("beta2", number, NANOGPT["beta2"][0], default=0.95),
+    Key("grad_clip", number, NANOGPT["grad_clip"][0], default=1.0),
     Key("decay_lr", truth, default=True),
     Key("warmup_iters", whole, default=2000),
     Key("lr_decay_iters", whole, default=600000),
@@ -55,7 +56,7 @@ TRAINING = [
     Key("backend", words, default="nccl", same="NCCL on GPUs, gloo on CPUs"),
     Key("device", words, default="cuda"),
     Key("dtype", words, default="bfloat16"),
-    Key("compile", truth, "train.compile", default=True),
+    Key("compile", truth, NANOGPT["compile"][0], default=True),
 ]
 SAMPLING = [
     Key("init_from", words, default="resume"),
@@ -151,7 +152,7 @@ def _given(command: Command, find: Any, keys: list[Key], remarks: list[str]) -> 
 
 def _of_file(name: str, command: Command, find: Any, keys: list[Key], remarks: list[str]) -> dict[str, str]:
     if not (command.folder / name).is_file() and Path(name).name in RECIPES:
-        remarks.append(f"{name} is not here: the settings of the original are used, which come with us.")
+        remarks.append(f"{name} is not here: the settings of the original are used, which ship with gptworks.")
         return {key: str(value) for key, value in RECIPES[Path(name).name].items()}
     file = find(name)
     try:
@@ -250,6 +251,7 @@ def _batch(settings: Settings, processes: int) -> None:
     settings.map("batch_size", {"batch.micro_size": micro})
     settings.map("gradient_accumulation_steps", {"batch.global_size": times * micro})
     settings.ours["parallel.dp"] = processes
+    settings.map_evaluation("eval_iters", settings["eval_iters"] * micro, times * micro)
 
 
 def _schedule(settings: Settings) -> None:

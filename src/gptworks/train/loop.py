@@ -91,7 +91,7 @@ def _loop(cfg: RunConfig, run: Run, interrupts: Interrupts) -> str:
         if due(step, cfg.train.log_every) or is_last or not report.updated:
             run.log(step, lr, report)
         patience_is_over = False
-        if run.setup.held_out and (due(step, cfg.evaluate.every) or is_last):
+        if run.setup.held_out and (due(step, run.setup.evaluate_every) or is_last):
             run.evaluate()
             patience_is_over = 0 < cfg.evaluate.patience <= run.progress.evaluations_since_best
         stop = report.signal or ("early stop" if patience_is_over and not is_last else "")

@@ -65,7 +65,7 @@ def refuse_derived_batch(before: Manifest, asked: BatchConfig, now: BatchPlan, c
         return
     raise CheckpointError(
         f"{checkpoint}: was trained with {before.global_size} samples per step, but batch.global_size is not set, and "
-        f"the layout makes {now.global_size} of them ({now.data_parallel} data-parallel ranks). Set "
+        f"is now derived as {now.global_size} ({now.data_parallel} data-parallel ranks). Set "
         f"batch.global_size={before.global_size} to go on as before (with a batch.micro_size that fits), or "
         f"batch.global_size={now.global_size} to change it."
     )

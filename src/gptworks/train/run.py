@@ -54,6 +54,8 @@ class Progress:
     held_out_loss: float | None = None
     best: dict[str, float] | None = None  # step, held_out_loss
     evaluations_since_best: int = 0
+    unlogged_loss: float = 0.0  # sum over the steps since the last log line
+    unlogged_steps: int = 0
 
 
 class Run:
@@ -200,6 +202,8 @@ class Run:
             best=manifest.best,
             evaluations_since_best=manifest.evaluations_since_best,
             skipped_in_a_row=manifest.skipped_in_a_row,
+            unlogged_loss=manifest.unlogged_loss,
+            unlogged_steps=manifest.unlogged_steps,
         )
 
     def _named_state(self, moments: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
@@ -224,12 +228,17 @@ class Run:
         for store in self.setup.train_samples.sources:
             if store.note:
                 say(store.note)
+        for text in self.setup.notes:
+            say(f"note:  {text}")
         if self.setup.dataset.tokenizer is None:
             say("data:  its tokenizer is not known; data.tokenizer names it, so that the model can read and write text")
         if cfg.init.checkpoint and source is None:
             say(f"weights from {cfg.init.checkpoint}")
         if cfg.train.compile and not apply.can_compile(device):
             say("train.compile: no C++ compiler found (g++ or clang++), so nothing is compiled. Install one for speed.")
+        elif cfg.train.compile:
+            say("train.compile: the first step compiles the blocks, which may take a minute; later steps are faster")
+            self.console.doing("compiling")
         for note in (
             recompute.note(cfg.train.recompute, cfg.model.attention, cfg.model.dropout_attention, device.type),
             shard.note(self.setup.parallel),
@@ -262,6 +271,10 @@ class Run:
         progress.step = step
         progress.updates += report.updated
         progress.skipped_in_a_row = 0 if report.updated else progress.skipped_in_a_row + 1
+        if report.updated:
+            progress.unlogged_loss += report.loss
+            progress.unlogged_steps += 1
+        self.console.step(step)
         self.watch.count(self.setup.batch.global_size * self.cfg.data.seq_len)
         self.profiler.step()
 
@@ -270,6 +283,7 @@ class Run:
         if self.watch.peak is not self.peak:
             self.peak = self.watch.peak
             self.console.say(f"step {step}: {self.peak}")
+        loss = self._mean_loss() if report.updated else report.loss
         per_epoch = max(1, setup.train_samples.per_epoch // setup.batch.global_size)
         # As FleetX counts: epochs are whole batches. Those that were of another size count as they would today.
         epoch, batch_in_epoch = divmod(self.batches.consumed // setup.batch.global_size - 1, per_epoch)
@@ -278,7 +292,7 @@ class Run:
             last_step=setup.last_step,
             epoch=epoch,
             batch_in_epoch=batch_in_epoch,
-            loss=report.loss,
+            loss=loss,
             lr=lr,
             next_lr=schedule.at(step + 1, cfg.optim, setup.last_step),
             grad_norm=report.grad_norm,
@@ -287,7 +301,7 @@ class Run:
             num_ranks=self.ranks.size,
         )
         values = {
-            "loss": report.loss,
+            "loss": loss,
             "lr": lr,
             "grad_norm": report.grad_norm,
             "tokens": self.batches.consumed * cfg.data.seq_len,
@@ -302,18 +316,26 @@ class Run:
         self.metrics.log(step, values)
         self.console.log(line)
 
+    def _mean_loss(self) -> float:
+        """Of the steps since the last line, which then begin anew. A skipped step has a line of its own."""
+        mean = self.progress.unlogged_loss / self.progress.unlogged_steps
+        self.progress.unlogged_loss, self.progress.unlogged_steps = 0.0, 0
+        return mean
+
     def evaluate(self) -> None:
         assert self.setup.held_out is not None
+        self.console.doing("evaluating")
         with self.watch.paused():
             result = held_out_loss(
                 self.part,
                 self.setup.held_out,
                 self.setup.dataset.borders,
                 micro_size=self.setup.batch.micro_size,
-                num_batches=self.cfg.evaluate.batches,
+                num_samples=self.cfg.evaluate.batches * self.setup.batch.global_size,
                 device=self.setup.world.device,
                 world=self.setup.world,
             )
+        self.console.doing("")
         result = self.ranks.gather(result)[0]  # what follows from it must be the same everywhere, to the last bit
         progress = self.progress
         progress.held_out_loss = result.loss if math.isfinite(result.loss) else None
@@ -376,6 +398,8 @@ class Run:
             best=progress.best,
             evaluations_since_best=progress.evaluations_since_best,
             skipped_in_a_row=progress.skipped_in_a_row,
+            unlogged_loss=progress.unlogged_loss,
+            unlogged_steps=progress.unlogged_steps,
             torch_version=str(torch.__version__),
             layout=str(self.setup.world.layout),
         )
