@@ -73,6 +73,7 @@ def test_the_tokenizer_of_raw_text(tmp_path: Path, call: Any, monkeypatch: Any) 
     learned, letters = tokenizer("a"), tokenizer("b", "data.tokenizer=chars")
     assert learned.vocab_size <= 400 and letters.vocab_size < 40 and letters.eod_id is not None
     assert tokenizer("c", "model.vocab_size=50257").name == "gpt2"
+    assert tokenizer("f", "data.key=n", "data.tokenizer=chars", "data.seq_len=4").vocab_size == 11
     assert tokenizer("d", "data.tokenizer=a/.inputs/recipes.tokenizer.json").identity == learned.identity
     assert tokenizer("e", "init.checkpoint=b", "model.vocab_size=400").identity == letters.identity
 
@@ -84,7 +85,7 @@ def test_raw_text_that_is_refused(tmp_path: Path, call: Any, monkeypatch: Any) -
     table(tmp_path)
     (tmp_path / "other.csv").write_text("n,body\n1,a\n", encoding="utf-8")
     told = call("train", *SHAPE, "data.path=other.csv", "train.steps=1", "--out", "a", expect=2).err
-    assert "other.csv:1: no column 'text'. Columns: n, body." in told
+    assert "other.csv:1: no column 'text'. Columns: n, body. Choose one with data.key=NAME." in told
     assert "`gptworks prepare other.csv --append-eod --out data/other`" in told
     monkeypatch.setattr(text_inputs, "MOST_BYTES", 1000)
     told = call("train", *SHAPE, "data.path=recipes.csv", "train.steps=1", "--out", "b", expect=2).err

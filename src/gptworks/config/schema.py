@@ -157,6 +157,7 @@ class DataConfig(Section):
         description="The tokenizer of stores that do not say which it is, and of text: gpt2, a folder or a file; "
         "chars: the characters of the text.",
     )
+    key: str = Field("", description="Key or column of the text, where data.path is text; empty = text.")
     mask_eod: bool = Field(False, description="Do not score what follows an end-of-document token.")
     reset_positions: bool = Field(False, description="Positions start at 0 after each end-of-document token.")
     reset_attention: bool = Field(False, description="Attention does not cross an end-of-document token.")

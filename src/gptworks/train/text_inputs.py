@@ -24,7 +24,6 @@ from gptworks.train.run_folder import refuse_foreign
 
 FOLDER = ".inputs"  # in the run folder: what was not a dataset and training reads from disk
 MOST_BYTES = 64 * 1024**2  # of input files; more is better prepared once, by a command that shows how far it is
-_RULES = TextRules(keep_separator=False)
 
 
 def prepared(cfg: RunConfig, resume: str, *, tokenizer: Tokenizer | None = None) -> RunConfig:
@@ -80,12 +79,17 @@ def _with_stores(cfg: RunConfig, texts: dict[str, str], folder: Path) -> RunConf
         key: tuple(str(folder / texts[path]) if path in texts else path for path in getattr(cfg.data, key))
         for key in ("path", "held_out_path")
     }
-    return cfg.model_copy(update={"data": cfg.data.model_copy(update={**changes, "tokenizer": _named(cfg)})})
+    known = {"tokenizer": _named(cfg), "key": ""}  # what the stores say themselves is not repeated
+    return cfg.model_copy(update={"data": cfg.data.model_copy(update={**changes, **known})})
 
 
 def _named(cfg: RunConfig) -> str:
     """A vocabulary of characters is learned from the text, and the stores know it then."""
     return "" if cfg.data.tokenizer == CHARACTERS else cfg.data.tokenizer
+
+
+def _rules(cfg: RunConfig) -> TextRules:
+    return TextRules((cfg.data.key or "text",), keep_separator=False)
 
 
 def _write(cfg: RunConfig, texts: dict[str, str], folder: Path, tokenizer: Tokenizer | None) -> None:
@@ -101,7 +105,7 @@ def _write(cfg: RunConfig, texts: dict[str, str], folder: Path, tokenizer: Token
         prefix = folder / texts[path]
         prefix.parent.mkdir(parents=True, exist_ok=True)
         with _options_named(path):
-            summary = prepare([path], prefix, chosen, rules=_RULES, append_eod=chosen.eod_id is not None)
+            summary = prepare([path], prefix, chosen, rules=_rules(cfg), append_eod=chosen.eod_id is not None)
         _note_of(prefix).write_text(json.dumps(sources[path]) + "\n", encoding="utf-8")
         print(
             f"data:  {path} is text: {summary.documents:,} documents, {summary.tokens:,} tokens of {chosen.name} "
@@ -157,7 +161,8 @@ def _options_named(path: str) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        raise DataError(f"data.path: {error} {_by_hand(path)}") from None
+        said = str(error).replace("with --key", "with data.key=NAME")
+        raise DataError(f"data.path: {said} {_by_hand(path)}") from None
 
 
 def _tokenizer(cfg: RunConfig, texts: dict[str, str], folder: Path) -> Tokenizer:
@@ -178,4 +183,4 @@ def _tokenizer(cfg: RunConfig, texts: dict[str, str], folder: Path) -> Tokenizer
     size = CHARACTERS if cfg.data.tokenizer == CHARACTERS else cfg.model.vocab_size
     if not learned_from or (isinstance(size, int) and size >= SIZE):
         return Tokenizer.from_pretrained("gpt2")
-    return train_tokenizer(learned_from, size, _RULES)
+    return train_tokenizer(learned_from, size, _rules(cfg))
