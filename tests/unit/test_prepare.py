@@ -134,7 +134,7 @@ BAD_LINES = {
     '{"text": "a"} trailing': "not JSON (Extra data",
     "[1, 2]": "needs an object with key 'text', got list",
     '"words"': "needs an object with key 'text', got str",
-    '{"body": "b", "title": "t"}': "key 'text' is missing; keys here: body, title; --key body takes that one",
+    '{"title": "t", "body": "longer"}': "key 'text' is missing; keys here: title, body; --key body takes that one",
     '{"text": 5}': "key 'text' is not a string; got int",
     '{"text": null}': "key 'text' is not a string; got NoneType",
     '{"text": "half \\ud83d pair"}': "key 'text' is not valid Unicode: half of a surrogate pair",

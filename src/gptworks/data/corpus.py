@@ -140,7 +140,7 @@ def _take_record(parsed: Parsed, number: int, record: Any, keys: tuple[str, ...]
             found = f"keys here: {', '.join(record)}"
             texts = [key for key, each in record.items() if isinstance(each, str)]
             if texts and len(keys) == 1:
-                found += f"; --key {texts[0]} takes that one"
+                found += f"; --key {max(texts, key=lambda key: len(record[key]))} takes that one"
         else:
             found = "got list: join its texts into one" if isinstance(value, list) else f"got {type(value).__name__}"
         is_there = "is not a string" if missing[0] in record else "is missing"
