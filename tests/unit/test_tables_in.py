@@ -41,6 +41,7 @@ def test_a_small_table_by_hand(tmp_path: Path) -> None:
     file = tmp_path / "recipes.csv"
     file.write_bytes(table.encode())
     assert documents(file) == (['Cut the onion.\nCook, then say "done".', " Bake it "], [])
+    assert documents(file, "title") == (["Soup", "Cake"], [])  # behind the byte order mark
     zipped = tmp_path / "recipes.csv.gz"
     zipped.write_bytes(gzip.compress(table.encode()))
     assert documents(zipped) == documents(file)

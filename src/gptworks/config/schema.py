@@ -4,7 +4,7 @@ Checks that need one section live in that section; checks that need several live
 An empty value (`key:` or null) always means "the default".
 """
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -37,16 +37,20 @@ Degree = Annotated[Count | Literal["auto"], BeforeValidator(_whole_or_auto)]
 AXES = ("pp", "dp", "fsdp", "tp")  # outermost first
 
 
-class _SectionType(type(BaseModel)):  # type: ignore[misc]
-    def __call__(cls, *args: Any, **values: Any) -> Any:
-        """A section that a Python program makes by hand is refused in the same words as one in a file."""
-        try:
-            return super().__call__(*args, **values)
-        except ValidationError as error:
-            from gptworks.config.load import explain
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass as _SectionType
+else:
 
-            section = cls.__name__.removesuffix("Config").lower()
-            raise ConfigError(cls.__name__, [problem for _, problem in explain(section, error)]) from None
+    class _SectionType(type(BaseModel)):
+        def __call__(cls, *args: Any, **values: Any) -> Any:
+            """A section that a Python program makes by hand is refused in the same words as one in a file."""
+            try:
+                return super().__call__(*args, **values)
+            except ValidationError as error:
+                from gptworks.config.load import explain
+
+                section = cls.__name__.removesuffix("Config").lower()
+                raise ConfigError(cls.__name__, [problem for _, problem in explain(section, error)]) from None
 
 
 class Section(BaseModel, metaclass=_SectionType):

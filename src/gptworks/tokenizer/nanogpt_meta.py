@@ -41,7 +41,7 @@ def read(path: Path) -> Meta:
         raise broken(f"holds {shown(content)}")
     vocab_size, ids = content.get("vocab_size"), content.get("stoi")
     if ids is None:
-        if not _is_id(vocab_size) or vocab_size < 1:
+        if not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or vocab_size < 1:
             raise broken(f"vocab_size is {shown(vocab_size)}")
         return Meta(vocab_size, {})
     if not isinstance(ids, dict) or not ids:
