@@ -25,7 +25,8 @@ _OPTION = re.compile(rf"(?<![\w-])--({_KEYWORDS})(?![\w-])(?:[ =]({_VALUES})(?![
 _QUOTED = re.compile(r"(`[^`]*`)")  # a command that is shown stays as it is
 _GENERATE = re.compile(r"(?<![\w.])generate\.(?=[a-z_]+\b)")
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def reworded(text: str, *, without_section: bool = False) -> str:
