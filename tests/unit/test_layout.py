@@ -173,7 +173,7 @@ SMALL = ["model.num_layers=4", "model.hidden_size=24", "model.num_heads=6", "mod
         ),
         (
             ["parallel.pp=4", "batch.accumulation=3"],
-            "batch.accumulation: 3 micro-batches per step and data-parallel rank are fewer than the 4 pipeline stages, "
+            "batch.accumulation: 3 micro-batches per step and data-parallel rank are fewer than the 4 pipeline stages: "
             "some stages would have no work. Needed: 4 or more.",
         ),
         (
