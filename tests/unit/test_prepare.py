@@ -295,8 +295,8 @@ def test_all_unusable_inputs_are_named_at_once(prepared, tmp_path: Path) -> None
     with pytest.raises(DataError) as caught:
         prepared(str(tmp_path / "gone.txt"), picture, str(folder), str(tmp_path / "gone.jsonl"))
     known = (
-        ".txt, .text, .md, .jsonl, .ndjson, .json, .tokens, .raw, .parquet, any of them with .gz, .zst, .xz, .bz2, "
-        "or .tar, .tgz, .txz"
+        ".txt, .text, .md, .jsonl, .ndjson, .json, .tokens, .raw, .csv, .tsv, .parquet, .arrow, any of them with .gz, "
+        ".zst, .xz, .bz2, or .tar, .tgz, .txz"
     )
     assert str(caught.value).splitlines() == [
         f"{tmp_path / 'gone.txt'}: no such file. Check the path.",

@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", choices=["heldout", "wikitext", "lambada"], default="heldout", help="what to measure")
     parser.add_argument(
         "--data",
-        required=True,
         metavar="PATH",
-        help="heldout: a store made by `gptworks prepare`; wikitext: a text file; lambada: JSON lines",
+        help="heldout: a store made by `gptworks prepare` (default: what the run was trained on); wikitext: a text "
+        "file; lambada: JSON lines",
     )
     parser.add_argument(
         "--protocol",
@@ -80,13 +80,18 @@ def _overlap(text: str) -> int | None:
 def run(args: argparse.Namespace) -> int:
     from gptworks.errors import UsageError
     from gptworks.evaluate import progress, report
-    from gptworks.evaluate.run import Request, evaluate
+    from gptworks.evaluate.run import Request, evaluate, own_data
 
+    data, split = args.data, args.split
+    if data is None:
+        if args.task != "heldout":
+            raise UsageError(f"--data: not given. Needed: the file of --task {args.task}.")
+        data, split = own_data(args.model[0], split)
     request = Request(
         tokenizer=args.tokenizer,
         shape=options.stated_model(args.override),
         task=args.task,
-        data=args.data,
+        data=data,
         protocol=args.protocol,
         overlap=args.overlap,
         limit=args.limit,
@@ -95,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         weights=args.weights,
         per_document=Path(args.per_document) if args.per_document else None,
-        split=args.split,
+        split=split,
         shares=args.shares,
         seq_len=args.seq_len,
         baselines=args.baselines,

@@ -27,6 +27,7 @@ from gptworks.cli import (
     verify,
 )
 from gptworks.errors import GPTWorksError
+from gptworks.python_words import command_line
 
 # Each module has HELP, add_arguments(parser) and run(args); none of them imports torch or pydantic before run().
 VERBS = {
@@ -68,6 +69,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    with command_line():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     parser = build_parser()
     args, left = parser.parse_known_args(argv)
     # argparse takes bare KEY=VALUE arguments from one place only; people put them before and after options.

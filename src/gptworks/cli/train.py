@@ -50,17 +50,11 @@ def run(args: argparse.Namespace) -> int:
         folder = args.out or options.default_run_folder(args)
         config = config.model_copy(update={"run": config.run.model_copy(update={"out": folder})})
 
-    if args.show_batch:
-        import torch
+    if args.show_batch or args.dry_run:
+        from gptworks.train import text_inputs
 
-        from gptworks.config.derive import Layout
-        from gptworks.launch.world import World
-        from gptworks.train.setup import prepare, show_first_batch
-
-        print(show_first_batch(prepare(config, World(torch.device("cpu"), Layout.known(config.parallel)))))
-        return 0
-    if args.dry_run:
-        print(_dry_run(args, config))
+        with text_inputs.for_trial(config) as config:
+            print(_trial(args, config))
         return 0
     if args.world is not None:
         raise UsageError(f"--world: {args.world} without --dry-run. To train, start the processes with --nproc.")
@@ -76,6 +70,19 @@ def run(args: argparse.Namespace) -> int:
 
         train(config, resume_from=_resume_from(args, config), command=["gptworks", *sys.argv[1:]])
     return 0
+
+
+def _trial(args: argparse.Namespace, config: Any) -> str:
+    """What --show-batch or --dry-run prints."""
+    if not args.show_batch:
+        return _dry_run(args, config)
+    import torch
+
+    from gptworks.config.derive import Layout
+    from gptworks.launch.world import World
+    from gptworks.train.setup import prepare, show_first_batch
+
+    return show_first_batch(prepare(config, World(torch.device("cpu"), Layout.known(config.parallel))))
 
 
 def _with_replicas(args: argparse.Namespace, loaded: Any) -> Any:

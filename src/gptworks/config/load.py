@@ -194,7 +194,7 @@ def _validate(
         try:
             sections[name] = section_type.model_validate(given.get(name, {}))
         except ValidationError as error:
-            for key, problem in _explain(name, error):
+            for key, problem in explain(name, error):
                 problems.append(_located(problem, leaves.get(key)))
     origins.setdefault("model.ffn_size", "4 x model.hidden_size")
     problems += contradictions.find(sections, without)
@@ -240,13 +240,16 @@ def _unknown(key: str, known: set[str], value: Any) -> str:
     return f"{key}: unknown key. Sections: {', '.join([*RunConfig.model_fields, *NOT_SECTIONS])}."
 
 
-def _explain(section: str, error: ValidationError) -> list[tuple[str, str]]:
+def explain(section: str, error: ValidationError) -> list[tuple[str, str]]:
     """(dotted key, message) for each thing pydantic found."""
     explained = []
     for item in error.errors():
         if item["type"] == "default_factory_not_called":
             continue  # follows from another error of the same section
         path = ".".join([section, *(str(part) for part in item["loc"] if isinstance(part, str))])
+        if item["type"] == "extra_forbidden":
+            explained.append((path, _unknown(path, set(known_keys()), item["input"])))
+            continue
         message = item["msg"].removeprefix("Value error, ")
         if not item["loc"]:  # a check over the whole section names its key itself
             key = f"{section}.{message.partition(':')[0]}"

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from gptworks.data.tables import Record
 from gptworks.data.text_blocks import Block, FileRange, TextRules, cut, split_articles
 from gptworks.data.text_files import list_inputs
 from gptworks.errors import DataError
@@ -56,7 +57,7 @@ def parse(block: Block, rules: TextRules) -> Parsed:
 
 def _parse(block: Block, rules: TextRules) -> Parsed:
     if isinstance(block.data, list):
-        return _parse_rows(block.data, rules.keys)
+        return (_parse_table if block.kind == "table" else _parse_rows)(block.data, rules.keys)
     data = block.data.read() if isinstance(block.data, FileRange) else block.data
     if block.kind in ("text", "wikitext"):
         return _parse_text(block, data, rules)
@@ -159,6 +160,18 @@ def _parse_rows(rows: list[Any], keys: tuple[str, ...]) -> Parsed:
     for number, row in enumerate(rows, 1):
         values = row if isinstance(row, tuple) else (row,)
         _take_record(parsed, number, dict(zip(keys, values, strict=True)), keys)
+    return parsed
+
+
+def _parse_table(records: list[Record], keys: tuple[str, ...]) -> Parsed:
+    parsed = Parsed()
+    for num_lines, found in records:
+        number = parsed.num_lines + 1
+        if isinstance(found, str):
+            parsed.problems.append((number, found))
+        elif found is not None:
+            _take_record(parsed, number, dict(zip(keys, found, strict=True)), keys)
+        parsed.num_lines += num_lines
     return parsed
 
 

@@ -17,7 +17,7 @@ from gptworks.parallel import shard
 from gptworks.parallel.parts import Part, device_number, sum_over
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HeldOut:
     """Sums over the scored tokens. `text_bytes` is 0 when the vocabulary does not tell bytes."""
 
@@ -37,6 +37,13 @@ class HeldOut:
     @property
     def bits_per_byte(self) -> float | None:
         return self.nats / math.log(2) / self.text_bytes if self.text_bytes else None
+
+    def __repr__(self) -> str:
+        bits = "" if self.bits_per_byte is None else f", bits_per_byte={self.bits_per_byte:.4f}"
+        return (
+            f"HeldOut(loss={self.loss:.4f}, perplexity={self.perplexity:.4f}{bits}, tokens={self.tokens}, "
+            f"samples={self.samples})"
+        )
 
 
 @torch.no_grad()

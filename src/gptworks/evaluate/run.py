@@ -303,6 +303,17 @@ def _dataset_of(subject: Subject, request: Request) -> Dataset:
     return Dataset(config, vocab_size=model.cfg.vocab_size, seed=seed, tokenizer=model.tokenizer)
 
 
+def own_data(model: str, split: str) -> tuple[str, str]:
+    """What a run was trained on, and the part of it; text that it held out of its own is all held out."""
+    said = folder.config_of(Path(model)).get("data", {})
+    is_apart = split == "held-out" and said.get("held_out_path")
+    paths = said.get("held_out_path" if is_apart else "path") or []
+    if len(paths) != 1:
+        listed = f" It has {', '.join(paths)}: name one." if paths else ""
+        raise UsageError(f"--data: not given, and {model} does not name one dataset.{listed} Needed: a store.")
+    return str(paths[0]), "all" if is_apart else split
+
+
 def data_section(trained: dict[str, Any], context: int, data: str, split: str, shares: str | None) -> dict[str, Any]:
     """How `data` is cut into samples. A run (`trained`: its configuration) cut its own in a certain way: held-out means
     the same here as in training."""

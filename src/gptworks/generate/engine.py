@@ -1,5 +1,6 @@
 """Prompts to texts.   Shapes: B rows, T tokens of the longest prompt, K beams, V vocabulary."""
 
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -15,6 +16,7 @@ from gptworks.generate.result import Sequence as NewTokens
 from gptworks.generate.text import TextOut
 from gptworks.model import GPT
 from gptworks.model.inference import evaluating
+from gptworks.python_words import generation_in_python_words
 from gptworks.tokenizer import Tokenizer
 
 
@@ -25,7 +27,8 @@ class Native:
         self.model = model
 
     def generations(self, prompts: str | Sequence[str], **settings: object) -> list[Generation]:
-        return generations(self.model, prompts, **settings)
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        return generations_up_to(self.model, texts, settings_of(settings), None)
 
     def stream(self, prompt: str, **settings: object) -> Iterator[str]:
         return stream_text(self.model, prompt, **settings)
@@ -35,24 +38,36 @@ class Native:
         return new_tokens_that_fit(self.model, prompts, settings)
 
 
-def generate(model: PretrainedGPT, prompts: str | Sequence[str], **settings: object) -> list[str]:
-    """The continuation of each prompt, without the prompt. Settings: see GenerateConfig.
+@generation_in_python_words
+def generate(
+    model: PretrainedGPT, prompts: str | Sequence[str], *, return_full_text: bool = False, **settings: object
+) -> list[str]:
+    """The continuation of each prompt, without the prompt unless `return_full_text`.
 
-    With num_return_sequences the list is flat: all texts of the first prompt, then all of the second.
+    Settings: those of the `generate` section of the configuration, such as max_new_tokens, temperature, top_k, stop.
+    Each call draws anew unless it gives a `seed`. With num_return_sequences the list is flat: all texts of the first
+    prompt, then all of the second.
 
     >>> gptworks.generate(model, "Once upon a time", max_new_tokens=20, strategy="greedy")   # doctest: +SKIP
     """
-    return [generation.text for generation in generations(model, prompts, **settings)]
+    found = generations(model, prompts, **settings)
+    return [generation.prompt + generation.text if return_full_text else generation.text for generation in found]
 
 
+@generation_in_python_words
 def generations(model: PretrainedGPT, prompts: str | Sequence[str], **settings: object) -> list[Generation]:
-    """The same with tokens, their log-probabilities, why each text ended, and its score.
+    """The same with tokens, their log-probabilities, why each text ended, its score, and the seed that gives it again.
 
     >>> best = gptworks.generations(model, "Once", strategy="beam", num_beams=4)[0]   # doctest: +SKIP
     >>> best.text, best.finish, best.score   # doctest: +SKIP
     """
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
-    return generations_up_to(model, texts, settings_of(settings), None)
+    return generations_up_to(model, texts, settings_of(drawing_anew(settings)), None)
+
+
+def drawing_anew(settings: Mapping[str, object]) -> dict[str, object]:
+    """The settings with a seed of their own, unless one is given."""
+    return {"seed": secrets.randbelow(2**31), **{name: each for name, each in settings.items() if each is not None}}
 
 
 def new_tokens_that_fit(model: PretrainedGPT, prompts: list[str], settings: Mapping[str, object]) -> list[int | None]:
@@ -73,7 +88,9 @@ def generations_up_to(
     encoded = [tokenizer.encode(text) for text in texts]
     found = continue_tokens(model, encoded, cfg, tokenizer=tokenizer, lengths=lengths)
     return [
-        _generation(text, _text_of(tokenizer, prompt, new, cfg), new)
+        Generation(
+            text, _text_of(tokenizer, prompt, new, cfg), new.tokens, new.logprobs, new.finish, new.score, cfg.seed
+        )
         for text, prompt, of_prompt in zip(texts, encoded, found, strict=True)
         for new in of_prompt
     ]
@@ -266,7 +283,3 @@ def _read(tokenizer: Tokenizer, prompt: list[int], tokens: list[int], cfg: Gener
     out = TextOut(tokenizer, prompt, cfg.stop)
     out.extend(tokens)
     return out
-
-
-def _generation(prompt: str, text: str, new: NewTokens) -> Generation:
-    return Generation(prompt, text, new.tokens, new.logprobs, new.finish, new.score)

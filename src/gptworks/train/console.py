@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from gptworks.train.notebook_bar import NotebookBar, is_notebook
 from gptworks.train.speed import Speed
 
 
@@ -88,15 +89,22 @@ class TrainConsole:
             self.progress = Progress(*columns, console=self.console)
             self.task = self.progress.add_task("train", total=last_step, completed=first_step, doing="")
             self.progress.start()
+        self.notebook: NotebookBar | None = None
+        if not quiet and style == "gptworks" and is_notebook():
+            self.notebook = NotebookBar(last_step, first_step)
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)
 
     def log(self, line: LogLine) -> None:
         self.say(STYLES[self.style](line))
+        if self.notebook is not None:
+            self.notebook.update(line.step, f"loss {line.loss:.4f}")
 
     def step(self, number: int) -> None:
         """The bar moves with each step."""
+        if self.notebook is not None:
+            self.notebook.update(number)
         if self.progress is not None:
             self.progress.update(self.task, completed=number, doing="")
 
@@ -108,3 +116,5 @@ class TrainConsole:
     def close(self) -> None:
         if self.progress is not None:
             self.progress.stop()
+        if self.notebook is not None:
+            self.notebook.close()

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from gptworks.parallel.slices import to_fill, to_store
 from gptworks.plan import sizes
 from gptworks.train import opening, optim, plot, prefetch, resume, run_folder, schedule
 from gptworks.train.console import LogLine, TrainConsole
-from gptworks.train.metrics import Metrics
+from gptworks.train.metrics import Metrics, Observer
 from gptworks.train.opening import Source
 from gptworks.train.precision import DTYPES, LossScaler
 from gptworks.train.profile import profiled
@@ -50,6 +51,7 @@ class Run:
         resume_from: str,
         command: list[str] | None,
         ranks: Ranks,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.cfg, self.setup, self.folder, self.ranks = cfg, setup, folder, ranks
         self.saving = Saving(cfg, setup, folder, say=lambda text: self.console.say(text))
@@ -82,7 +84,9 @@ class Run:
         self._closing.callback(self.console.close)
         self._greet(source)
         ranks.main_does(lambda: self._go_back(source))
-        self.metrics = Metrics(folder, resumed_step=self.progress.step, quiet=quiet, say=self.console.say)
+        self.metrics = Metrics(
+            folder, resumed_step=self.progress.step, quiet=quiet, say=self.console.say, observers=observers
+        )
         self._closing.callback(self.metrics.close)
         profiled_steps = () if quiet else cfg.train.profile
         self.profiler = self._closing.enter_context(profiled(profiled_steps, folder, self.progress.step))
