@@ -31,14 +31,14 @@ def test_options_name_every_format() -> None:
 def test_a_checkpoint_is_inspected(source: Path, call: Callable[..., Any]) -> None:
     out = call("inspect", source).out
     assert f"{source}: hf (Hugging Face GPT-2 folder)" in out
-    assert "2 layers of 24, 4 heads, feed-forward 96, 48 words, 16 positions, head tied" in out
+    assert "2 layers of 24, 4 heads, feed-forward 96, vocabulary 48, 16 positions, head tied" in out
     assert "blocks.{0..1}.attn.qkv.weight" in out
     assert json.loads(call("inspect", source, "--json").out)["model"]["num_heads"] == 4
 
 
 def test_a_checkpoint_is_converted(source: Path, tmp_path: Path, call: Callable[..., Any]) -> None:
     out = call("convert", source, tmp_path / "out", "--to", "hf", "--verify", "-o", "model.vocab_size=64").out
-    assert "28 tensors; 2 x 24, 4 heads, 64 words" in out
+    assert "28 tensors; 2 x 24, 4 heads, vocabulary 64" in out
     assert "note: vocabulary: 48 -> 64 rows, 16 added" in out
     assert "verified: 28 of 28 tensors equal to the bit; largest difference of logits 0" in out
     assert (tmp_path / "out" / "certificate.json").is_file()

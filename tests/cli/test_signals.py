@@ -139,8 +139,9 @@ def test_a_live_bar_on_a_terminal(recipe: Path, tmp_path: Path) -> None:
         assert process.wait() == 0
     shown = b"".join(arrived).decode()
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
-    bar = r"step 6/6 \S+ loss \d\.\d{4}  lr \d\.\d\de[-+]\d\d  [\d,]+ tok/s  MFU (?:\d+%|-) \d+:\d\d:\d\d"
-    assert re.search(bar, plain), plain
-    assert not re.search(r"step 6/6  loss", plain), "no plain lines beside the bar"
+    assert re.search(r"step 6/6 \S+ +elapsed \d+:\d\d:\d\d left \d+:\d\d:\d\d", plain), plain
+    for step in range(1, 7):
+        line = rf"step {step}/6  loss \d\.\d{{4}}  lr \d\.\d\de[-+]\d\d  grad \S+  [\d,]+ tok/s  MFU (?:\d+%|-)  ETA"
+        assert re.search(line, plain), plain
     assert "saved " in plain
     assert shown.rindex(SHOW_CURSOR.decode()) > shown.rindex(HIDE_CURSOR.decode())

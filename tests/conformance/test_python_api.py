@@ -4,6 +4,7 @@ The scripts of the how-to are run as they stand. The lines of MindFormers' docum
 model of the same vocabulary, saved by transformers where our home has models.
 """
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -61,12 +62,16 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GPT2LMHeadMode
 
 def test_the_scripts_of_the_howto_run(howto: tuple[dict[str, Any], list[str]]) -> None:
     names, printed = howto
-    assert len(printed) == len(blocks("python.md")) == 6
-    perplexity, predicted = printed[0].splitlines()[-2:]
-    assert float(perplexity) > 1 and "[{'text_generation_text': ['On Friday morning" in predicted
-    assert printed[2].count("text_generation_text") == 2
+    assert len(printed) == len(blocks("python.md")) == 8
+    held_out, predicted = printed[0].splitlines()[-2:]
+    loss, perplexity = re.match(r"HeldOut\(loss=(\S+), perplexity=(\S+),", held_out).groups()
+    assert float(perplexity) == pytest.approx(math.exp(float(loss)), rel=1e-3)
+    assert "[{'text_generation_text': ['On Friday morning" in predicted
+    assert len(names["losses"]) == 4 and all(loss > 0 for loss in names["losses"])
+    assert printed[3].count("text_generation_text") == 2
+    assert (names["same"].cfg.num_layers, names["same"].cfg.hidden_size) == (2, 64)
     assert names["logits"].shape == (2, 128, 50257) and names["loss"].item() > 0
-    assert float(printed[4]) > 0 and "gpt2-xl-en: these weights are not on this machine" in printed[5]
+    assert float(printed[6]) > 0 and "gpt2-xl-en: these weights are not on this machine" in printed[7]
 
 
 def test_the_translation_has_the_same_scripts() -> None:
@@ -76,7 +81,7 @@ def test_the_translation_has_the_same_scripts() -> None:
 
 def test_s0_18_load_weights_and_generate_in_a_short_script(howto: tuple[dict[str, Any], list[str]]) -> None:
     names, printed = howto
-    assert printed[1] == f"Prompt: On Sunday morning\nGeneration: {names['result'][0]}\n"
+    assert printed[2] == f"Prompt: On Sunday morning\nGeneration: {names['result'][0]}\n"
     assert len(names["result"]) == 1 and names["result"][0]
 
 
@@ -148,7 +153,14 @@ def test_s4_07_trainer_trains_and_predicts(published: GPT2LMHeadModel, rows: Pat
     assert only.startswith("I love Beijing, because") and only != "I love Beijing, because"
 
     shape = trainer.config.model.model_dump()
-    fresh = gw.Trainer(task="text_generation", model=shape, train_dataset=str(rows), tokenizer="gpt2", out="runs/fresh")
+    fresh = gw.Trainer(
+        task="text_generation",
+        model=shape,
+        train_dataset=str(rows),
+        tokenizer="gpt2",
+        out="runs/fresh",
+        batch={"global_size": 1},
+    )
     outcome = fresh.train()
     assert outcome.stopped_by == "end" and outcome.step > 1
     assert fresh.predict(input_data="I love Beijing, because", max_length=12)

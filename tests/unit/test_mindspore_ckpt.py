@@ -167,7 +167,7 @@ def test_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert peak < 2**20 and sum(each.num_bytes for each in file.tensors.values()) == 16 * 2**20
     (tmp_path / "x.ckpt").unlink()
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="went away while it was used"):
         file.tensors["t1"].read()
 
 
