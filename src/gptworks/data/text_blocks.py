@@ -6,13 +6,14 @@ Where the cuts fall depends on the text alone, so any number of workers gives th
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
+from gptworks import limits
 from gptworks.data import sample_corpus
+from gptworks.data.parquet_rows import read_rows
 from gptworks.data.text_files import InputFile, TextStream, open_streams
 from gptworks.errors import DataError
 
@@ -120,6 +121,7 @@ def _ranges_of_lines(stream: TextStream) -> Iterator[Block]:
                 end = file.tell()
                 if piece.endswith(b"\n") or not piece:  # nothing: the file has become shorter; its reader will tell
                     break
+                _require_short(stream.name, "a line", end - start - BLOCK_BYTES)
             end = min(end, size)
             yield Block(stream.name, "lines", FileRange(stream.path, start, end - start), before + end, start == 0)
             start = end
@@ -127,15 +129,29 @@ def _ranges_of_lines(stream: TextStream) -> Iterator[Block]:
 
 def _lines(stream: TextStream) -> Iterator[Block]:
     first = True
+    most = limits.DOCUMENT_BYTES.value
     while data := stream.file.read(BLOCK_BYTES):
         if not data.endswith(b"\n"):
-            data += stream.file.readline()
+            rest = stream.file.readline(most + 1)
+            _require_short(stream.name, "a line", len(rest))
+            data += rest
         yield Block(stream.name, "lines", data, stream.position(), first)
         first = False
 
 
+def _require_short(name: str, what: str, size: int) -> None:
+    """A document is held in memory and encoded as a whole, which takes many times its size."""
+    most = limits.DOCUMENT_BYTES.value
+    if size > most:
+        raise DataError(
+            f"{name}: {what} of more than {most:,} bytes, which one document may have at most. Cut it into several, or "
+            f"look at what it is. {limits.DOCUMENT_BYTES.advice(4 * most)}"
+        )
+
+
 _JSON_MARKS = re.compile(rb'["\\\[\]{},]')
-_STRING_END = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)  # up to its end, or as far as it is known
+_QUOTE = re.compile(rb'"')
 
 
 def _array_elements(stream: TextStream) -> Iterator[Block]:
@@ -163,12 +179,14 @@ def _split_array(file: IO[bytes], name: str) -> Iterator[bytes]:
     while not buffer and (more := file.read(_READ_BYTES)):
         buffer = more.lstrip()
     at, start, depth, count = 1, 1, 1, 0  # behind the opening bracket
+    in_string = False
     while depth:
-        mark = _JSON_MARKS.search(buffer, at)
-        if mark and mark[0] == b'"':
-            end = _STRING_END.match(buffer, mark.end())
-            mark = mark if end else None
-            at = end.end() if end else at
+        mark = None if in_string else _JSON_MARKS.search(buffer, at)
+        if in_string or (mark and mark[0] == b'"'):
+            at = _STRING.match(buffer, mark.end() if mark else at).end()  # type: ignore[union-attr]  # it may be empty
+            in_string = buffer[at : at + 1] != b'"'
+            mark = None if in_string else _QUOTE.match(buffer, at)
+            at += not in_string
         elif mark:
             at = mark.end()
             if mark[0] in b"[{":
@@ -192,8 +210,10 @@ def _split_array(file: IO[bytes], name: str) -> Iterator[bytes]:
             more = file.read(_READ_BYTES)
             if not more:
                 raise broken("the file ends")
+            at = at if in_string else len(buffer)  # no mark before the end
             buffer = buffer[start:] + more
             at, start = at - start, 0
+            _require_short(name, "an element", len(buffer) - _READ_BYTES)
     rest = buffer[at:] or file.read(_READ_BYTES)
     while rest:  # to the very end, where a compressed file has its checksum
         if rest.strip():
@@ -202,42 +222,10 @@ def _split_array(file: IO[bytes], name: str) -> Iterator[bytes]:
 
 
 def _parquet_rows(stream: TextStream, keys: tuple[str, ...]) -> Iterator[Block]:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise DataError(f'{stream.name}: reading .parquet needs a package: pip install "gptworks[interop]".') from None
-    from pyarrow.lib import ArrowException
-
     if stream.path is None:
         raise DataError(f"{stream.name}: a parquet file is read from its end, so not from an archive. Unpack it first.")
-    try:
-        with pyarrow.parquet.ParquetFile(stream.path) as table:
-            missing = [key for key in keys if key not in table.schema_arrow.names]
-            if missing:
-                raise DataError(
-                    f"{stream.name}: no column '{missing[0]}'. Columns: {', '.join(table.schema_arrow.names)}. Choose "
-                    "one with --key."
-                )
-            batches = table.iter_batches(batch_size=1024, columns=list(keys))
-            rows = (row for batch in batches for row in zip(*(_column(batch, k) for k in keys), strict=True))
-            yield from _batches(stream, (row if len(keys) > 1 else row[0] for row in rows))
-    except (ArrowException, OSError) as error:
-        raise DataError(f"{stream.name}: not a readable parquet file ({error}). Copy it again.") from None
-
-
-def _column(batch: Any, key: str) -> list[Any]:
-    """The library checks the UTF-8 of texts only when they are taken out, all at once. A broken one stays bytes."""
-    import pyarrow
-
-    column = batch.column(key)
-    try:
-        values: list[Any] = column.to_pylist()
-    except UnicodeDecodeError:
-        values = column.cast(pyarrow.large_binary()).to_pylist()
-        for number, value in enumerate(values):
-            with suppress(UnicodeDecodeError):
-                values[number] = value if value is None else value.decode()
-    return values
+    rows = read_rows(stream.path, stream.name, keys)
+    yield from _batches(stream, (row if len(keys) > 1 else row[0] for row in rows))
 
 
 def _batches(stream: TextStream, rows: Iterator[Any]) -> Iterator[Block]:
@@ -330,6 +318,7 @@ def _plain_text(stream: TextStream, rules: TextRules, may_cut_documents: bool) -
             unfinished = end >= 0
         if end < 0 and is_open:
             searched = len(buffer) - edge
+            _require_short(stream.name, "a document", len(buffer) - BLOCK_BYTES)
             continue
         end = end if end >= 0 else len(buffer)
         if end:
