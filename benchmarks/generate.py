@@ -24,8 +24,8 @@ from competitors import Race, machine
 from gptworks import child_process, cpu
 from gptworks.checkpoint.systems import huggingface
 from gptworks.config.schema import GenerateConfig, InitConfig, ModelConfig
+from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 from gptworks.tokenizer import Tokenizer
 
 MODEL = ModelConfig()

@@ -29,9 +29,9 @@ from gptworks.config import ModelConfig, OptimConfig, ParallelConfig, ScalerConf
 from gptworks.config.derive import BatchPlan, Layout
 from gptworks.config.schema import InitConfig
 from gptworks.data.loader import Batch
-from gptworks.parallel import launch
+from gptworks.launch import process_group
+from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 from gptworks.parallel.shard import ALONE
 from gptworks.plan import communication
 from gptworks.train import optim
@@ -150,12 +150,14 @@ def bare_step(cfg: ModelConfig, name: str, world: World) -> Step:
 def join(name: str, rank: int, meeting: str) -> World:
     layout = Layout.parse(name)
     torch.set_num_threads(CORES // layout.world_size)
-    launch.keep_freed_memory()
+    process_group.keep_freed_memory()
     if layout.world_size == 1:
         return World(torch.device("cpu"))
     from torch import distributed
 
-    return launch.join(layout, rank, torch.device("cpu"), store=distributed.FileStore(meeting, layout.world_size))
+    return process_group.join(
+        layout, rank, torch.device("cpu"), store=distributed.FileStore(meeting, layout.world_size)
+    )
 
 
 def count_bytes(step: Step, cfg: ModelConfig, name: str, world: World) -> str:

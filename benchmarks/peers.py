@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gptworks.config import OptimConfig, ParallelConfig, RunFolderConfig, ScalerConfig
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.data.loader import Batch
-from gptworks.parallel import launch
+from gptworks.launch import process_group
 from gptworks.parallel.apply import FreshWeights, build
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
@@ -27,7 +27,7 @@ class Peer:
 
 def gptworks_step(cfg: ModelConfig, compile_blocks: bool = False) -> Step:
     """Our own step, exactly as the training loop calls it."""
-    world = launch.start(ParallelConfig(), RunFolderConfig(device="cpu"))
+    world = process_group.start(ParallelConfig(), RunFolderConfig(device="cpu"))
     part = build(
         cfg, world, torch.float32, FreshWeights(InitConfig(), cfg.num_layers, 1), compile_blocks=compile_blocks
     )

@@ -129,19 +129,19 @@ def train(case: Case, world: Any, steps: int = 2, tracker: Any = None) -> None:
 def measure(case: Case, rank: int, meeting: str, tracked: bool) -> dict[str, int]:
     import torch
 
-    from gptworks.parallel import launch
-    from gptworks.parallel.launch import World
+    from gptworks.launch import process_group
+    from gptworks.launch.world import World
 
     torch.set_num_threads(1)
     if "MALLOC_MMAP_THRESHOLD_" not in os.environ:
-        launch.keep_freed_memory()
+        process_group.keep_freed_memory()
     layout = Layout.parse(case.layout)
     world = World(torch.device("cpu"))
     if layout.world_size > 1:
         from torch import distributed
 
         store = distributed.FileStore(meeting, layout.world_size)
-        world = launch.join(layout, rank, torch.device("cpu"), store=store)
+        world = process_group.join(layout, rank, torch.device("cpu"), store=store)
     # Kernels, connections and Python modules are loaded when first used: a tiny model first.
     train(Case(**asdict(case) | {"model": case.model | TINY}), world)
     gc.collect()
@@ -207,12 +207,12 @@ def _forked(function: Callable[[Any], Any], layout: Layout, rank: int, meeting: 
     import torch
     from torch import distributed
 
-    from gptworks.parallel import launch
+    from gptworks.launch import process_group
 
     torch.set_num_threads(1)
     try:
         store = distributed.FileStore(meeting, layout.world_size)
-        world = launch.join(layout, rank, torch.device("cpu"), store=store)
+        world = process_group.join(layout, rank, torch.device("cpu"), store=store)
         results.put((rank, function(world), ""))
     except BaseException:
         results.put((rank, None, traceback.format_exc()))

@@ -61,7 +61,7 @@ def test_processes_of_a_machine_share_its_memory(recipe: Path, tmp_path: Path, r
     """Each of two ranks would fit into what `ulimit` leaves; what both need is compared with what both may have."""
     from gptworks.config import load
     from gptworks.config.derive import Layout
-    from gptworks.parallel.launch import World
+    from gptworks.launch.world import World
     from gptworks.train.setup import prepare
 
     config = load(recipe, overrides=["parallel.dp=2"])

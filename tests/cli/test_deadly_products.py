@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gptworks import child_process, cpu
-from gptworks.parallel import placement
-from gptworks.parallel.rank_copies import Copies
+from gptworks.launch import rank_env
+from gptworks.launch.fork_server import ForkServer
 
 pytestmark = pytest.mark.skipif(not child_process.POSSIBLE, reason="products are tried by fork, on Linux only")
 BAD = ["bfloat16", "int8"]
@@ -134,9 +134,9 @@ def test_all_ranks_of_a_machine_say_it_once(tmp_path: Path, capfd: pytest.Captur
         "assert cpu.settle().setting.cap == os.environ[cpu.CAP] == 'AVX2'\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != cpu.CAP}
-    environment |= {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), placement.LOG_DIR: str(tmp_path)}
+    environment |= {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), rank_env.LOG_DIR: str(tmp_path)}
     ranks = {number: {"RANK": str(number)} for number in range(2)}
-    copies = Copies([str(tmp_path / "rank.py")], ["preloaded"], ranks, environment)
+    copies = ForkServer([str(tmp_path / "rank.py")], ["preloaded"], ranks, environment)
     codes = [copy.wait() for copy in copies.ranks.values()]
     said = capfd.readouterr().err + "".join(file.read_text() for file in tmp_path.glob("*.log"))
     assert codes == [0, 0], said

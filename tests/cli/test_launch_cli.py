@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gptworks.parallel import placement, rdma, supervise
-from gptworks.parallel.nodes import PORT, Nodes
+from gptworks.launch import rank_env, rdma, supervise
+from gptworks.launch.nodes import PORT, Nodes
 
 Call = Callable[..., Any]
 
@@ -24,7 +24,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[supervise.Job]:
         return 0
 
     monkeypatch.setattr(supervise, "run", run)
-    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", placement.FAILURES, placement.ATTEMPT):
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", rank_env.FAILURES, rank_env.ATTEMPT):
         monkeypatch.delenv(name, raising=False)
     return found
 
@@ -193,7 +193,7 @@ def test_a_restart_goes_on_from_the_runs_own_checkpoint(
     from gptworks.cli import train
 
     def chosen(attempt: str, out: Path) -> str:
-        monkeypatch.setenv(placement.ATTEMPT, attempt)
+        monkeypatch.setenv(rank_env.ATTEMPT, attempt)
         config = SimpleNamespace(run=SimpleNamespace(out=str(out)))
         return train._resume_from(argparse.Namespace(resume=resume), config)
 
@@ -225,7 +225,7 @@ def test_launching_on_one_machine_does_not_import_torch() -> None:
     import subprocess
     import sys
 
-    code = "import sys; from gptworks.parallel import nodes, supervise; print('torch' in sys.modules)"
+    code = "import sys; from gptworks.launch import nodes, supervise; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gptworks.cli.main import main
-from gptworks.parallel.container import Container
+from gptworks.launch.container import Container
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,10 +15,10 @@ from gptworks.data.store import locate_stores
 from gptworks.errors import DataError, UsageError
 from gptworks.interop import command_line, registry, shrink
 from gptworks.interop.translation import Translation
-from gptworks.parallel import nodes, rank_table
+from gptworks.launch import nodes, rank_table
+from gptworks.launch.meeting import Meeting
+from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
-from gptworks.parallel.meeting import Meeting
 
 TINY = ("--device", "cpu", "--shrink", "tiny")
 PADDLE = (

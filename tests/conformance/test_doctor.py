@@ -11,7 +11,7 @@ import pytest
 
 from gptworks.cli.main import main
 from gptworks.doctor import machine
-from gptworks.parallel import trial
+from gptworks.launch import gloo_check
 
 
 class Usage(NamedTuple):
@@ -74,9 +74,9 @@ def test_s2_01_a_device_that_computes_nothing_useful_is_a_problem(report: Any, m
 
 
 def test_s2_01_a_network_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert trial.gloo() == ""
+    assert gloo_check.gloo() == ""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
-    assert trial.gloo(timeout=2.0)
+    assert gloo_check.gloo(timeout=2.0)
 
 
 def test_s2_01_a_configuration_with_no_room_for_its_checkpoints(report: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ import torch
 from gptworks.cli.main import main
 from gptworks.config import Layout, load, solve_batch
 from gptworks.errors import ConfigError
+from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 from gptworks.train import schedule
 
 FOLDER = Path(__file__).parents[2] / "recipes"

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from gptworks.cli.main import main
 from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig
+from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 from gptworks.train import optim
 
 SHAPE = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 512, "max_positions": 64}

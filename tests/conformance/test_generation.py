@@ -11,8 +11,8 @@ import gptworks
 from gptworks.checkpoint.systems import huggingface
 from gptworks.cli.main import main
 from gptworks.config.schema import InitConfig, ModelConfig
+from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 
 PROMPTS = ["Hi, GPT2. Tell me who Jack Ma is.", "Tell us about the river."]
 # The keys of FleetX's Generation group in our words.

@@ -11,8 +11,8 @@ from gptworks.checkpoint.formats import mindspore_ckpt
 from gptworks.checkpoint.systems import huggingface, registry
 from gptworks.cli.main import main
 from gptworks.config.schema import InitConfig, ModelConfig
+from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 
 MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=48, max_positions=12)
 

@@ -15,8 +15,8 @@ import gptworks
 from gptworks.checkpoint.systems import huggingface
 from gptworks.cli.main import main
 from gptworks.config.schema import InitConfig, ModelConfig
+from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 
 PROMPTS = ["Question: Where is the sea?\nAnswer:", "Question: Who was the captain?\nAnswer:"]
 # Runs a script where gptworks cannot be imported, whatever is installed.

@@ -14,8 +14,8 @@ import gptworks as gw
 from gptworks.cli.main import main
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.interop import python_imports
+from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 
 MINDFORMERS = """\
 from mindformers import GPT2LMHeadModel, GPT2Tokenizer

@@ -24,7 +24,7 @@ from gptworks.data.store import Store
 from gptworks.interop import command_line, mindformers, registry
 from gptworks.interop.settings import number, truth, whole
 from gptworks.interop.translation import Translation
-from gptworks.parallel import nodes, rank_table
+from gptworks.launch import nodes, rank_table
 from gptworks.tokenizer import Tokenizer
 
 SHIPPED = Path(str(resources.files("gptworks.interop"))) / "shipped"

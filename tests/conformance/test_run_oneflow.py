@@ -19,7 +19,7 @@ from gptworks.cli.main import main
 from gptworks.config.load import load
 from gptworks.data.store import Store
 from gptworks.interop import oneflow
-from gptworks.parallel.nodes import free_port
+from gptworks.launch.nodes import free_port
 from gptworks.train import setup
 
 PREPARE = """python3 tools/preprocess_data.py \\
@@ -436,7 +436,7 @@ def test_s0_06_documents_are_split_by_oneflows_own_rule(
 ON_A_MACHINE = """
 import sys
 from gptworks.cli.main import main
-from gptworks.parallel import nodes
+from gptworks.launch import nodes
 nodes.is_mine = lambda address: address == sys.argv[1]  # on loopback all of them are
 sys.exit(main(sys.argv[2:]))
 """

@@ -29,9 +29,10 @@ from gptworks.config.load import from_dict  # noqa: E402
 from gptworks.data.loader import Batch, Batches, Borders  # noqa: E402
 from gptworks.data.windows import Sample  # noqa: E402
 from gptworks.evaluate.heldout import held_out_loss  # noqa: E402
+from gptworks.launch import process_group  # noqa: E402
+from gptworks.launch.world import World  # noqa: E402
 from gptworks.model import GPT, gpt, loss  # noqa: E402
-from gptworks.parallel import apply, launch  # noqa: E402
-from gptworks.parallel.launch import World  # noqa: E402
+from gptworks.parallel import apply  # noqa: E402
 from gptworks.train import optim  # noqa: E402
 from gptworks.train import step as steps  # noqa: E402
 from gptworks.train.precision import LossScaler  # noqa: E402
@@ -117,14 +118,14 @@ def configured(sections: dict[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def world_of(layout: Layout, rank: int) -> Iterator[World]:
-    """As launch.imagined has it, on a GPU."""
+    """As process_group.imagined has it, on a GPU."""
     memory = FakeTensorMode(allow_non_fake_inputs=True)
     if layout.world_size == 1:
         yield World(DEVICE, layout, memory=memory)
         return
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world_size)
     try:
-        yield World(DEVICE, layout, rank, launch._mesh(layout, "cuda"), memory)
+        yield World(DEVICE, layout, rank, process_group._mesh(layout, "cuda"), memory)
     finally:
         distributed.destroy_process_group()
         _clear_sharding_prop_cache()

@@ -20,8 +20,8 @@ import torch
 from time_limit import stacks_file
 
 from gptworks.config.derive import Layout
-from gptworks.parallel import launch
-from gptworks.parallel.launch import World
+from gptworks.launch import process_group
+from gptworks.launch.world import World
 
 Function = Callable[[World], Any]
 
@@ -45,7 +45,7 @@ def _rank(function: Function, layout: Layout, rank: int, meeting: str, answer: A
             from torch import distributed
 
             store = distributed.FileStore(meeting, layout.world_size)
-            world = launch.join(layout, rank, torch.device("cpu"), store=store)
+            world = process_group.join(layout, rank, torch.device("cpu"), store=store)
             answer.send((function(world), None))
         except BaseException:
             answer.send((None, traceback.format_exc()))

@@ -10,9 +10,9 @@ from typing import Any
 
 from gptworks.cli.main import main
 from gptworks.data.loader import Batches
-from gptworks.parallel import heartbeat, launch
+from gptworks.launch import heartbeat, process_group
 
-launch.WATCHED.add("gloo")
+process_group.WATCHED.add("gloo")
 next_step = Batches.next_step
 
 

@@ -15,15 +15,15 @@ from torch import distributed
 
 from gptworks.config.schema import RunFolderConfig
 from gptworks.errors import DataError
-from gptworks.parallel import failures, launch, placement
+from gptworks.launch import failures, heartbeat, process_group, rank_env
 from gptworks.train.run_folder import Interrupts
 
 
 def train_a_little(args: argparse.Namespace) -> None:
-    world_size = placement.read(os.environ).world_size
+    world_size = rank_env.read(os.environ).world_size
     parallel = SimpleNamespace(pp=1, dp=world_size, fsdp=1, tp=1, timeout=args.timeout)
-    world = launch.start(parallel, RunFolderConfig(device="cpu"))  # type: ignore[arg-type]
-    attempt = int(os.environ.get(placement.ATTEMPT, "0"))
+    world = process_group.start(parallel, RunFolderConfig(device="cpu"))  # type: ignore[arg-type]
+    attempt = int(os.environ.get(rank_env.ATTEMPT, "0"))
     (args.folder / f"rank-{world.rank}-{attempt}.pid").write_text(str(os.getpid()))
     (args.folder / f"rank-{world.rank}.threads").write_text(str(torch.get_num_threads()))
     saved = args.folder / "saved.json"
@@ -34,7 +34,7 @@ def train_a_little(args: argparse.Namespace) -> None:
     with Interrupts() as interrupts:
         while step < args.steps:
             step += 1
-            launch.note(f"step {step}")
+            heartbeat.note(f"step {step}")
             mishap(args, world.rank, step, attempt)
             numbers = torch.tensor([float(step * (world.rank + 1)), float(interrupts.received is not None)])
             if world_size > 1:

@@ -9,9 +9,9 @@ import torch
 from gptworks.config.derive import Layout
 from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig, ParallelConfig, ScalerConfig
 from gptworks.data.loader import IGNORED, Batch
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
 from gptworks.train.step import StepReport, train_step

@@ -30,13 +30,14 @@ from gptworks.checkpoint.systems import huggingface
 from gptworks.config.derive import Layout
 from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig, ScalerConfig
 from gptworks.errors import CheckpointError
+from gptworks.launch import process_group
+from gptworks.launch.ranks import Ranks
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.model.init import seed_of
-from gptworks.parallel import apply, launch
+from gptworks.parallel import apply
 from gptworks.parallel.apply import FreshWeights
-from gptworks.parallel.launch import World
 from gptworks.parallel.parts import Part, named_parameters
-from gptworks.parallel.ranks import Ranks
 from gptworks.parallel.shard import settle
 from gptworks.parallel.slices import copied_to_cpu, slice_of, to_fill, to_store
 from gptworks.train import optim
@@ -380,7 +381,7 @@ def test_a_folder_of_its_own_for_one_rank_is_noticed(run_layout: RunLayout, tmp_
 def test_a_rank_that_is_killed_while_saving_fails_the_others(tmp_path: Path) -> None:
     def rank(number: int) -> None:
         store = distributed.FileStore(str(tmp_path / "meeting"), 2)
-        world = launch.join(Layout(fsdp=2), number, torch.device("cpu"), store=store)
+        world = process_group.join(Layout(fsdp=2), number, torch.device("cpu"), store=store)
         ranks = Ranks(world)
         save_at(1, tmp_path, world, ranks)
         if number == 1:

@@ -10,8 +10,8 @@ from steps import LENGTH, ROWS, Case, build_part, micro_batches, new_optimizer, 
 
 from gptworks.config.derive import BatchPlan, Layout
 from gptworks.config.schema import ModelConfig, ParallelConfig, ScalerConfig
+from gptworks.launch.world import World
 from gptworks.parallel import pipeline  # noqa: F401  as above
-from gptworks.parallel.launch import World
 from gptworks.parallel.traffic import Traffic
 from gptworks.plan import communication
 from gptworks.plan.communication import Term

@@ -24,9 +24,9 @@ from steps import (
 from gptworks.config.derive import Layout
 from gptworks.config.schema import ScalerConfig
 from gptworks.errors import DataError
+from gptworks.launch.world import World
 from gptworks.model import IGNORED
 from gptworks.parallel import shard
-from gptworks.parallel.launch import World
 from gptworks.parallel.parts import named_parameters
 from gptworks.train import optim, step
 from gptworks.train.precision import LossScaler

@@ -11,7 +11,7 @@ import pytest
 from steps import ONE, Case, assert_equal_to_one_process, micro_batches, run_steps
 
 from gptworks.config.derive import Layout
-from gptworks.parallel.launch import World
+from gptworks.launch.world import World
 
 # Pipelines
 

@@ -11,8 +11,8 @@ from gptworks.config.derive import Layout
 from gptworks.config.schema import DataConfig, ScalerConfig
 from gptworks.data.dataset import Dataset
 from gptworks.evaluate.heldout import HeldOut, held_out_loss
+from gptworks.launch.world import World
 from gptworks.parallel import shard
-from gptworks.parallel.launch import World
 from gptworks.train.precision import LossScaler
 from gptworks.train.step import train_step
 

@@ -24,15 +24,15 @@ from gptworks.checkpoint import manifest
 from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.cli.main import main
 from gptworks.config.derive import Layout
-from gptworks.parallel import launch, rank_table
-from gptworks.parallel.launch import World
-from gptworks.parallel.nodes import free_port
+from gptworks.launch import process_group, rank_table
+from gptworks.launch.nodes import free_port
+from gptworks.launch.world import World
 
 SCRIPT = Path(__file__).with_name("launched_rank.py")
 LAUNCHER = """
 import json, sys
 from pathlib import Path
-from gptworks.parallel import meeting, nodes, supervise
+from gptworks.launch import meeting, nodes, supervise
 meeting.LAST_CALL = 1.0
 restarts, machines, nproc, folder, *rest = sys.argv[1:]
 found = nodes.solve(**json.loads(machines))
@@ -166,7 +166,7 @@ def test_a_hang_ends_with_the_name_of_the_rank_and_the_collective(tmp_path: Path
 TWO_RANKS = """
 import sys
 from pathlib import Path
-from gptworks.parallel import supervise
+from gptworks.launch import supervise
 preload = ("gptworks.cli.train", "gptworks.train.run")
 sys.exit(supervise.run(supervise.Job(tuple(sys.argv[2:]), 2, Path(sys.argv[1]), preload=preload)))
 """
@@ -214,7 +214,7 @@ def test_every_group_of_the_mesh_gives_up_after_the_timeout(
         distributed.destroy_process_group()
         store = distributed.FileStore(str(tmp_path / "again"), 4)
         layout = Layout(dp=2, tp=2)
-        again = launch.join(layout, world.rank, world.device, store=store, timeout=2)
+        again = process_group.join(layout, world.rank, world.device, store=store, timeout=2)
         axis = again.axis("tp")
         assert axis is not None
         given_up = f"given up by {again.place.dp}"

@@ -36,8 +36,8 @@ from gptworks.data.loader import Batches, Borders
 from gptworks.data.windows import Sample
 from gptworks.generate.contexts import Contexts
 from gptworks.generate.engine import continue_tokens
+from gptworks.launch.world import World
 from gptworks.parallel import shard, tensor
-from gptworks.parallel.launch import World
 from gptworks.parallel.parts import canonical_name, named_parameters
 from gptworks.parallel.pipeline import Pipeline
 from gptworks.parallel.slices import slice_of

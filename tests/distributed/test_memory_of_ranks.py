@@ -10,9 +10,9 @@ from steps import new_optimizer
 from gptworks.config.derive import BatchPlan, Layout
 from gptworks.config.schema import InitConfig, ModelConfig, ParallelConfig, PrecisionConfig, ScalerConfig
 from gptworks.data.loader import Batch
+from gptworks.launch.world import World
 from gptworks.parallel import pipeline  # noqa: F401  as above
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 from gptworks.plan.memory import memory
 from gptworks.simulate.tracker import Tracker
 from gptworks.train.precision import DTYPES, LossScaler

@@ -30,9 +30,9 @@ from gptworks.config.schema import ScalerConfig
 from gptworks.data.loader import Batch
 from gptworks.errors import ConfigError, UsageError
 from gptworks.generate.contexts import Contexts
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel import pipeline, stage_memory
-from gptworks.parallel.launch import World
 from gptworks.parallel.parts import canonical_name, counted_parameters, named_parameters, parts_of
 from gptworks.parallel.pipeline import Pipeline
 from gptworks.parallel.stages import assign_layers, check_micro_batches

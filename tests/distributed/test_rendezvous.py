@@ -21,8 +21,8 @@ import torch
 import gptworks.train.run  # noqa: F401  # once, and not by every rank
 from gptworks.cli.main import main
 from gptworks.config.schema import ParallelConfig, RunFolderConfig
-from gptworks.parallel import launch
-from gptworks.parallel.nodes import free_port
+from gptworks.launch import process_group
+from gptworks.launch.nodes import free_port
 
 SMALL = [f"model.{key}" for key in ("num_layers=2", "hidden_size=16", "num_heads=2", "max_positions=16")]
 SETTINGS = [*SMALL, "data.seq_len=16", "batch.global_size=6", "train.steps=2", "run.threads=1", "parallel.dp=auto"]
@@ -160,12 +160,12 @@ def _three_worlds(environment: Environment) -> None:
     for number, layout in enumerate(({"fsdp": 2}, {"dp": 2}, {"fsdp": 2})):
         if number and environment["RANK"] == "0":
             time.sleep(0.3)  # the other one comes first, while what was said before can still be heard
-        world = launch.start(ParallelConfig(timeout=10, **layout), RunFolderConfig(device="cpu", threads=1))
+        world = process_group.start(ParallelConfig(timeout=10, **layout), RunFolderConfig(device="cpu", threads=1))
         assert vars(world.layout)[next(iter(layout))] == 2
         counted = torch.ones(())
         torch.distributed.all_reduce(counted)
         assert counted == 2
-    launch.close()
+    process_group.close()
     os._exit(0)
 
 
@@ -198,7 +198,7 @@ def test_one_world_after_another_in_the_same_processes(store: str) -> None:
 def _one_world(environment: Environment, late: float) -> None:
     os.environ.update(environment)
     time.sleep(late)
-    launch.start(ParallelConfig(timeout=20, dp=2), RunFolderConfig(device="cpu", threads=1))
+    process_group.start(ParallelConfig(timeout=20, dp=2), RunFolderConfig(device="cpu", threads=1))
     counted = torch.ones(())
     torch.distributed.all_reduce(counted)
     assert counted == 2

@@ -22,9 +22,9 @@ from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.config.derive import Layout
 from gptworks.config.schema import RunConfig
 from gptworks.errors import GPTWorksError
-from gptworks.parallel import launch
-from gptworks.parallel.launch import World
-from gptworks.parallel.ranks import Ranks
+from gptworks.launch import process_group
+from gptworks.launch.ranks import Ranks
+from gptworks.launch.world import World
 from gptworks.train import loop
 from gptworks.train import run as runs
 
@@ -45,7 +45,7 @@ def configured(small_store: Path, tmp_path: Path) -> Callable[..., RunConfig]:
 
 def train(cfg: RunConfig, world: World, **options: Any) -> tuple[Any, str]:
     """On this rank: what came of it, or the error, and what was printed."""
-    launch.start = lambda *_: world  # type: ignore[assignment]
+    process_group.start = lambda *_: world  # type: ignore[assignment]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         try:

@@ -9,8 +9,8 @@ from steps import ONE, Case, assert_equal_to_one_process, build_part, micro_batc
 
 from gptworks.config.derive import Layout
 from gptworks.config.schema import ParallelConfig, ScalerConfig
+from gptworks.launch.world import World
 from gptworks.parallel import shard
-from gptworks.parallel.launch import World
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
 from gptworks.train.step import train_step

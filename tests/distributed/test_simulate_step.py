@@ -13,9 +13,9 @@ from gptworks.config.load import load
 from gptworks.config.schema import RunConfig, ScalerConfig
 from gptworks.data.loader import Batch
 from gptworks.errors import ConfigError, UsageError
+from gptworks.launch.world import World
 from gptworks.parallel import pipeline  # noqa: F401  as above
 from gptworks.parallel.apply import FreshWeights
-from gptworks.parallel.launch import World
 from gptworks.plan import communication, sizes
 from gptworks.simulate.step import Simulated, describe, simulate, simulate_all, watch_step
 from gptworks.simulate.tracker import KINDS, Tracker

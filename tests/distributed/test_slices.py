@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from gptworks.config.derive import Layout
+from gptworks.launch.world import World
 from gptworks.parallel import apply, shard, slices
-from gptworks.parallel.launch import World
 
 # Rows and columns that the ranks do and do not divide, and fewer rows than ranks.
 SHAPES = {"even": (8, 8), "odd": (9, 6), "uneven": (13, 7), "thin": (1, 4), "line": (5,)}

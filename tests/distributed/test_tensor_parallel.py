@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from gptworks.config.derive import Layout
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.errors import UsageError
+from gptworks.launch.world import World
 from gptworks.model import GPT, IGNORED, tie
 from gptworks.model.init import draw
 from gptworks.parallel import collectives, recompute, tensor, vocabulary
-from gptworks.parallel.launch import World
 
 # Dynamo asks every tensor whether it has a gradient and hides the answer's warning only from the screen.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")

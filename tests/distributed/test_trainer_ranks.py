@@ -8,8 +8,8 @@ from typing import Any
 import gptworks as gw
 from gptworks.api import trainer as trainers
 from gptworks.config.derive import Layout
-from gptworks.parallel import launch
-from gptworks.parallel.launch import World
+from gptworks.launch import process_group
+from gptworks.launch.world import World
 
 SHAPE = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "vocab_size": 512, "max_positions": 16}
 TEXTS = [f"On {day} morning {who} found a map." for day in ("Monday", "Friday") for who in ("Anna", "Tom", "Mei")] * 3
@@ -21,7 +21,7 @@ def test_one_rank_writes_for_all(
     def run(world: World) -> tuple[list[str], float]:
         place = {"RANK": world.rank, "WORLD_SIZE": 2, "LOCAL_RANK": world.rank, "MASTER_ADDR": "h", "MASTER_PORT": 1}
         os.environ |= {name: str(value) for name, value in place.items()}
-        launch.start = lambda *_: world  # type: ignore[assignment]
+        process_group.start = lambda *_: world  # type: ignore[assignment]
         written: list[str] = []
 
         def noted(name: str, write: Callable[..., Any]) -> Callable[..., None]:

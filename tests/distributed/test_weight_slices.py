@@ -19,9 +19,10 @@ from gptworks.checkpoint.systems import huggingface, ours, registry
 from gptworks.checkpoint.systems.contract import Cut, Opened, Weights
 from gptworks.config.derive import Layout
 from gptworks.config.schema import InitConfig, ModelConfig
-from gptworks.parallel import apply, launch
+from gptworks.launch import process_group
+from gptworks.launch.world import World
+from gptworks.parallel import apply
 from gptworks.parallel.apply import FreshWeights
-from gptworks.parallel.launch import World
 from gptworks.parallel.parts import canonical_name, named_parameters
 from gptworks.parallel.slices import slice_of
 
@@ -40,7 +41,7 @@ LAYOUTS = [
 
 @contextmanager
 def rank_of(layout: Layout, rank: int) -> Iterator[World]:
-    with launch.imagined(layout, rank, nullcontext()) as world:  # type: ignore[arg-type]
+    with process_group.imagined(layout, rank, nullcontext()) as world:  # type: ignore[arg-type]
         yield world
 
 

@@ -13,8 +13,8 @@ import gptworks
 from gptworks.checkpoint.systems import huggingface
 from gptworks.checkpoint.systems import registry as systems
 from gptworks.config.schema import InitConfig, ModelConfig
+from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 from gptworks.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.interop

@@ -15,8 +15,8 @@ from gptworks.checkpoint.formats import gguf_file
 from gptworks.checkpoint.systems import gguf, huggingface
 from gptworks.checkpoint.systems.contract import Weights
 from gptworks.config.schema import InitConfig, ModelConfig
+from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 from gptworks.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.interop

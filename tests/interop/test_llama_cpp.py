@@ -11,8 +11,8 @@ import torch
 
 from gptworks.checkpoint.systems import huggingface
 from gptworks.config.schema import InitConfig, ModelConfig
+from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 from gptworks.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.interop

@@ -13,8 +13,8 @@ from gptworks.checkpoint.systems import huggingface
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.evaluate.run import Request, evaluate
 from gptworks.evaluate.wikitext import detokenize
+from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 from gptworks.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.interop

@@ -14,8 +14,8 @@ from gptworks.checkpoint.formats import mindspore_ckpt
 from gptworks.checkpoint.stored import in_memory
 from gptworks.checkpoint.systems import huggingface, mindspore
 from gptworks.config.schema import InitConfig, ModelConfig
+from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 
 pytestmark = pytest.mark.interop
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "weights" / "mindspore"

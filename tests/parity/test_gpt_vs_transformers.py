@@ -23,9 +23,9 @@ from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.checkpoint.systems import huggingface
 from gptworks.config import from_dict
 from gptworks.config.schema import InitConfig, ModelConfig
+from gptworks.launch.world import World
 from gptworks.model import GPT, IGNORED
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 from gptworks.train.loop import train
 
 VARIANTS = {

@@ -15,9 +15,9 @@ import gptworks
 from gptworks.checkpoint.systems import huggingface
 from gptworks.config.schema import GenerateConfig, ModelConfig
 from gptworks.generate.engine import continue_tokens
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel.apply import build
-from gptworks.parallel.launch import World
 from gptworks.parallel.slices import Region
 
 

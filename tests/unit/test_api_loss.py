@@ -11,7 +11,7 @@ from gptworks.config.schema import DataConfig
 from gptworks.data.dataset import Dataset
 from gptworks.data.loader import collate
 from gptworks.errors import UsageError
-from gptworks.parallel.launch import World
+from gptworks.launch.world import World
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
 from gptworks.train.step import train_step

@@ -11,8 +11,8 @@ from gptworks.checkpoint.systems import huggingface
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.errors import ConfigError, DataError, GenerationError, TokenizerError, UsageError
 from gptworks.evaluate.heldout import held_out_loss
+from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 
 CONTEXT = 24
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from gptworks.config import from_dict
 from gptworks.config.schema import InitConfig, ModelConfig
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel.apply import FreshWeights, build, can_compile
-from gptworks.parallel.launch import World
 from gptworks.train.loop import train
 
 CPU = torch.device("cpu")

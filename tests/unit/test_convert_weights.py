@@ -20,9 +20,9 @@ from gptworks.checkpoint.systems import huggingface, registry
 from gptworks.checkpoint.systems.contract import Cut
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.errors import CheckpointError, VerificationError
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 
 CFG = ModelConfig(num_layers=3, hidden_size=24, num_heads=4, vocab_size=48, max_positions=16)
 

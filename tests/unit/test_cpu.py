@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gptworks import child_process, cpu
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.errors import DeviceError
-from gptworks.parallel import launch
+from gptworks.launch import process_group
+from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 
 pytestmark = pytest.mark.skipif(not child_process.POSSIBLE, reason="products are tried by fork, on Linux only")
 Kill = Callable[..., None]
@@ -138,9 +138,9 @@ def test_a_type_that_nothing_helps_is_refused_when_it_is_asked_for(
     build(SHAPE, world, torch.float32, weights)
     cpu.require(torch.float16)
     # A world that is only imagined multiplies nothing, and may be of another machine.
-    with launch.imagined(world.layout, 0) as elsewhere:
+    with process_group.imagined(world.layout, 0) as elsewhere:
         build(SHAPE, elsewhere, torch.bfloat16, weights)
-    with launch.imagined(world.layout, 0, FakeTensorMode()) as elsewhere:
+    with process_group.imagined(world.layout, 0, FakeTensorMode()) as elsewhere:
         assert not elsewhere.computes_on_cpu
 
 

@@ -10,8 +10,8 @@ from torch import distributed
 from gptworks.config.derive import Layout
 from gptworks.config.schema import RunFolderConfig
 from gptworks.errors import ConfigError
-from gptworks.parallel import devices, launch, placement, rendezvous
-from gptworks.parallel.devices import pick_device
+from gptworks.launch import devices, process_group, rank_env, rendezvous
+from gptworks.launch.devices import pick_device
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_launchers_that_do_not_say_how_many_processes_a_machine_has(cuda: Any) -
     """Two machines with 4 devices each, and no LOCAL_WORLD_SIZE: mpirun and many a cluster tell only LOCAL_RANK."""
     cuda(4)
     told = {"WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-    places = [placement.read(told | {"RANK": str(4 + local), "LOCAL_RANK": str(local)}) for local in range(4)]
+    places = [rank_env.read(told | {"RANK": str(4 + local), "LOCAL_RANK": str(local)}) for local in range(4)]
     assert [pick_device("cuda", place.local_rank, place.local_size).index for place in places] == [0, 1, 2, 3]
 
 
@@ -135,12 +135,12 @@ def test_the_device_is_set_before_the_group_is_made(cuda: Any, monkeypatch: pyte
         calls.append((backend, device_id, timeout.total_seconds()))
 
     monkeypatch.setattr(distributed, "init_process_group", init_process_group)
-    monkeypatch.setattr(launch, "_mesh", lambda *_: None)
+    monkeypatch.setattr(process_group, "_mesh", lambda *_: None)
     for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
         monkeypatch.setattr(distributed.distributed_c10d, name, None)
-    place = placement.Placement(2, 4, 2, 4, "127.0.0.1", 1, "torchrun")
-    device = launch._take_device("cuda", place)
-    world = launch.join(Layout(dp=4), 2, device, timeout=600)
+    place = rank_env.Placement(2, 4, 2, 4, "127.0.0.1", 1, "torchrun")
+    device = process_group._take_device("cuda", place)
+    world = process_group.join(Layout(dp=4), 2, device, timeout=600)
     assert calls == [("set_device", device), ("nccl", device, 1260.0)]
     assert world.device == torch.device("cuda", 2)
     # Groups that are made later: NCCL's own limit comes after the heartbeat's, gloo gives up by itself.
@@ -156,7 +156,7 @@ def test_one_process_alone_has_a_numbered_device_too(cuda: Any, monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     from gptworks.config.schema import ParallelConfig
 
-    assert launch.start(ParallelConfig(), RunFolderConfig(device="cuda")).device == torch.device("cuda", 0)
+    assert process_group.start(ParallelConfig(), RunFolderConfig(device="cuda")).device == torch.device("cuda", 0)
     assert chosen == [torch.device("cuda", 0)]
 
 
@@ -167,8 +167,8 @@ def test_the_flight_recorder_is_on_and_writes_beside_the_logs(monkeypatch: pytes
         monkeypatch.delenv(name)
     import os
 
-    launch.set_up_nccl(torch.device("cpu"), "/logs")
+    process_group.set_up_nccl(torch.device("cpu"), "/logs")
     assert not any(name in os.environ for name in names)
     monkeypatch.setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
-    launch.set_up_nccl(torch.device("cuda", 1), "/logs")
+    process_group.set_up_nccl(torch.device("cuda", 1), "/logs")
     assert [os.environ[name] for name in names] == ["2000", "0", "/logs/collectives-rank-"]

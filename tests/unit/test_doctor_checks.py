@@ -18,7 +18,7 @@ from gptworks.doctor.finding import Finding, examine
 from gptworks.doctor.packages import Requirement
 from gptworks.doctor.planned import most_checkpoints
 from gptworks.generate import fast_decode
-from gptworks.parallel import trial
+from gptworks.launch import gloo_check
 
 PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -112,7 +112,7 @@ def test_a_check_that_dies_is_a_problem_and_the_others_are_made(
     monkeypatch.setattr(machine, "torch", die)
     monkeypatch.setattr(machine.processor, "instructions", die)
     monkeypatch.setattr(machine, "_list_devices", die)
-    monkeypatch.setattr(trial, "gloo", die)
+    monkeypatch.setattr(gloo_check, "gloo", die)
     monkeypatch.setattr(fast_decode, "why_not", die)
     assert main(["doctor", "--json"]) == 2
     found = {each["what"]: each for each in json.loads(capsys.readouterr().out)["findings"]}

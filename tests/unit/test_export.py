@@ -23,8 +23,8 @@ from gptworks.export import folder as folders
 from gptworks.export import onnx_graph, registry, tokenizer_files, torch_program
 from gptworks.export.folder import export
 from gptworks.export.infer import Inference
+from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 from gptworks.tokenizer import Tokenizer
 
 PROMPTS = ["The sea was calm", "x", "On Friday morning the old man said that he had paid"]

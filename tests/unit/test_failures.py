@@ -11,9 +11,9 @@ import pytest
 import torch.distributed as distributed
 
 from gptworks.errors import CheckpointError, DataError, TrainingError
-from gptworks.parallel import failures, heartbeat, placement
-from gptworks.parallel.failures import Connection, Failure
-from gptworks.parallel.heartbeat import Heartbeat
+from gptworks.launch import failures, heartbeat, rank_env
+from gptworks.launch.failures import Connection, Failure
+from gptworks.launch.heartbeat import Heartbeat
 
 LOST = "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
 TIMED_OUT = "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 4000ms for recv operation to complete"
@@ -259,7 +259,7 @@ def test_whatever_moves_is_not_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", placement.FAILURES):
+    for name in ("RANK", "WORLD_SIZE", rank_env.FAILURES):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ZeroDivisionError), failures.reporting():
         raise ZeroDivisionError
@@ -270,7 +270,7 @@ def test_a_supervised_rank_leaves_its_error_for_the_launcher(
 ) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setenv(placement.FAILURES, str(tmp_path))
+    monkeypatch.setenv(rank_env.FAILURES, str(tmp_path))
     with pytest.raises(SystemExit) as end, failures.reporting():
         raise TrainingError("not finite")
     assert end.value.code == 2

@@ -15,10 +15,10 @@ from gptworks.errors import UsageError
 from gptworks.generate import fast_decode
 from gptworks.generate.engine import continue_tokens
 from gptworks.generate.fast_decode import MAX_ROWS, Decoder
+from gptworks.launch.world import World
 from gptworks.model import GPT, inference
 from gptworks.model.inference import StoredEmbedding, StoredMatrix, store_weights
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 
 needs_compiler = pytest.mark.skipif(fast_decode.why_not() is not None, reason=f"no fast steps: {fast_decode.why_not()}")
 CONFIG = ModelConfig(num_layers=2, hidden_size=48, num_heads=4, vocab_size=301, max_positions=64)

@@ -17,9 +17,9 @@ from gptworks.generate.draw import Row, draw
 from gptworks.generate.engine import continue_tokens, generate
 from gptworks.generate.logits import keep_top_k, keep_top_p
 from gptworks.generate.rules import Past, distribution
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 
 VOCAB = 512  # of the tokenizer
 ROWS = 520  # of the embedding: eight ids that no text has

@@ -10,9 +10,9 @@ from gptworks.config.schema import GenerateConfig, InitConfig, ModelConfig
 from gptworks.errors import ConfigError, GenerationError
 from gptworks.generate.draw import Row, draw
 from gptworks.generate.engine import continue_tokens, settings_of
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 
 
 @pytest.fixture(scope="module")

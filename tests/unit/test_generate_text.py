@@ -14,10 +14,10 @@ from gptworks.config.schema import GenerateConfig, InitConfig, ModelConfig
 from gptworks.errors import GenerationError
 from gptworks.generate.engine import continue_tokens, generate, generations, stream_text
 from gptworks.generate.text import TextOut, continuation
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.model.gpt import KVCache
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 from gptworks.tokenizer import Tokenizer
 
 CONTEXT = 24

@@ -13,9 +13,9 @@ from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.errors import TokenizerError, UsageError
 from gptworks.evaluate import harness
 from gptworks.evaluate.harness import HarnessAnswers
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 
 CONTEXT = 24
 

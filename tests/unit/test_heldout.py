@@ -16,9 +16,9 @@ from gptworks.data.dataset import Dataset
 from gptworks.errors import DataError
 from gptworks.evaluate import baselines
 from gptworks.evaluate.heldout import HeldOut, held_out_loss
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 
 LENGTH, EOD = 32, 511
 CPU = torch.device("cpu")

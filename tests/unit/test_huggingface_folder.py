@@ -16,9 +16,9 @@ from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.checkpoint.systems import huggingface
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.errors import CheckpointError
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 
 CFG = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, vocab_size=40, max_positions=12)
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])

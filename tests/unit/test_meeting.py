@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gptworks.errors import TrainingError, UsageError
-from gptworks.parallel import meeting
-from gptworks.parallel.meeting import JobOver, Meeting, Round
-from gptworks.parallel.nodes import Nodes, free_port
+from gptworks.launch import meeting
+from gptworks.launch.meeting import JobOver, Meeting, Round
+from gptworks.launch.nodes import Nodes, free_port
 
 Start = Callable[..., "Future[Round]"]
 

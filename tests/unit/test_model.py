@@ -12,11 +12,11 @@ from torch import Tensor
 import gptworks.model
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.errors import UsageError
+from gptworks.launch.world import World
 from gptworks.model import GPT, IGNORED, tie
 from gptworks.model.activation import activate
 from gptworks.model.init import draw, seed_of
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 from gptworks.plan import sizes
 
 CPU = World(torch.device("cpu"))

@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 from gptworks.errors import UsageError
-from gptworks.parallel import open_files
+from gptworks.launch import open_files
 
 
 @pytest.fixture(autouse=True)

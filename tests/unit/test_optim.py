@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 from gptworks.train import optim
 
 

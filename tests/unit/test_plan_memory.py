@@ -17,8 +17,8 @@ from gptworks.config.schema import (
     ScalerConfig,
 )
 from gptworks.data.loader import Batch
+from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 from gptworks.plan import activations
 from gptworks.plan.activations import Ledger
 from gptworks.plan.memory import RankMemory, memory, order

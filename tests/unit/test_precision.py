@@ -5,9 +5,9 @@ import torch
 
 from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig, ScalerConfig
 from gptworks.data.loader import Batch
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 from gptworks.train import optim
 from gptworks.train.precision import DTYPES, LossScaler
 from gptworks.train.step import StepReport, train_step

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gptworks.errors import UsageError
-from gptworks.parallel import rank_table
+from gptworks.launch import rank_table
 
 FIRST, SECOND = "10.155.111.140", "10.155.111.141"
 DEVICES = [f"192.{1 + i % 4}.27.{6 + i // 4}" for i in range(8)]

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from gptworks.config.schema import InitConfig, ModelConfig
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel import recompute
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 
 CPU = World(torch.device("cpu"))
 MODES = ["full", "full_attn", "core_attn"]

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from gptworks.config import load
 from gptworks.config.load import known_keys
 from gptworks.errors import ConfigError
-from gptworks.parallel import launch
+from gptworks.launch import process_group
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 
@@ -56,4 +56,4 @@ def test_types_in_words(maker: ModuleType, annotation: Any, words: str) -> None:
 def test_note_on_parallel_is_still_true() -> None:
     config = load(overrides=["parallel.dp=2"])
     with pytest.raises(ConfigError, match="dp=2"):
-        launch.start(config.parallel, config.run)
+        process_group.start(config.parallel, config.run)

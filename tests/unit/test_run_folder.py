@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gptworks.errors import UsageError
-from gptworks.parallel import signals
+from gptworks.launch import signals
 from gptworks.train import folder_lock, run_folder
 from gptworks.train.run_folder import Interrupts, locked
 

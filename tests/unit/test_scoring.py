@@ -17,9 +17,9 @@ from gptworks.evaluate.documents import StoreDocuments, score_documents
 from gptworks.evaluate.progress import Bar, PaddleLines, Watcher
 from gptworks.evaluate.records import Records
 from gptworks.evaluate.scoring import Row, Score, score_all
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 
 CPU = torch.device("cpu")
 

@@ -11,9 +11,9 @@ from gptworks.config.derive import Layout
 from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig, ScalerConfig
 from gptworks.data.loader import IGNORED, Batch
 from gptworks.errors import DataError
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.parallel.launch import World
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
 from gptworks.train.run_folder import Interrupts

@@ -17,9 +17,9 @@ from gptworks.config.load import flatten, load_with_origins
 from gptworks.config.schema import ModelConfig, RunConfig
 from gptworks.errors import UsageError
 from gptworks.evaluate.heldout import HeldOut
+from gptworks.launch import process_group, rank_env
+from gptworks.launch.ranks import Ranks
 from gptworks.model.inference import StoredMatrix
-from gptworks.parallel import launch, placement
-from gptworks.parallel.ranks import Ranks
 from gptworks.tokenizer import Tokenizer
 from gptworks.train.loop import Outcome, train
 from gptworks.train.run_folder import refuse_foreign
@@ -239,8 +239,8 @@ def _is_preset(name: str) -> bool:
 
 def _main_does(config: RunConfig, function: Callable[[], None]) -> None:
     """Processes that torchrun started share the run folder: one of them writes, the others wait."""
-    alone = placement.read(os.environ).world_size == 1
-    Ranks(None if alone else launch.start(config.parallel, config.run)).main_does(function)
+    alone = rank_env.read(os.environ).world_size == 1
+    Ranks(None if alone else process_group.start(config.parallel, config.run)).main_does(function)
 
 
 def _write_model(model: PretrainedGPT, folder: Path) -> None:

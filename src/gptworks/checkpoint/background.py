@@ -5,7 +5,7 @@ from threading import Thread
 
 import torch
 
-from gptworks.parallel.launch import use_device
+from gptworks.launch.devices import use_device
 
 
 class Background:

@@ -22,7 +22,7 @@ from gptworks.checkpoint import portable
 from gptworks.checkpoint.manifest import Manifest
 from gptworks.config.schema import CheckpointConfig, ModelConfig
 from gptworks.errors import CheckpointError, first_line
-from gptworks.parallel.ranks import Ranks
+from gptworks.launch.ranks import Ranks
 from gptworks.parallel.slices import Slice
 from gptworks.tokenizer import Tokenizer
 

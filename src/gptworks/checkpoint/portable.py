@@ -17,7 +17,7 @@ from gptworks.checkpoint.formats.safetensors_file import Writer
 from gptworks.checkpoint.systems import huggingface
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
-from gptworks.parallel.ranks import Ranks
+from gptworks.launch.ranks import Ranks
 from gptworks.parallel.slices import Slice, slice_of
 
 _PIECE_BYTES = 4 * 2**20  # what is sent, turned around and written at once

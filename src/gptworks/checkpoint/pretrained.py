@@ -14,10 +14,11 @@ from gptworks.checkpoint.systems import registry
 from gptworks.checkpoint.systems.contract import Opened
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import TokenizerError, UsageError
+from gptworks.launch.devices import pick_device
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.model.inference import require_kind, store_weights
 from gptworks.parallel.apply import build
-from gptworks.parallel.launch import World, pick_device
 from gptworks.tokenizer import Tokenizer, gpt2_for
 
 

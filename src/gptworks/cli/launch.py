@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.image:
         return _in_container(args)
-    from gptworks.parallel import rank_table
+    from gptworks.launch import rank_table
 
     only_inside = {"COMMAND": args.command, "--mount": args.mount, "--env": args.env, "--gpus": args.gpus}
     for option, value in (only_inside | {"--engine": args.engine, "--dry-run": args.dry_run}).items():
@@ -69,7 +69,7 @@ def _in_container(args: argparse.Namespace) -> int:
     import shlex
     import subprocess
 
-    from gptworks.parallel import container
+    from gptworks.launch import container
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:

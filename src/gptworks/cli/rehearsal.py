@@ -32,7 +32,7 @@ def _of_prepare(args: argparse.Namespace) -> None:
 
 
 def _of_generate(args: argparse.Namespace) -> None:
-    from gptworks.parallel.devices import pick_device
+    from gptworks.launch.devices import pick_device
 
     if args.prompts and args.prompts != "-":
         generate.prompts_of(args)
@@ -45,7 +45,7 @@ def _of_evaluation(args: argparse.Namespace) -> None:
 
     from gptworks.data.store import locate_stores
     from gptworks.errors import DataError
-    from gptworks.parallel.devices import pick_device
+    from gptworks.launch.devices import pick_device
 
     if args.task == "heldout":
         locate_stores(args.data)
@@ -78,7 +78,7 @@ def _of_export(args: argparse.Namespace) -> None:
 def _of_rank_tables(args: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from gptworks.parallel import rank_table
+    from gptworks.launch import rank_table
 
     for file in args.merge_rank_tables or []:
         rank_table.read(Path(file))

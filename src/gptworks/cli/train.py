@@ -9,7 +9,7 @@ from gptworks.cli import options
 from gptworks.errors import UsageError
 
 if TYPE_CHECKING:
-    from gptworks.parallel.nodes import Nodes
+    from gptworks.launch.nodes import Nodes
 
 HELP = "pretrain or fine-tune"
 # Imported once, by the process that ranks are forked from. What they import must leave CUDA alone and start no thread:
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         import torch
 
         from gptworks.config.derive import Layout
-        from gptworks.parallel.launch import World
+        from gptworks.launch.world import World
         from gptworks.train.setup import prepare, show_first_batch
 
         print(show_first_batch(prepare(config, World(torch.device("cpu"), Layout.known(config.parallel)))))
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--world: {args.world} without --dry-run. To train, start the processes with --nproc.")
     if args.rdma:
         _enable_rdma(config)
-    from gptworks.parallel import failures
+    from gptworks.launch import failures
 
     if _starts_processes(args, config):
         return _launch(args, config)
@@ -86,7 +86,7 @@ def _dry_run(args: argparse.Namespace, config: Any) -> str:
             raise UsageError(f"--world: {args.world}. Needed: 1 or more.")
         return describe(config, args.world)
     if args.rdma:
-        from gptworks.parallel import rdma
+        from gptworks.launch import rdma
 
         rdma.require(_device(config))
     if _starts_processes(args, config):
@@ -104,10 +104,10 @@ def _dry_run(args: argparse.Namespace, config: Any) -> str:
 
 def _starts_processes(args: argparse.Namespace, config: Any) -> bool:
     """By the options, or by a layout of several, unless this process is one of those that were started."""
-    from gptworks.parallel import placement
+    from gptworks.launch import rank_env
 
-    by_layout = _processes_of_layout(config) > 1 and placement.read(os.environ).world_size == 1
-    return (_wants_many(args) or by_layout) and not placement.is_supervised(os.environ)
+    by_layout = _processes_of_layout(config) > 1 and rank_env.read(os.environ).world_size == 1
+    return (_wants_many(args) or by_layout) and not rank_env.is_supervised(os.environ)
 
 
 def _processes_of_layout(config: Any) -> int:
@@ -129,7 +129,7 @@ def _wants_many(args: argparse.Namespace) -> bool:
 def _launch(args: argparse.Namespace, config: Any) -> int:
     from pathlib import Path
 
-    from gptworks.parallel import supervise
+    from gptworks.launch import supervise
     from gptworks.train import run_folder
 
     machines, nproc = _checked_launch(args, config)
@@ -142,10 +142,10 @@ def _checked_launch(args: argparse.Namespace, config: Any) -> "tuple[Nodes, int]
     """The machines, and the processes of this one. All that can be known to be wrong before one starts is refused."""
     from pathlib import Path
 
-    from gptworks.parallel import nodes, placement
+    from gptworks.launch import nodes, rank_env
     from gptworks.train import run_folder
 
-    place = placement.read(os.environ)
+    place = rank_env.read(os.environ)
     if place.started_by == "torchrun":
         raise UsageError("--nproc: torchrun has started the processes already. Leave out the options that start more.")
     # srun with one task per machine: it has said which machine this is.
@@ -165,7 +165,7 @@ def _checked_launch(args: argparse.Namespace, config: Any) -> "tuple[Nodes, int]
     nproc = _num_processes(args.nproc, found, config)
     _refuse_unfit(config, found, nproc)
     if config.run.device == "cuda":
-        from gptworks.parallel import devices
+        from gptworks.launch import devices
 
         devices.require(nproc, found.devices)
     if found.rank == 0:  # on the others the run may have begun it by now
@@ -217,9 +217,9 @@ def _resume_from(args: argparse.Namespace, config: Any) -> str:
     """After a restart by our launcher the run goes on from its own last checkpoint."""
     from pathlib import Path
 
-    from gptworks.parallel import placement
+    from gptworks.launch import rank_env
 
-    if int(os.environ.get(placement.ATTEMPT, "0")) == 0:
+    if int(os.environ.get(rank_env.ATTEMPT, "0")) == 0:
         return str(args.resume)
     if args.resume in {"auto", "never"}:
         return "auto"
@@ -230,10 +230,10 @@ def _resume_from(args: argparse.Namespace, config: Any) -> str:
 
 
 def _enable_rdma(config: Any) -> None:
-    from gptworks.parallel import placement, rdma
+    from gptworks.launch import rank_env, rdma
 
     text = rdma.enable(_device(config))
-    if placement.read(os.environ).rank == 0 and not placement.is_supervised(os.environ):
+    if rank_env.read(os.environ).rank == 0 and not rank_env.is_supervised(os.environ):
         print(text, flush=True)
 
 
@@ -241,7 +241,7 @@ def _device(config: Any) -> str:
     """Its kind; auto is what this machine has."""
     if config.run.device != "auto":
         return str(config.run.device)
-    from gptworks.parallel.devices import pick_device
+    from gptworks.launch.devices import pick_device
 
     return pick_device("auto").type
 

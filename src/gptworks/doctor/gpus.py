@@ -90,7 +90,7 @@ def _config(folder: Path, device: str, ranks: int, steps: int) -> Any:
 
 def _launch(folder: Path, device: str, ranks: int) -> int:
     from gptworks.errors import GPTWorksError
-    from gptworks.parallel import supervise
+    from gptworks.launch import supervise
 
     command = ("-m", "gptworks.doctor.gpus", "rank", str(folder), device, str(ranks))
     preload = ("gptworks.train.run",)
@@ -105,7 +105,7 @@ def _rank(folder: Path, device: str, ranks: int) -> None:
     import torch
     from torch import distributed
 
-    from gptworks.parallel import launch
+    from gptworks.launch import process_group
     from gptworks.train.loop import train
 
     def tell(text: str) -> None:
@@ -114,8 +114,8 @@ def _rank(folder: Path, device: str, ranks: int) -> None:
                 file.write(json.dumps(text) + "\n")
 
     cfg = _config(folder, device, ranks, steps=1)
-    world = launch.start(cfg.parallel, cfg.run)
-    backend = launch.backend_of(world.device) if ranks > 1 else "one process"
+    world = process_group.start(cfg.parallel, cfg.run)
+    backend = process_group.backend_of(world.device) if ranks > 1 else "one process"
     tell(f"{ranks} on {world.device.type} ({backend})")
     numbers = torch.full((1024,), world.rank + 1.0, device=world.device)
     if ranks > 1:
@@ -135,7 +135,7 @@ def _rank(folder: Path, device: str, ranks: int) -> None:
 def main(what: str, folder: str, device: str, ranks: str) -> int:
     if what == "launch":
         return _launch(Path(folder), device, int(ranks))
-    from gptworks.parallel import failures
+    from gptworks.launch import failures
 
     with failures.reporting():
         _rank(Path(folder), device, int(ranks))

@@ -116,14 +116,14 @@ def processes() -> list[Finding]:
     import torch
     from torch import distributed
 
-    from gptworks.parallel import trial
+    from gptworks.launch import gloo_check
 
     if not distributed.is_available():
         return problem(
             "gloo", "this torch has no torch.distributed", "Install a torch that has it, for several processes."
         )
     found: list[Finding] = []
-    failure = trial.gloo()
+    failure = gloo_check.gloo()
     if failure:
         fix = "Several processes cannot meet. Name a network interface that works: GLOO_SOCKET_IFNAME=lo (one machine)."
         found += note("gloo", failure, fix)
@@ -147,7 +147,7 @@ def processes() -> list[Finding]:
 
 def ports() -> list[Finding]:
     """That processes can be connected to, here; and that the port at which machines meet is free."""
-    from gptworks.parallel.nodes import PORT
+    from gptworks.launch.nodes import PORT
 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -29,7 +29,7 @@ def findings(cfg: RunConfig) -> list[Finding]:
 
 
 def device(cfg: RunConfig) -> list[Finding]:
-    from gptworks.parallel.launch import pick_device
+    from gptworks.launch.devices import pick_device
 
     try:
         return ok("run.device", f"{cfg.run.device}: {pick_device(cfg.run.device)}")
@@ -40,7 +40,7 @@ def device(cfg: RunConfig) -> list[Finding]:
 def precision(cfg: RunConfig) -> list[Finding]:
     """Refused by an error where products of that type kill the process."""
     from gptworks import cpu
-    from gptworks.parallel.launch import pick_device
+    from gptworks.launch.devices import pick_device
     from gptworks.train.precision import DTYPES
 
     kind = cfg.precision.compute

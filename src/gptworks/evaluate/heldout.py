@@ -10,10 +10,10 @@ import torch
 from gptworks.data.loader import Borders, check_ids, collate
 from gptworks.data.windows import OrderedSamples
 from gptworks.errors import DataError
+from gptworks.launch.world import World
 from gptworks.model import IGNORED
 from gptworks.model.inference import evaluating
 from gptworks.parallel import shard
-from gptworks.parallel.launch import World
 from gptworks.parallel.parts import Part, device_number, sum_over
 
 

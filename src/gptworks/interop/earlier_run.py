@@ -50,7 +50,7 @@ def has_its_model(translation: Translation) -> bool:
 
 def node_rank(arguments: Sequence[str]) -> int:
     """Which of the machines of a run this is."""
-    from gptworks.parallel import nodes
+    from gptworks.launch import nodes
 
     given = dict(pairwise(arguments))
     options = {"nnodes": "--nnodes", "master": "--master", "node_ips": "--node-ips"}

@@ -14,8 +14,8 @@ from gptworks.interop.mindformers_keys import FLAGS, KEYS
 from gptworks.interop.notes import Note
 from gptworks.interop.settings import Key, Settings, truth
 from gptworks.interop.translation import AfterTraining, Command, Translation
-from gptworks.parallel import rank_table
-from gptworks.parallel.rank_table import RankTable
+from gptworks.launch import rank_table
+from gptworks.launch.rank_table import RankTable
 
 NAME = "mindformers"
 TITLE = "MindFormers GPT-2"

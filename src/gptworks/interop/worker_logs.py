@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gptworks.interop.translation import Translation
-from gptworks.parallel.rank_process import log_file
+from gptworks.launch.rank_process import log_file
 from gptworks.train.run_folder import LOGS
 
 

@@ -1,1 +1,1 @@
-"""The model on devices: which processes there are, and the order in which a model is built on them."""
+"""A model split over processes, and the order in which it is built there."""

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from gptworks import cpu
 from gptworks.config.schema import InitConfig, ModelConfig, ParallelConfig
+from gptworks.launch.world import World
 from gptworks.model import GPT, tie
 from gptworks.model.init import draw
 from gptworks.parallel import recompute, shard
-from gptworks.parallel.launch import World
 from gptworks.parallel.parts import Part, canonical_name, parts_of
 from gptworks.parallel.slices import Region, region_of
 

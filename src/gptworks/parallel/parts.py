@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from gptworks.config.schema import ModelConfig
+from gptworks.launch.world import World
 from gptworks.model import GPT
-from gptworks.parallel.launch import World
 
 
 class Pipelined(Protocol):

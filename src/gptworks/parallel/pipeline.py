@@ -16,8 +16,8 @@ from torch.distributed.pipelining import schedules
 from torch.distributed.tensor import DTensor
 
 from gptworks.errors import ConfigError, UsageError
+from gptworks.launch.world import World
 from gptworks.model import GPT, KVCache
-from gptworks.parallel.launch import World
 from gptworks.parallel.stage_memory import LeanStage
 from gptworks.parallel.stages import check_micro_batches, keep_stage, stages_of
 

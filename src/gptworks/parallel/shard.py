@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from gptworks.config.schema import ParallelConfig
+from gptworks.launch import heartbeat
+from gptworks.launch.world import World
 from gptworks.model import GPT
-from gptworks.parallel import heartbeat, slices
-from gptworks.parallel.launch import World
+from gptworks.parallel import slices
 from gptworks.parallel.parts import Part, parts_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._utils import _make_tensor_from_meta
 from torch.distributed.pipelining.stage import _RecvInfo
 
-from gptworks.parallel import heartbeat, shard
+from gptworks.launch import heartbeat
+from gptworks.parallel import shard
 
 __all__ = ["LeanStage"]
 

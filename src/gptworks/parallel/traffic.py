@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gptworks.parallel.launch import World
+from gptworks.launch.world import World
 
 # c10d's operators, whoever calls them: kind, and which argument is the whole tensor.
 _OPERATORS = {

@@ -9,8 +9,9 @@ import torch
 from gptworks.config.contradictions import fit_layout, suits
 from gptworks.config.derive import BatchPlan, Layout, num_steps, solve_batch, solve_layout
 from gptworks.config.schema import ModelConfig, ParallelConfig, RunConfig
-from gptworks.parallel import apply, launch, shard
-from gptworks.parallel.launch import World
+from gptworks.launch import process_group
+from gptworks.launch.world import World
+from gptworks.parallel import apply, shard
 from gptworks.parallel.parts import counted_parameters, parts_of
 from gptworks.parallel.stages import assign_layers, stages_of
 from gptworks.plan import sizes
@@ -65,7 +66,7 @@ def survey(cfg: RunConfig, world_size: int) -> Survey:
     for pp_ranks in alike(cfg.model, parallel, layout.pp):
         for tp_ranks in _tp_alike(cfg.model, layout.tp, layers_of(cfg.model, parallel, layout.pp, pp_ranks.start)):
             rank = pp_ranks.start * (world_size // layout.pp) + tp_ranks.start
-            with launch.imagined(layout, rank) as world:
+            with process_group.imagined(layout, rank) as world:
                 holdings.append(_holding(cfg, world, parallel, batch, pp_ranks, tp_ranks))
     return Survey(layout, parallel, batch, holdings)
 

@@ -18,9 +18,10 @@ from gptworks.config.derive import BatchPlan, Layout, solve_batch, solve_layout
 from gptworks.config.schema import ParallelConfig, RunConfig
 from gptworks.data.loader import Batch
 from gptworks.errors import UsageError
+from gptworks.launch import process_group
+from gptworks.launch.world import World
 from gptworks.model import GPT
-from gptworks.parallel import launch, shard
-from gptworks.parallel.launch import World
+from gptworks.parallel import shard
 from gptworks.parallel.parts import Part, parts_of
 from gptworks.plan import communication
 from gptworks.simulate.dry_run import aligned, alike, layers_of, span
@@ -97,7 +98,7 @@ def simulate(cfg: RunConfig, world_size: int, rank: int, micro_batches: int | No
     # Whole graphs, as compiled ones are, do not show what they allocate: blocks are run as they are written.
     cfg = cfg.model_copy(update={"train": cfg.train.model_copy(update={"compile": False})})
     began = time.perf_counter()
-    with launch.imagined(layout, rank, FakeTensorMode(allow_non_fake_inputs=True)) as world:
+    with process_group.imagined(layout, rank, FakeTensorMode(allow_non_fake_inputs=True)) as world:
         part = build_part(cfg, world, parallel, None)
         with world.memory, _Answers(), ExitStack() as imagining:
             if not isinstance(part, GPT):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from gptworks.config.schema import RunConfig
 from gptworks.errors import ConfigError
-from gptworks.parallel import launch
-from gptworks.parallel.ranks import Ranks
+from gptworks.launch import heartbeat
+from gptworks.launch.ranks import Ranks
 from gptworks.train import memory, optim, plot, run_folder, schedule
 from gptworks.train.run import Run
 from gptworks.train.run_folder import Interrupts
@@ -58,7 +58,7 @@ def _loop(cfg: RunConfig, run: Run, interrupts: Interrupts) -> str:
     last_step = run.setup.last_step
     run.part.train()
     for step in range(run.progress.step + 1, last_step + 1):
-        launch.note(f"step {step}")
+        heartbeat.note(f"step {step}")
         lr = schedule.at(step, cfg.optim, last_step)
         optim.set_lr(run.optimizer, lr)
         report = train_step(

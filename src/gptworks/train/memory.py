@@ -12,8 +12,8 @@ import torch
 
 from gptworks.config.schema import RunConfig
 from gptworks.errors import TrainingError
-from gptworks.parallel import placement
-from gptworks.parallel.ranks import Ranks
+from gptworks.launch import rank_env
+from gptworks.launch.ranks import Ranks
 from gptworks.plan import changes, machine
 from gptworks.plan.job import Choice, Job, Room, amount, breakdown
 from gptworks.plan.memory import RankMemory
@@ -73,7 +73,7 @@ def _room(device: torch.device) -> Room:
         return Room(torch.cuda.mem_get_info(device)[0])  # of the context that exists by now nothing is left to take
     if device.type == "mps":
         return Room(torch.mps.recommended_max_memory())
-    processes = placement.read(os.environ).local_size
+    processes = rank_env.read(os.environ).local_size
     return Room(machine.memory_available(processes), processes)
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from gptworks.config.schema import OptimConfig
+from gptworks.launch.world import World
 from gptworks.parallel import shard
-from gptworks.parallel.launch import World
 from gptworks.parallel.parts import Part, canonical_name, named_parameters
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

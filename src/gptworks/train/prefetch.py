@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from gptworks.data.loader import Batch, Batches
-from gptworks.parallel.launch import use_device
+from gptworks.launch.devices import use_device
 
 # On a CPU the thread would take its time from the step: what it could hide is less than a hundredth of that.
 READ_AHEAD = {"cuda"}

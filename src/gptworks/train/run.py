@@ -24,12 +24,12 @@ from gptworks.config.schema import ParallelConfig, RunConfig
 from gptworks.data.loader import Batch
 from gptworks.errors import CheckpointError, DataError, TrainingError
 from gptworks.evaluate.heldout import held_out_loss
+from gptworks.launch.ranks import Ranks
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel import apply, recompute, shard
 from gptworks.parallel.apply import FreshWeights, WeightSource
-from gptworks.parallel.launch import World
 from gptworks.parallel.parts import named_parameters
-from gptworks.parallel.ranks import Ranks
 from gptworks.parallel.slices import Slice, copied_to_cpu, to_fill, to_store
 from gptworks.plan import sizes
 from gptworks.train import optim, plot, prefetch, resume, run_folder, schedule

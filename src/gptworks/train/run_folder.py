@@ -13,8 +13,8 @@ from types import FrameType
 from typing import Any
 
 from gptworks.errors import UsageError
-from gptworks.parallel import placement, signals
-from gptworks.parallel.ranks import Ranks
+from gptworks.launch import rank_env, signals
+from gptworks.launch.ranks import Ranks
 from gptworks.train import folder_lock
 
 LOCK = ".lock"
@@ -151,7 +151,7 @@ class Interrupts:
     def __exit__(self, *_: object) -> None:
         # One that a launcher started ends now. The same signal comes once more, from the launcher or the batch system,
         # and must not make a failure of it.
-        is_ending = self.received is not None and placement.read(os.environ).started_by
+        is_ending = self.received is not None and rank_env.read(os.environ).started_by
         for number, handler in self._previous.items():
             if not is_ending or handler != signal.SIG_DFL:
                 signal.signal(number, handler)  # type: ignore[arg-type]

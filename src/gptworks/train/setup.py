@@ -12,8 +12,8 @@ from gptworks.data.dataset import Dataset
 from gptworks.data.loader import Batches
 from gptworks.data.windows import OrderedSamples
 from gptworks.errors import ConfigError
-from gptworks.parallel import launch
-from gptworks.parallel.launch import World
+from gptworks.launch import process_group
+from gptworks.launch.world import World
 from gptworks.train.precision import DTYPES
 
 
@@ -47,7 +47,7 @@ class Setup:
 
 def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
     """Open the data, solve the batch equation, count the steps. `world`: None = the one the environment tells of."""
-    world = world or launch.start(cfg.parallel, cfg.run)
+    world = world or process_group.start(cfg.parallel, cfg.run)
     if world.computes_on_cpu:
         cpu.require(DTYPES[cfg.precision.compute])
     parallel = fit_layout(cfg, world.layout)

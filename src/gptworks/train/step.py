@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from gptworks.data.loader import Batch
 from gptworks.errors import DataError
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.model.init import seed_of
 from gptworks.parallel import apply, shard
-from gptworks.parallel.launch import World
 from gptworks.parallel.parts import Part, counted_parameters, device_number, named_parameters, sum_over
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler

@@ -13,8 +13,8 @@ from gptworks.config.derive import BatchPlan, Layout, solve_batch, with_layout
 from gptworks.config.schema import BatchConfig, ParallelConfig, RunConfig
 from gptworks.data.store import locate_stores
 from gptworks.errors import ConfigError, DataError, UsageError, VerificationError
-from gptworks.parallel import launch, supervise
-from gptworks.parallel.launch import World
+from gptworks.launch import devices, supervise
+from gptworks.launch.world import World
 from gptworks.plan import machine, sizes
 from gptworks.train.setup import prepare
 from gptworks.verify import measure, rank, reference, twin
@@ -132,7 +132,7 @@ def verify_layout(cfg: RunConfig, layout: Layout, *, steps: int = 3, shrink: str
 def record(comparison: Comparison, folder: Path) -> Numbers:
     """The side of one process, here."""
     one = comparison.one
-    world = World(launch.pick_device(one.run.device))
+    world = World(devices.pick_device(one.run.device))
     numbers = measure.record(one, world, comparison.steps, folder, synthetic=comparison.synthetic)
     if not reference.describe(folder, measure.GRADIENTS):
         advice = (
@@ -248,7 +248,7 @@ def _with_held_out(cfg: RunConfig) -> tuple[RunConfig, list[str]]:
     """The configuration with evaluation, if the data has something to evaluate on."""
     if cfg.data.held_out_path or (len(cfg.data.split) > 1 and cfg.data.split[1]):
         try:
-            prepare(cfg, World(launch.pick_device("cpu")))
+            prepare(cfg, World(devices.pick_device("cpu")))
             return cfg, []
         except DataError as error:
             reason = str(error).splitlines()[0]

@@ -16,11 +16,11 @@ from gptworks.config.schema import RunConfig
 from gptworks.data.loader import Batches, Borders
 from gptworks.data.windows import OrderedSamples, Sample, Source
 from gptworks.evaluate.heldout import held_out_loss
+from gptworks.launch.ranks import Ranks
+from gptworks.launch.world import World
 from gptworks.parallel import shard
 from gptworks.parallel.apply import FreshWeights, WeightSource
-from gptworks.parallel.launch import World
 from gptworks.parallel.parts import Part, named_parameters
-from gptworks.parallel.ranks import Ranks
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
 from gptworks.train.run import build_part

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from gptworks.config.load import from_dict
-from gptworks.parallel import failures, launch
+from gptworks.launch import failures, process_group
 from gptworks.verify import measure
 
 RESULT = "found.json"
@@ -14,7 +14,7 @@ RESULT = "found.json"
 def main(spec: Path) -> None:
     asked = json.loads(spec.read_text(encoding="utf-8"))
     cfg = from_dict(asked["config"])
-    world = launch.start(cfg.parallel, cfg.run)
+    world = process_group.start(cfg.parallel, cfg.run)
     found = measure.compare(cfg, world, asked["steps"], spec.parent, synthetic=asked["synthetic"])
     if world.is_main:
         found.write(spec.parent / RESULT)

@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.storage import WriteResult
 
 from gptworks.errors import CheckpointError, first_line
-from gptworks.parallel.ranks import Ranks
+from gptworks.launch.ranks import Ranks
 from gptworks.parallel.slices import Slice, slice_of
 
 _ALLOWED = {

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gptworks import errors
 from gptworks.errors import GPTWorksError, TrainingError
-from gptworks.parallel.launch import World
+from gptworks.launch.world import World
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

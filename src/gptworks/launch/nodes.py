@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gptworks.errors import UsageError
-from gptworks.parallel import rank_table
+from gptworks.launch import rank_table
 
 PORT = 29400
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.errors import GPTWorksError, TrainingError
-from gptworks.parallel import heartbeat, placement
-from gptworks.parallel.heartbeat import Heartbeat
+from gptworks.launch import heartbeat, rank_env
+from gptworks.launch.heartbeat import Heartbeat
 
 PATIENCE = 3.0  # seconds a rank that lost its connection waits to hear why
 _LOST = re.compile(
@@ -81,7 +81,7 @@ class Connection:
         if traces and failure.because_of is None:
             failure = replace(failure, message=f"{failure.message} Last collectives of each rank: {traces}N")
         _leave_words(failure, self)
-        if not placement.is_supervised(os.environ):
+        if not rank_env.is_supervised(os.environ):
             print(f"error: {failure.message}", file=sys.stderr)
         if self.rank == 0:
             time.sleep(2 * self.heartbeat.interval)  # the others still ask the store, which goes with this process
@@ -102,22 +102,22 @@ class Connection:
 @contextmanager
 def reporting() -> Iterator[None]:
     """Around all that one of many ranks does."""
-    place = placement.read(os.environ)
-    if place.world_size == 1 and not placement.is_supervised(os.environ):
+    place = rank_env.read(os.environ)
+    if place.world_size == 1 and not rank_env.is_supervised(os.environ):
         yield
         return
     try:
         yield
     except Exception as error:
-        from gptworks.parallel import launch
+        from gptworks.launch import process_group
 
-        launch.forget()  # closing the group would wait for ranks that are gone
-        connection = launch.connection()
+        process_group.forget()  # closing the group would wait for ranks that are gone
+        connection = process_group.connection()
         failure = explain(error, place.rank, connection)
         _leave_words(failure, connection)
         if connection is not None:
             connection.heartbeat.stop()
-        if not placement.is_supervised(os.environ):
+        if not rank_env.is_supervised(os.environ):
             if failure.is_fault or (isinstance(error, GPTWorksError) and failure.because_of is None):
                 raise
             raise TrainingError(failure.message) from None
@@ -129,8 +129,8 @@ def _leave_words(failure: Failure, connection: Connection | None) -> None:
     if connection is not None:
         connection.tell(failure)
     _write_for_torchrun(failure)
-    if placement.is_supervised(os.environ):
-        failure.write(Path(os.environ[placement.FAILURES]))
+    if rank_env.is_supervised(os.environ):
+        failure.write(Path(os.environ[rank_env.FAILURES]))
         print(f"error: {failure.message}", file=getattr(sys.stderr, "log", sys.stderr), flush=True)
 
 
@@ -174,7 +174,7 @@ def _because(rank: int, cause: Failure) -> Failure:
 
 
 def _cause(rank: int, connection: Connection | None, wait: float) -> Failure | None:
-    folder = os.environ.get(placement.FAILURES)
+    folder = os.environ.get(rank_env.FAILURES)
     deadline = time.monotonic() + wait
     while True:
         known = read_all(Path(folder)) if folder else {}
@@ -208,7 +208,7 @@ def is_communication(error: BaseException) -> bool:
 def _write_for_torchrun(failure: Failure) -> None:
     """torchrun shows what it finds in this file as the reason of the failure."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path and not placement.is_supervised(os.environ):
+    if path and not rank_env.is_supervised(os.environ):
         extra = {"py_callstack": failure.message, "timestamp": str(int(failure.time))}
         text = json.dumps({"message": {"message": failure.message, "extraInfo": extra}})
         with suppress(OSError):

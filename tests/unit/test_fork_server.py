@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gptworks.parallel import placement, rank_copies, rank_process
-from gptworks.parallel.rank_copies import Copies
+from gptworks.launch import fork_server, rank_env, rank_process
+from gptworks.launch.fork_server import ForkServer
 
-pytestmark = pytest.mark.skipif(not rank_copies.POSSIBLE, reason="processes are copied on Linux only")
+pytestmark = pytest.mark.skipif(not fork_server.POSSIBLE, reason="processes are copied on Linux only")
 
 SLOW = "import os, pathlib, time\nPID = os.getpid()\npathlib.Path(os.environ['BEGUN']).touch()\ntime.sleep({seconds})\n"
 SCRIPT = """\
@@ -29,7 +29,7 @@ sys.exit(int(os.environ["RANK"]) * 7)
 
 def start(
     folder: Path, *, preload_seconds: float = 0, pause: float = 0, script: str = SCRIPT, preloaded: str = ""
-) -> Copies:
+) -> ForkServer:
     (folder / "slow.py").write_text(SLOW.format(seconds=preload_seconds) + preloaded)
     (folder / "script.py").write_text(script)
     environment = {
@@ -38,10 +38,10 @@ def start(
         "WHERE": str(folder),
         "BEGUN": str(folder / "begun"),
         "PAUSE": str(pause),
-        placement.LOG_DIR: str(folder),
+        rank_env.LOG_DIR: str(folder),
     }
     command = [str(folder / "script.py"), "one", "two"]
-    return Copies(command, ["slow", "no.such.module"], {n: {"RANK": str(n)} for n in range(2)}, environment)
+    return ForkServer(command, ["slow", "no.such.module"], {n: {"RANK": str(n)} for n in range(2)}, environment)
 
 
 def wait_for(*paths: Path) -> None:

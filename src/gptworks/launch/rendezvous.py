@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from gptworks.errors import GPTWorksError, UsageError, first_line
-from gptworks.parallel.placement import Placement, is_supervised
+from gptworks.launch.rank_env import Placement, is_supervised
 
 T = TypeVar("T")
 _ANSWER = 60.0  # seconds in which a store that has been connected to must answer

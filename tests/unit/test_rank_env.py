@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from gptworks.errors import UsageError
-from gptworks.parallel import nodes, placement, rank_table
-from gptworks.parallel.nodes import Nodes
-from gptworks.parallel.placement import Placement
+from gptworks.launch import nodes, rank_env, rank_table
+from gptworks.launch.nodes import Nodes
+from gptworks.launch.rank_env import Placement
 
 TORCHRUN = {
     "RANK": "5",
@@ -30,23 +30,23 @@ SRUN = {
 
 
 def test_no_environment_is_one_process() -> None:
-    assert placement.read({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) == Placement(), "a batch script"
-    assert placement.read({"RANK": "0", "WORLD_SIZE": "1"}) == Placement(started_by="torchrun")
+    assert rank_env.read({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) == Placement(), "a batch script"
+    assert rank_env.read({"RANK": "0", "WORLD_SIZE": "1"}) == Placement(started_by="torchrun")
 
 
 def test_torchrun() -> None:
-    assert placement.read(TORCHRUN) == Placement(5, 8, 1, 4, "10.0.0.1", 29500, "torchrun")
+    assert rank_env.read(TORCHRUN) == Placement(5, 8, 1, 4, "10.0.0.1", 29500, "torchrun")
 
 
 def test_srun_with_the_first_node_as_master_and_a_port_of_the_job() -> None:
-    assert placement.read(SRUN) == Placement(5, 9, 1, 4, "gpu003", 20000 + 123456 % 20000, "srun")
-    assert placement.read(SRUN | {"SLURM_NODEID": "2"}).local_size == 1
-    told = placement.read(SRUN | {"MASTER_ADDR": "head", "MASTER_PORT": "1234"})
+    assert rank_env.read(SRUN) == Placement(5, 9, 1, 4, "gpu003", 20000 + 123456 % 20000, "srun")
+    assert rank_env.read(SRUN | {"SLURM_NODEID": "2"}).local_size == 1
+    told = rank_env.read(SRUN | {"MASTER_ADDR": "head", "MASTER_PORT": "1234"})
     assert (told.master, told.port) == ("head", 1234)
 
 
 def test_torchrun_inside_an_allocation_counts() -> None:
-    assert placement.read(SRUN | TORCHRUN).started_by == "torchrun"
+    assert rank_env.read(SRUN | TORCHRUN).started_by == "torchrun"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_torchrun_inside_an_allocation_counts() -> None:
     [("a", "a"), ("a,b", "a"), ("gpu[003-006]", "gpu003"), ("n[1,5]-ib,m2", "n1-ib"), ("r1c[07]", "r1c07")],
 )
 def test_the_first_of_a_list_of_nodes(nodes_text: str, first: str) -> None:
-    assert placement.first_node(nodes_text) == first
+    assert rank_env.first_node(nodes_text) == first
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_first_of_a_list_of_nodes(nodes_text: str, first: str) -> None:
 )
 def test_an_environment_that_is_not_whole_is_refused(environment: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        placement.read(environment)
+        rank_env.read(environment)
 
 
 # Machines

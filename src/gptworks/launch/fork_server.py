@@ -4,7 +4,7 @@ Eight processes that import torch beside each other take seconds of a core each 
 copies of its code and tables. A copied process has both already. The one that is copied imports and waits, nothing
 else: it has opened no device, no group and no file.
 
-    python -m gptworks.parallel.rank_copies FD      the process that is copied; FD is where it tells of its copies
+    python -m gptworks.launch.fork_server FD      the process that is copied; FD is where it tells of its copies
 """
 
 import importlib
@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from gptworks import cpu
-from gptworks.parallel import rank_process, signals
+from gptworks.launch import rank_process, signals
 
 _POLL = 0.05  # seconds
 
@@ -28,10 +28,10 @@ _POLL = 0.05  # seconds
 POSSIBLE = sys.platform == "linux"
 
 
-class Copy:
+class ForkedRank:
     """A rank, spoken to as to a subprocess.Popen."""
 
-    def __init__(self, source: "Copies") -> None:
+    def __init__(self, source: "ForkServer") -> None:
         self._source = source
         self.pid: int | None = None  # not copied yet
         self.returncode: int | None = None
@@ -63,7 +63,7 @@ class Copy:
             os.kill(pid, number)
 
 
-class Copies:
+class ForkServer:
     """Starts the process that is copied, and through it one rank for each of `ranks`, with its environment."""
 
     def __init__(
@@ -73,12 +73,12 @@ class Copies:
         ranks: Mapping[int, Mapping[str, str]],
         environment: Mapping[str, str],
     ) -> None:
-        self.ranks = {rank: Copy(self) for rank in ranks}
+        self.ranks = {rank: ForkedRank(self) for rank in ranks}
         self._heard = b""
         self._news, told = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gptworks.parallel.rank_copies", str(told)],
+                [sys.executable, "-m", "gptworks.launch.fork_server", str(told)],
                 env=environment,
                 stdin=subprocess.PIPE,
                 pass_fds=[told],

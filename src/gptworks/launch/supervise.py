@@ -16,12 +16,12 @@ from pathlib import Path
 from types import FrameType
 
 from gptworks.errors import GPTWorksError, UsageError
-from gptworks.parallel import failures, open_files, placement, rank_copies, signals
-from gptworks.parallel.failures import Failure
-from gptworks.parallel.meeting import Alone, JobOver, Meeting, Round
-from gptworks.parallel.nodes import Nodes
-from gptworks.parallel.rank_copies import Copies, Copy
-from gptworks.parallel.rank_process import log_file
+from gptworks.launch import failures, fork_server, open_files, rank_env, signals
+from gptworks.launch.failures import Failure
+from gptworks.launch.fork_server import ForkedRank, ForkServer
+from gptworks.launch.meeting import Alone, JobOver, Meeting, Round
+from gptworks.launch.nodes import Nodes
+from gptworks.launch.rank_process import log_file
 
 GRACE = 6.0  # seconds in which the other ranks of a failed run may say why they stop; more than failures.PATIENCE
 _POLL, _POLL_NODES = 0.05, 0.5
@@ -78,16 +78,16 @@ class _Ranks:
 
     def __init__(self, job: Job, round: Round, folder: Path) -> None:
         self.job, self.round, self.folder = job, round, folder
-        self.processes: dict[int, subprocess.Popen[bytes] | Copy] = {}
+        self.processes: dict[int, subprocess.Popen[bytes] | ForkedRank] = {}
         shared = {
             "WORLD_SIZE": str(round.world_size),
             "LOCAL_WORLD_SIZE": str(job.nproc),
             "GROUP_RANK": str(round.node),
             "MASTER_ADDR": round.master,
             "MASTER_PORT": str(round.port),
-            placement.LOG_DIR: str(job.log_dir.absolute()),
-            placement.FAILURES: str(folder),
-            placement.ATTEMPT: str(round.number - 1),
+            rank_env.LOG_DIR: str(job.log_dir.absolute()),
+            rank_env.FAILURES: str(folder),
+            rank_env.ATTEMPT: str(round.number - 1),
         }
         # A rank that goes before another makes torch write pages about a broken pipe.
         shared["TORCH_CPP_LOG_LEVEL"] = os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -101,13 +101,13 @@ class _Ranks:
         if round.number > 1:
             for rank in own:
                 self._write_log(rank, f"--- start {round.number}")
-        if job.nproc > 1 and rank_copies.POSSIBLE:
-            self.processes |= Copies(job.command, job.preload, own, inherited | shared).ranks
+        if job.nproc > 1 and fork_server.POSSIBLE:
+            self.processes |= ForkServer(job.command, job.preload, own, inherited | shared).ranks
             return
         try:
             for rank, environment in own.items():
                 self.processes[rank] = subprocess.Popen(
-                    [sys.executable, "-m", "gptworks.parallel.rank_process", *job.command],
+                    [sys.executable, "-m", "gptworks.launch.rank_process", *job.command],
                     env=inherited | shared | environment,
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,  # a terminal's Ctrl-C comes here only, and is passed on once

@@ -104,3 +104,10 @@ def identity(device: torch.device) -> str:
 
 def _visible() -> str | None:
     return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def use_device(device: torch.device | None) -> None:
+    """First thing in a thread of ours. The choice of a GPU is a thread's own: a new one would begin with the first of
+    them, and open a context there that takes hundreds of MB."""
+    if device is not None and device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from gptworks.errors import TrainingError, UsageError
-from gptworks.parallel.nodes import Nodes, free_port
+from gptworks.launch.nodes import Nodes, free_port
 
 LAST_CALL = 15.0  # seconds for which a round that is large enough waits for the rest
 

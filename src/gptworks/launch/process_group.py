@@ -1,12 +1,11 @@
-"""The live processes of a run."""
+"""The process group of a run: who this process is in it, joining it and leaving it."""
 
 import atexit
 import ctypes
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,57 +16,15 @@ from gptworks import cpu
 from gptworks.config.derive import Layout, solve_layout
 from gptworks.config.schema import ParallelConfig, RunFolderConfig
 from gptworks.errors import ConfigError
-from gptworks.parallel import devices, heartbeat, open_files, placement, rendezvous
-from gptworks.parallel.devices import pick_device as pick_device
-from gptworks.parallel.failures import Connection
-from gptworks.parallel.heartbeat import note as note
+from gptworks.launch import devices, heartbeat, open_files, rank_env, rendezvous
+from gptworks.launch.failures import Connection
+from gptworks.launch.world import World
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.device_mesh import DeviceMesh
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h; 32 MB is the most that glibc accepts for the second
-
-
-@dataclass(frozen=True)
-class World:
-    """This process among all: its device, its place in the layout, and the groups it talks to."""
-
-    device: torch.device
-    layout: Layout = field(default_factory=Layout)
-    rank: int = 0
-    mesh: "DeviceMesh | None" = None  # axes pp, dp, fsdp, tp; None where there is one process
-    memory: AbstractContextManager[Any] = field(default_factory=nullcontext)  # in which tensors are made on the device
-
-    @property
-    def place(self) -> Layout:
-        """The coordinate in each direction, from 0."""
-        rest, found = self.rank, {}
-        for axis, size in reversed(vars(self.layout).items()):
-            rest, found[axis] = divmod(rest, size)
-        return Layout(**found)
-
-    @property
-    def data_rank(self) -> int:
-        return self.place.dp * self.layout.fsdp + self.place.fsdp
-
-    @property
-    def data_parallel(self) -> int:
-        return self.layout.data_parallel
-
-    @property
-    def is_main(self) -> bool:
-        """The one process that writes what is written once."""
-        return self.rank == 0
-
-    @property
-    def computes_on_cpu(self) -> bool:
-        """An imagined world computes nothing."""
-        return self.device.type == "cpu" and isinstance(self.memory, nullcontext)
-
-    def axis(self, name: str) -> "DeviceMesh | None":
-        """The one-dimensional mesh of this process's neighbours in that direction; None where it has none."""
-        return self.mesh[name] if self.mesh is not None and getattr(self.layout, name) > 1 else None
 
 
 # Backends that end the process when they give up, or make it wait where no error can be raised.
@@ -82,13 +39,13 @@ _num_worlds = 0
 def start(parallel: ParallelConfig, run: RunFolderConfig) -> World:
     """The world that the environment says this process is part of (torchrun, srun, our launcher); else it is alone."""
     global _world, _connection, _num_worlds
-    place = placement.read(os.environ)
+    place = rank_env.read(os.environ)
     if run.threads:
         torch.set_num_threads(run.threads)
     elif place.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, _num_cores() // place.local_size))
     keep_freed_memory()
-    if run.device == "cpu" or (run.device == "auto" and pick_device("auto").type == "cpu"):
+    if run.device == "cpu" or (run.device == "auto" and devices.pick_device("auto").type == "cpu"):
         cpu.settle()  # here: a store and a process group have threads
     if place.world_size == 1:
         layout = solve_layout(parallel, 1)
@@ -127,7 +84,7 @@ def start(parallel: ParallelConfig, run: RunFolderConfig) -> World:
     store, (layout, device) = rendezvous.agree(
         base, place, prepare, lambda found: f"{found[1].type} {devices.identity(found[1])}", timeout
     )
-    set_up_nccl(device, os.environ.get(placement.LOG_DIR) or run.out)
+    set_up_nccl(device, os.environ.get(rank_env.LOG_DIR) or run.out)
     _world = join(layout, place.rank, device, timeout=timeout, store=distributed.PrefixStore("groups", store))
     is_watched = backend_of(device) in WATCHED
     _connection = Connection(store, place.rank, place.world_size, timeout, is_watched=is_watched)
@@ -136,7 +93,7 @@ def start(parallel: ParallelConfig, run: RunFolderConfig) -> World:
     return _world
 
 
-def _take_device(name: str, place: placement.Placement) -> torch.device:
+def _take_device(name: str, place: rank_env.Placement) -> torch.device:
     """Before anything else of this process asks CUDA for memory or a group, which it would get on device 0."""
     found = devices.pick_device(name, place.local_rank if place.started_by else None, place.local_size)
     if found.type == "cuda":
@@ -258,10 +215,3 @@ def keep_freed_memory() -> None:
 def _num_cores() -> int:
     """Those this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def use_device(device: torch.device | None) -> None:
-    """First thing in a thread of ours. The choice of a GPU is a thread's own: a new one would begin with the first of
-    them, and open a context there that takes hundreds of MB."""
-    if device is not None and device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)

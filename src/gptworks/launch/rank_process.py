@@ -1,4 +1,4 @@
-"""How a rank starts: python -m gptworks.parallel.rank_process -m MODULE ... (or SCRIPT ...).
+"""How a rank starts: python -m gptworks.launch.rank_process -m MODULE ... (or SCRIPT ...).
 
 Its output goes to its log. Rank 0 keeps the terminal, with a copy in its log. It ends when the launcher does.
 """
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from gptworks.parallel import placement
+from gptworks.launch import rank_env
 
 _PR_SET_PDEATHSIG = 1  # prctl.h
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -62,7 +62,7 @@ def _closed_terminal_ignored() -> Iterator[None]:
 def main(command: list[str]) -> None:
     end_with_parent()
     rank = int(os.environ["RANK"])
-    log = log_file(Path(os.environ[placement.LOG_DIR]), rank).open("a", encoding="utf-8", buffering=1)
+    log = log_file(Path(os.environ[rank_env.LOG_DIR]), rank).open("a", encoding="utf-8", buffering=1)
     if rank == 0:
         sys.stdout, sys.stderr = Copied(sys.stdout, log), Copied(sys.stderr, log)  # type: ignore[assignment]
     else:
