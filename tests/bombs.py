@@ -176,12 +176,11 @@ def packed_pickle(path: Path, size: int) -> Path:
     """A torch file whose program is compressed, and `size` bytes long."""
     import zipfile
 
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        with archive.open("archive/data.pkl", "w") as file:
-            file.write(b"\x80\x02")
-            for _ in range(size // MB):
-                file.write(b"N0" * (MB // 2))
-            file.write(b"N.")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("archive/data.pkl", "w") as file:
+        file.write(b"\x80\x02")
+        for _ in range(size // MB):
+            file.write(b"N0" * (MB // 2))
+        file.write(b"N.")
     return path
 
 

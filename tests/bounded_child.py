@@ -22,7 +22,11 @@ class Ended:
 
 
 def run(
-    *args: str | Path, address_space: int = 0, seconds: float = 600, cwd: Path | None = None, env: dict[str, str] | None = None
+    *args: str | Path,
+    address_space: int = 0,
+    seconds: float = 600,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
 ) -> Ended:
     """`address_space`: bytes that the child may map (RLIMIT_AS), 0 for no limit. After `seconds` it is killed."""
 
@@ -34,7 +38,13 @@ def run(
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         started = time.monotonic()
         process = subprocess.Popen(
-            command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, cwd=cwd, preexec_fn=bound, env={**os.environ, **(env or {})}
+            command,
+            stdout=out,
+            stderr=err,
+            stdin=subprocess.DEVNULL,
+            cwd=cwd,
+            preexec_fn=bound,
+            env={**os.environ, **(env or {})},
         )
         deadline, peak = started + seconds, 0
         while process.poll() is None:

@@ -50,7 +50,7 @@ TOKENIZER_BYTES = Limit("tokenizer_bytes", 128 << 20, "bytes of a tokenizer's fi
 DOCUMENT_BYTES = Limit(
     "document_bytes", 64 << 20, "bytes of one document: a JSON line, an array's element, a row, plain text", "4 GB"
 )
-BLANK_BYTES = Limit("blank_bytes", 1 << 20, "bytes of blanks in a row within a text", "1 GB")
+RUN_BYTES = Limit("run_bytes", 4 << 20, "bytes of letters, of digits, of blanks or of marks in a row in a text", "2 GB")
 EXPANSION = Limit("expansion", 500, "bytes out of a compressed file for each byte in it", "1 GB")
 ARCHIVE_DEPTH = Limit("archive_depth", 8, "archives and compressed files within each other", "600 MB")
 
@@ -60,7 +60,7 @@ LIMITS = (
     VOCAB_GAP,
     TOKENIZER_BYTES,
     DOCUMENT_BYTES,
-    BLANK_BYTES,
+    RUN_BYTES,
     EXPANSION,
     ARCHIVE_DEPTH,
 )

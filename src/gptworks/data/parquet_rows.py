@@ -46,9 +46,7 @@ def _require_columns(table: Any, name: str, keys: tuple[str, ...]) -> None:
     schema = table.schema_arrow
     missing = [key for key in keys if key not in schema.names]
     if missing:
-        raise DataError(
-            f"{name}: no column '{missing[0]}'. Columns: {', '.join(schema.names)}. Choose one with --key."
-        )
+        raise DataError(f"{name}: no column '{missing[0]}'. Columns: {', '.join(schema.names)}. Choose one with --key.")
     for key in keys:
         if pyarrow.types.is_nested(schema.field(key).type):
             raise DataError(
@@ -98,9 +96,9 @@ def _sizes(column: Any) -> Any:
 
     if isinstance(column, pyarrow.DictionaryArray):
         sizes = compute.binary_length(column.dictionary).take(column.indices)
-    elif any(check(column.type) for check in (pyarrow.types.is_string, pyarrow.types.is_large_string)):
-        sizes = compute.binary_length(column)
-    elif any(check(column.type) for check in (pyarrow.types.is_binary, pyarrow.types.is_large_binary)):
+    elif any(check(column.type) for check in (pyarrow.types.is_string, pyarrow.types.is_large_string)) or any(
+        check(column.type) for check in (pyarrow.types.is_binary, pyarrow.types.is_large_binary)
+    ):
         sizes = compute.binary_length(column)
     else:
         return None

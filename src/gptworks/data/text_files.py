@@ -142,9 +142,7 @@ def open_streams(files: list[InputFile], kind: str, passed_over: list[str]) -> I
                     yield from _within(each.name, raw, source, each.path)
                 else:  # a named pipe, such as the shell's <(...)
                     piped = _Filled(raw, each.name)
-                    yield from _within(
-                        each.name, piped, _Source(kind, passed_over, partial(int, done), piped.taken)
-                    )
+                    yield from _within(each.name, piped, _Source(kind, passed_over, partial(int, done), piped.taken))
         done += each.size
 
 
@@ -214,7 +212,7 @@ class _Member(tarfile.TarInfo):
     """The library takes a damaged header, and the end of a file that was cut off, for the end of the archive."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> Self:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         """The library reads an extended header into memory, whatever its size."""
         member = super().frombuf(buf, encoding, errors)
         if member.type in _EXTENDED_HEADERS and member.size > _TAR_HEADER_BYTES:

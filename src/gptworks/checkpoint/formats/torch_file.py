@@ -91,8 +91,8 @@ def _read(path: Path) -> TorchFile:
         raise
     except RecursionError:
         raise CheckpointError(
-            f"{path}: its lists or dictionaries lie hundreds deep within each other. Refused: no file with weights does "
-            "that."
+            f"{path}: its lists or dictionaries lie hundreds deep within each other. Refused: no file with weights "
+            "does that."
         ) from None
     except Exception as error:  # calls with too few or with other arguments than torch gives them
         raise CheckpointError(
