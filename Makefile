@@ -22,6 +22,8 @@ help:
 	@echo "make check        formatting, lint and types"
 	@echo "make bench        the speed comparisons of benchmarks/"
 	@echo "make bench-generate  writing text beside llama.cpp, CTranslate2 and transformers (installs them)"
+	@echo "make soak MINUTES=30  kills, lost ranks, full disks, damaged files and crash states, with a table at the end"
+	@echo "make audit        known vulnerabilities of the locked versions"
 	@echo "make clean        remove the environment, runs and caches"
 
 # The stamp is renewed when what it depends on changes. Plain pip and the constraints: they find the CPU build of torch.

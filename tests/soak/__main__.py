@@ -13,6 +13,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "unit"), str(TESTS / "cli")]  # generators of the tests are used again
 
+from soak import driver  # noqa: E402
 from soak.campaign import Campaign  # noqa: E402
 from soak.parts import all_parts  # noqa: E402
 
@@ -23,9 +24,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the campaign; tries count up from seed x 1,000,000")
     parser.add_argument("--only", default="", metavar="PART,...", help="some parts instead of all")
     parser.add_argument("--repeat", default="", metavar="PART:SEED", help="one try again, as the table names it")
+    parser.add_argument(
+        "--plant", default="", metavar="FAULT", help="put a fault into gptworks, to see that it is found"
+    )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="tries side by side")
     parser.add_argument("--folder", type=Path, help="to work in (default: a new one, removed when nothing was found)")
     args = parser.parse_args()
+    if args.plant:
+        driver.plant(args.plant)
     named = args.repeat.partition(":")[0] or args.only
     parts = [part for part in all_parts() if not named or part.name in named.split(",")]
     if not parts:

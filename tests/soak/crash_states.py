@@ -28,12 +28,10 @@ class Choice:
 def build(recording: Recording, chance: random.Random, folder: Path) -> Choice:
     """One possible state, written into an empty folder."""
     changes = recording.changes
-    # Mostly just before and behind a change of names, where something is published.
-    named = [number for number, each in enumerate(changes) if each.kind in ("link", "unlink")]
-    moment = (
-        chance.choice(named) + chance.randint(0, 2)
-        if chance.random() < 0.7 and named
-        else chance.randint(0, len(changes))
+    # Mostly just before and behind a change of names, where something is published; now and then behind all calls.
+    named = [number for number, each in enumerate(changes) if each.kind in ("link", "unlink")] or [0]
+    moment = chance.choice(
+        [*[chance.choice(named) + chance.randint(0, 2)] * 7, chance.randint(0, len(changes)), len(changes)]
     )
     choice = Choice(min(moment, len(changes)), chance.choice(["ordered", "loose"]))
     made = changes[: choice.moment]

@@ -31,6 +31,17 @@ ENVIRONMENT = {
 }
 
 
+def plant(fault: str) -> None:
+    """Every Python that is started from now on has this fault: a module that Python imports before anything else."""
+    folder = Path(__file__).parent / "planted" / fault
+    if not folder.is_dir():
+        raise SystemExit(
+            f"no fault {fault!r}. Faults: {', '.join(sorted(each.name for each in folder.parent.iterdir()))}"
+        )
+    ENVIRONMENT["PYTHONPATH"] = str(folder)
+    os.environ["PYTHONPATH"] = str(folder)  # of what is started by other means
+
+
 def _recipe() -> str:
     """The tiny recipe of the tests of the command line."""
     spec = importlib.util.spec_from_file_location("cli_conftest", TESTS / "cli" / "conftest.py")

@@ -172,11 +172,13 @@ def tokens_of(place: Path) -> str | None:
     names = ("made.bin", "made.idx", "made_ids.npy", "made_idx.npz", "made.json", "made.bin.json")
     if not any((place / name).exists() for name in names):
         return None
-    store = Store(place / "made" if (place / "made.idx").exists() else place / "made.bin")
+    is_bare = not any((place / name).exists() for name in ("made.idx", "made_ids.npy"))
+    store = Store(place / "made.bin" if is_bare else place / "made")
     contents = store.contents
     digest = hashlib.sha256(contents.tokens[0 : len(contents.tokens)].astype("int64").tobytes())
     for array in (contents.sizes, contents.documents):
         digest.update(array.astype("int64").tobytes())
+    digest.update(repr(store.sidecar).encode())
     return digest.hexdigest()
 
 

@@ -9,10 +9,10 @@ import pytest
 import gptworks
 
 SOURCE = Path(gptworks.__file__).parent
-# errors < names, child_process < cpu < config < tokenizer, plan, model < ...: a package imports from lower levels only.
+# errors < names, limits < cpu < config < tokenizer, plan, model < ...: a package imports from lower levels only.
 LEVELS = [
     {"errors", "callable_package"},
-    {"names", "child_process"},
+    {"names", "child_process", "limits", "durable"},
     {"cpu"},
     {"config"},
     {"tokenizer", "plan", "model"},

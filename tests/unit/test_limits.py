@@ -1,5 +1,6 @@
 """Files that ask for more than any real one: each is refused by name, within the memory that limits.py states."""
 
+import gzip
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,12 @@ import pytest
 from bombs import MB
 
 from gptworks import limits
+from gptworks.config import yaml_text
+from gptworks.data import prepare
+from gptworks.data.store import Store
+from gptworks.data.text_blocks import TextRules
+from gptworks.errors import ConfigError, DataError, TokenizerError, UsageError
+from gptworks.tokenizer import Tokenizer
 
 GB = 1 << 30
 UNITS = {"MB": MB, "GB": GB}
@@ -156,3 +163,100 @@ def test_a_bomb_is_refused_within_its_memory(name: str, tmp_path: Path) -> None:
         assert word in ended.err
     assert ended.peak < stated(limit), f"{ended.peak / MB:.0f} MB"
     assert not list(tmp_path.glob("o*")), "nothing is left behind"
+
+
+# Raised, it is read; the number in the message is enough
+
+
+def test_a_raised_limit_lets_the_file_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = bombs.long_comment(tmp_path / "a.yaml", 2 * MB)
+    with pytest.raises(ConfigError) as caught:
+        yaml_text.read(config)
+    setting = str(caught.value).partition("variable ")[2].strip().rstrip(".")
+    assert setting == "GPTWORKS_MAX_YAML_BYTES=2097182"
+    monkeypatch.setenv(*setting.split("="))
+    assert set(yaml_text.read(config)) == {"model"}
+
+
+def test_a_document_at_the_limit_and_one_beyond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPTWORKS_MAX_DOCUMENT_BYTES", "6M")
+    tokenizer = Tokenizer.from_pretrained("gpt2")
+    long = bombs.one_line(tmp_path / "long.jsonl.gz", 9 * MB)
+    assert prepare.prepare([str(long)], tmp_path / "a", tokenizer, workers=1).documents == 1  # 4 MB of it are a block
+    longer = bombs.one_line(tmp_path / "longer.jsonl.gz", 11 * MB)
+    with pytest.raises(DataError, match=r"longer.jsonl.gz: a line of more than 6,291,456 bytes"):
+        prepare.prepare([str(longer)], tmp_path / "b", tokenizer, workers=1)
+
+
+@pytest.mark.parametrize(("filling", "what"), [(b" ", "blanks"), (b"7", "digits"), (b"a", "letters"), (b"=", "marks")])
+def test_a_long_run_of_one_kind(filling: bytes, what: str, tmp_path: Path) -> None:
+    file = bombs.one_line(tmp_path / "run.jsonl", 5 * MB, filling)
+    with pytest.raises(
+        DataError, match=rf"run.jsonl: 5,242,\d\d\d bytes of {what} in a row.*GPTWORKS_MAX_RUN_BYTES=5242"
+    ):
+        prepare.prepare([str(file)], tmp_path / "a", Tokenizer.from_pretrained("gpt2"), workers=1)
+
+
+def test_chinese_without_blanks_is_no_run(tmp_path: Path) -> None:
+    text = "他们在河边找到了一张地图，然后带回家去。" * 100_000
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    tokenizer = Tokenizer.from_pretrained("gpt2")
+    assert prepare.prepare([str(tmp_path / "a.txt")], tmp_path / "a", tokenizer, workers=1).text_bytes == len(
+        text.encode()
+    )
+
+
+def test_long_texts_are_encoded_alike_in_pieces(tmp_path: Path, small_tokenizer: Tokenizer, corpus_file: Path) -> None:
+    """Some pieces at a time give the ids that the whole text gives."""
+    text = corpus_file.read_text(encoding="utf-8").replace("\n", " ") * 90  # 6 MB: more pieces than go at once
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    made = prepare.prepare(
+        [str(tmp_path / "a.txt")], tmp_path / "a", small_tokenizer, rules=TextRules(separator=""), encoder="tokenizers"
+    )
+    assert made.documents == 1
+    assert Store(tmp_path / "a").tokens[0 : made.tokens].tolist() == small_tokenizer.encode(text)
+
+
+def test_a_vocabulary_with_a_few_gaps_is_read(tmp_path: Path) -> None:
+    assert Tokenizer.from_pretrained(bombs.high_id(tmp_path / "t.json", 70_000)).vocab_size == 70_001
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "x.model"])
+def test_a_tokenizer_of_too_many_bytes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / name).write_bytes(b" " * 1200)
+    monkeypatch.setenv("GPTWORKS_MAX_TOKENIZER_BYTES", "1000")
+    with pytest.raises(TokenizerError, match=rf"{name}: 1,200 bytes, and a tokenizer has at most 1,000"):
+        Tokenizer.from_pretrained(tmp_path / name)
+
+
+def test_a_gzip_that_holds_little_text_many_times_is_refused_by_ratio(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines are short, so that only the ratio tells."""
+    line = b'{"text": "the same short line again and again and again"}\n'
+    with gzip.open(tmp_path / "a.jsonl.gz", "wb") as file:
+        for _ in range(70):
+            file.write(line * (MB // len(line)))
+    documents = prepare.corpus.read_documents(
+        [str(tmp_path / "a.jsonl.gz")], TextRules(), prepare.corpus.Skipped(strict=True)
+    )
+    monkeypatch.setenv("GPTWORKS_MAX_EXPANSION", "200")
+    with pytest.raises(DataError, match=r"a.jsonl.gz: [\d,]+ bytes came out of [\d,]+, more than 200 for each"):
+        for _ in documents:
+            pass
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "1.5M", "8MB"])
+def test_a_limit_that_is_no_number(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPTWORKS_MAX_YAML_BYTES", value)
+    with pytest.raises(UsageError, match=rf"GPTWORKS_MAX_YAML_BYTES: got '{value}'; needs a whole number above 0"):
+        _ = limits.YAML_BYTES.value
+
+
+@pytest.mark.parametrize("page", ["trust.md", "trust.zh.md"])
+def test_the_page_on_trust_lists_every_limit(page: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "explain" / page).read_text(encoding="utf-8")
+    for limit in limits.LIMITS:
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{limit.variable}` |"))
+        assert f"| {limit.default:,} |" in row and row.endswith(f"| {limit.memory} |")
+    assert text.count("| `GPTWORKS_MAX_") == len(limits.LIMITS)
