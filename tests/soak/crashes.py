@@ -27,12 +27,15 @@ SCENARIO_NAMES = (
 
 
 def material(folder: Path) -> None:
-    """A store, a recipe, a run, and two texts of the same documents in another order, which have as many tokens."""
+    """A store, a recipe, and two texts of the same documents in another order, which have as many tokens."""
     driver.write_recipe(folder)
-    succeed("train", "-c", folder / "tiny.yaml", "train.steps=2", "--out", folder / "run", log=folder / "log")
     documents = driver.CORPUS.read_text(encoding="utf-8").strip().split("\n\n")
     (folder / "old.txt").write_text("\n\n".join(documents), encoding="utf-8")
     (folder / "new.txt").write_text("\n\n".join(reversed(documents)), encoding="utf-8")
+
+
+def add_run(folder: Path) -> None:
+    succeed("train", "-c", folder / "tiny.yaml", "train.steps=2", "--out", folder / "run", log=folder / "log")
 
 
 class Crashes:
@@ -43,6 +46,7 @@ class Crashes:
             raise LeftOut("strace is missing, or may not trace here (Debian: apt-get install strace)")
         self.material = folder
         material(folder)
+        add_run(folder)
 
     def attempt(self, chance: random.Random, folder: Path) -> int:
         return states_of(chance.choice(SCENARIO_NAMES), chance.randrange(10**9), STATES, folder, self.material)

@@ -9,7 +9,7 @@ import pytest
 
 from soak import crash_states, driver, recorded
 from soak.campaign import Campaign, Found
-from soak.crashes import material, states_of
+from soak.crashes import add_run, material, states_of
 
 needs_strace = pytest.mark.skipif(not recorded.has_strace(), reason="strace is missing, or may not trace here")
 
@@ -130,6 +130,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_crash_states(scenario: str, count: int, made: Path, tmp_path: Path) -> None:
+    if scenario.startswith("convert"):
+        add_run(made)
     assert states_of(scenario, 1, count, tmp_path, made) == count
 
 

@@ -72,7 +72,7 @@ CASES: dict[str, Case] = {
     "yaml-comment": (
         limits.YAML_BYTES,
         _check(lambda d: bombs.long_comment(d / "a.yaml", 60 * MB)),
-        ["62,914,590 bytes", "at most 1,048,576"],
+        ["62,914,586 bytes", "at most 1,048,576"],
     ),
     "yaml-value": (limits.YAML_BYTES, _check(lambda d: bombs.long_value(d / "a.yaml", 10 * MB)), ["10,485,773 bytes"]),
     "yaml-deep": (limits.YAML_BYTES, _check(lambda d: bombs.deep_yaml(d / "a.yaml", 100_000)), ["nested without end"]),
@@ -84,12 +84,12 @@ CASES: dict[str, Case] = {
     "gz-line": (
         limits.EXPANSION,
         _prepare(lambda d: bombs.one_line(d / "l.jsonl.gz", 300 * MB)),
-        ["l.jsonl.gz: a line of more than 67,108,864"],
+        ["l.jsonl.gz: ", "GPTWORKS_MAX_EXPANSION="],
     ),
     "gz-blanks": (
         limits.EXPANSION,
         _prepare(lambda d: bombs.blanks(d / "b.txt.gz", 400 * MB)),
-        ["b.txt.gz", "GPTWORKS_MAX_DOCUMENT_BYTES"],
+        ["b.txt.gz", "GPTWORKS_MAX_EXPANSION="],
     ),
     "gz-newlines": (
         limits.EXPANSION,
@@ -114,7 +114,7 @@ CASES: dict[str, Case] = {
     "array": (limits.DOCUMENT_BYTES, _prepare(lambda d: bombs.one_element(d / "e.json.gz", 80 * MB)), ["e.json.gz: "]),
     "sparse-tar": (
         limits.EXPANSION,
-        _prepare(lambda d: bombs.sparse_tar(d / "s.tar", 8 * GB)),
+        _prepare(lambda d: bombs.sparse_tar(d / "s.tar", GB)),
         ["s.tar!a.txt", "bytes came out of"],
     ),
     "tar-header": (
@@ -124,12 +124,12 @@ CASES: dict[str, Case] = {
     ),
     "nested": (
         limits.ARCHIVE_DEPTH,
-        _prepare(lambda d: bombs.nested(d / "n.txt.gz", 2000)),
+        _prepare(lambda d: bombs.nested(d / "n.txt.gz", 100)),
         ["n.txt.gz: the 9th archive", "GPTWORKS_MAX_ARCHIVE_DEPTH"],
     ),
     "parquet-repeated": (
         limits.EXPANSION,
-        _prepare(lambda d: bombs.repeated_parquet(d / "p.parquet", 100_000, MB)),
+        _prepare(lambda d: bombs.repeated_parquet(d / "p.parquet", 20_000, MB)),
         ["p.parquet", "the same texts are repeated", "GPTWORKS_MAX_EXPANSION="],
     ),
     "parquet-long": (
@@ -173,7 +173,7 @@ def test_a_raised_limit_lets_the_file_through(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ConfigError) as caught:
         yaml_text.read(config)
     setting = str(caught.value).partition("variable ")[2].strip().rstrip(".")
-    assert setting == "GPTWORKS_MAX_YAML_BYTES=2097182"
+    assert setting == "GPTWORKS_MAX_YAML_BYTES=2097178"
     monkeypatch.setenv(*setting.split("="))
     assert set(yaml_text.read(config)) == {"model"}
 

@@ -94,10 +94,11 @@ def _sizes(column: Any) -> Any:
     import pyarrow
     import pyarrow.compute as compute
 
+    types = pyarrow.types
     if isinstance(column, pyarrow.DictionaryArray):
         sizes = compute.binary_length(column.dictionary).take(column.indices)
-    elif any(check(column.type) for check in (pyarrow.types.is_string, pyarrow.types.is_large_string)) or any(
-        check(column.type) for check in (pyarrow.types.is_binary, pyarrow.types.is_large_binary)
+    elif any(
+        check(column.type) for check in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     ):
         sizes = compute.binary_length(column)
     else:

@@ -40,6 +40,10 @@ class Sidecar:
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
+    def write_unfinished(self, path: Path) -> None:
+        """What stands beside a dataset while its files are being put in place."""
+        path.write_text(json.dumps({**asdict(self), "unfinished": True}, indent=2) + "\n", encoding="utf-8")
+
     @classmethod
     def read(cls, path: Path) -> "Sidecar":
         try:
@@ -47,6 +51,11 @@ class Sidecar:
             version = values["version"]
             if version != SIDECAR_VERSION:
                 raise DataError(f"{path}: version {version}, needed {SIDECAR_VERSION}. Prepare the data again.")
+            if values.get("unfinished"):
+                raise DataError(
+                    f"{path}: this dataset is being written, or that was interrupted, and its files may be of two "
+                    "datasets. Wait for it, or give the same command again."
+                )
             sidecar = cls(**values)
             for name, kind in _SIDECAR_TYPES.items():
                 if not isinstance(getattr(sidecar, name), kind):

@@ -249,12 +249,16 @@ def _separator_finder(separator: bytes) -> Border:
     if not separator:
         return lambda data, start: -1
     length = len(separator)
+    # The piece whose repetition makes the separator overlap itself: "\n" of "\n\n".
+    shift = next(n for n in range(1, length + 1) if separator.startswith(separator[n:]))
+    run = re.compile(rb"(?:" + re.escape(separator[:shift]) + rb")*+")
 
     def find(data: bytearray, start: int) -> int:
         at = data.find(separator, start)
         # "\n\n" within a longer run of line breaks may belong to an earlier pair: take one that overlaps no other.
         while at > 0 and 0 <= data.find(separator, max(0, at - length + 1), at + length - 1) < at:
-            at = data.find(separator, at + 1)
+            end = run.match(data, at).end()  # type: ignore[union-attr]  # of the run, in which all overlap
+            at = data.find(separator, max(at + 1, end - length + 1))
         return at + length if at >= 0 else -1
 
     return find
