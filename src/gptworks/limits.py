@@ -20,7 +20,7 @@ class Limit:
     name: str
     default: int
     what: str  # is bounded, for the documentation
-    memory: str  # that a file at the limit takes at most, measured in tests/unit/test_limits.py
+    memory: str  # that a file beyond the limit takes at most until it is refused, measured in tests/unit/test_limits.py
 
     @property
     def variable(self) -> str:
@@ -43,16 +43,16 @@ class Limit:
         return f"If that is meant, allow it with the environment variable {self.variable}={needed}."
 
 
-YAML_BYTES = Limit("yaml_bytes", 1 << 20, "bytes of a YAML file", "400 MB")
-YAML_VALUES = Limit("yaml_values", 100_000, "values of a YAML file, with every alias written out", "400 MB")
-VOCAB_GAP = Limit("vocab_gap", 1_000_000, "ids below a vocabulary's largest that no token has", "600 MB")
-TOKENIZER_BYTES = Limit("tokenizer_bytes", 128 << 20, "bytes of a tokenizer's file", "4 GB")
+YAML_BYTES = Limit("yaml_bytes", 1 << 20, "bytes of a YAML file", "200 MB")
+YAML_VALUES = Limit("yaml_values", 100_000, "values of a YAML file, with every alias written out", "200 MB")
+VOCAB_GAP = Limit("vocab_gap", 1_000_000, "ids below a vocabulary's largest that no token has", "200 MB")
+TOKENIZER_BYTES = Limit("tokenizer_bytes", 128 << 20, "bytes of a tokenizer's file", "200 MB")
 DOCUMENT_BYTES = Limit(
-    "document_bytes", 64 << 20, "bytes of one document: a JSON line, an array's element, a row, plain text", "4 GB"
+    "document_bytes", 64 << 20, "bytes of one document: a JSON line, an array's element, a row, plain text", "600 MB"
 )
-RUN_BYTES = Limit("run_bytes", 4 << 20, "bytes of letters, of digits, of blanks or of marks in a row in a text", "2 GB")
-EXPANSION = Limit("expansion", 500, "bytes out of a compressed file for each byte in it", "1 GB")
-ARCHIVE_DEPTH = Limit("archive_depth", 8, "archives and compressed files within each other", "600 MB")
+RUN_BYTES = Limit("run_bytes", 4 << 20, "bytes of letters, of digits, of blanks or of marks in a row in a text", "1 GB")
+EXPANSION = Limit("expansion", 500, "bytes out of a compressed file for each byte in it", "600 MB")
+ARCHIVE_DEPTH = Limit("archive_depth", 8, "archives and compressed files within each other", "400 MB")
 
 LIMITS = (
     YAML_BYTES,

@@ -134,6 +134,24 @@ def kill_all(pid: int) -> None:
             os.kill(each, signal.SIGKILL)
 
 
+def require_gone(pids: list[int], seconds: float = 30.0) -> None:
+    """Nobody outlives its launcher."""
+    deadline = time.monotonic() + seconds
+    while alive := [pid for pid in pids if _is_alive(pid)]:
+        if time.monotonic() > deadline:
+            for pid in alive:
+                os.kill(pid, signal.SIGKILL)
+            raise Found(f"{len(alive)} processes outlived their launcher by {seconds:.0f} s")
+        time.sleep(0.05)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def wait_until(process: subprocess.Popen[bytes], arrived: Callable[[], bool], seconds: float = LONGEST) -> bool:
     """False when the process ended before."""
     deadline = time.monotonic() + seconds

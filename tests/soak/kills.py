@@ -104,13 +104,13 @@ class Kills:
             if not wait_until(process, arrived):
                 return 0
             time.sleep(chance.random() * 0.05)
+            family = driver.descendants(process.pid)
             if only_one:
                 process.send_signal(signal.SIGKILL)  # the launcher alone; ranks notice and end
             else:
                 kill_all(process.pid)
             process.wait()
-            below = driver.descendants(process.pid)
-        require(not below, f"processes outlived their launcher: {below}")
+        driver.require_gone(family)
         return 1
 
 
@@ -125,7 +125,7 @@ class Ranks:
     def attempt(self, chance: random.Random, folder: Path) -> int:
         layout = chance.choice([name for name in LAYOUTS if name != "1"])
         fault = chance.choice(["lost", "lost", "slow", "stopped"])
-        words = ["train", "-c", self.references.recipe, *SETTINGS, "parallel.timeout=8", *LAYOUTS[layout]]
+        words = ["train", "-c", self.references.recipe, *SETTINGS, "parallel.timeout=20", *LAYOUTS[layout]]
         words += ["--max-restarts", "2", "--out", folder / "run"]
         target = chance.randint(0, STEPS - 2)
         with started(driver.command(*words), folder / "log") as process:

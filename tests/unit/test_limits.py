@@ -112,6 +112,11 @@ CASES: dict[str, Case] = {
         ["b.txt.zst", "bytes came out of"],
     ),
     "array": (limits.DOCUMENT_BYTES, _prepare(lambda d: bombs.one_element(d / "e.json.gz", 80 * MB)), ["e.json.gz: "]),
+    "run": (
+        limits.RUN_BYTES,
+        _prepare(lambda d: bombs.one_line(d / "r.jsonl", 60 * MB, b" "), "--encoder", "tokenizers"),
+        ["r.jsonl: 62,914,560 bytes of blanks in a row", "GPTWORKS_MAX_RUN_BYTES=62914560"],
+    ),
     "sparse-tar": (
         limits.EXPANSION,
         _prepare(lambda d: bombs.sparse_tar(d / "s.tar", GB)),

@@ -25,10 +25,11 @@ def read_rows(path: Path, name: str, keys: tuple[str, ...]) -> Iterator[tuple[An
     from pyarrow.lib import ArrowException
 
     try:
-        # As dictionaries: a text that is repeated stays one text until its rows are looked at.
-        with pyarrow.parquet.ParquetFile(path, read_dictionary=list(keys)) as table:
+        with pyarrow.parquet.ParquetFile(path) as table:
             _require_columns(table, name, keys)
             _require_little_expansion(table, name, keys)
+        # As dictionaries: a text that is repeated stays one text until its rows are looked at.
+        with pyarrow.parquet.ParquetFile(path, read_dictionary=list(keys)) as table:
             text_bytes = 0
             for batch in table.iter_batches(batch_size=_batch_rows(table, keys), columns=list(keys)):
                 columns = [_sizes(batch.column(key)) for key in keys]
