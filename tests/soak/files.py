@@ -12,7 +12,7 @@ from soak.campaign import require
 from soak.readers import all_readers
 
 BATCH = {"run-folder": 6}
-USUAL_BATCH = 300
+USUAL_BATCH = 1000
 
 
 class Files:

@@ -107,9 +107,10 @@ class Converting:
 
     def __init__(self, material: Path, folder: Path, to: str) -> None:
         self.material, self.to = material, to
+        self.name = "made.gguf" if to == "gguf" else "made"
 
     def words(self, place: Path) -> list[str | Path]:
-        return ["convert", self.material / "run", place / "made", "--to", self.to]
+        return ["convert", self.material / "run", place / self.name, "--to", self.to]
 
     def before(self, place: Path) -> None:
         pass
@@ -118,21 +119,14 @@ class Converting:
         return driver.command(*self.words(place))
 
     def after(self, place: Path) -> None:
-        self.new = weights_at(place / "made")
+        self.new = weights_at(place / self.name)
 
     def require_good(self, place: Path) -> None:
-        from gptworks.errors import GPTWorksError
-
-        if (place / "made").exists():
-            try:
-                if weights_at(place / "made") != self.new:
-                    raise Found("other weights under the final name")
-            except GPTWorksError as error:
-                if "made" not in str(error):
-                    raise Found(f"refused, but not by name: {error}") from None
-                return
-        else:
+        """What has the final name is whole: nothing else is promised of it, so a refusal would be a failure."""
+        if not (place / self.name).exists():
             require_success(*self.words(place))
+        if weights_at(place / self.name) != self.new:
+            raise Found("other weights under the final name")
 
 
 SCENARIOS: dict[str, Callable[[Path, Path], Any]] = {

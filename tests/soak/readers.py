@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from test_dataset_fuzz import dataset, located_outcome
-from test_hostile_weights import weights
+from test_hostile_weights import MODEL, weights
 from test_text_in import parquet
 
 from soak.campaign import Found
@@ -69,7 +69,8 @@ def _weights(name: str) -> Reader:
         system.write(target(folder), weights(), Cut(1, 1))
 
     def read(folder: Path) -> None:
-        found = registry.open_any(target(folder), name=name).require_whole()
+        # Some formats do not carry the number of heads.
+        found = registry.open_any(target(folder), {"num_heads": MODEL.num_heads}, name=name).require_whole()
         for tensor in found.tensors.values():
             tensor.read()
 
@@ -96,6 +97,7 @@ def _tokenizer(kind: str) -> Reader:
             import sentencepiece
 
             (folder / "tokenizer.json").unlink()
+            (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
             model = io.BytesIO()
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=iter(TEXT.decode().splitlines()), model_writer=model, vocab_size=120, minloglevel=2

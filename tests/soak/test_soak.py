@@ -142,9 +142,9 @@ def soak(*args: str) -> subprocess.CompletedProcess[str]:
 
 # A fault that is planted, and a try that finds it.
 PLANTED = {
-    "no_fsync": ("crashes:1000004", "is none of old, new and refused"),
-    "no_rename": ("writers:1000002", "a part of the result has its final name"),
-    "no_limit": ("bombs:1000001", "exit"),
+    "no_fsync": ("crashes:1000000", "is none of old, new and refused"),  # of a save that keeps one
+    "no_rename": ("crashes:1000013", "is none of old, new and refused"),  # of a conversion
+    "no_limit": ("bombs:1000014", "nested: exit 0"),
     "leak": ("long:1000000", "grew from"),
 }
 

@@ -92,7 +92,7 @@ def _require_few_values(node: yaml.Node | None, path: Path) -> None:
 
     def size_of(each: yaml.Node) -> int:
         if id(each) in under_way:
-            raise ConfigError(str(path), [f"line {each.start_mark.line + 1}: an alias inside its own anchor."])
+            raise ConfigError(str(path), [f"line {each.start_mark.line + 1}: {_ENDLESS}"])
         if id(each) not in sizes:
             under_way.add(id(each))
             inside = each.value if isinstance(each, yaml.SequenceNode) else []
