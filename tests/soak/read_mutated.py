@@ -32,8 +32,9 @@ def main() -> int:
     _bound_memory()
     refused = 0
     for number in range(count):
-        shutil.rmtree(folder / "damaged", ignore_errors=True)
-        shutil.copytree(folder / "whole", folder / "damaged")
+        if number == 0 or reader.writes:
+            shutil.rmtree(folder / "damaged", ignore_errors=True)
+            shutil.copytree(folder / "whole", folder / "damaged")
         chance = random.Random(f"{seed}/{number}")
         victim = chance.choice(sorted(whole))
         data = mutated(whole[victim], chance.choice(list(strange.values())), chance)
@@ -43,6 +44,7 @@ def main() -> int:
         except BaseException:
             print(f"file {number} ({victim}) of {name}:\n{traceback.format_exc()}")
             return 1
+        (folder / "damaged" / victim).write_bytes(whole[victim])
     print(count, refused)
     return 0
 

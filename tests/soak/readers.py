@@ -26,6 +26,7 @@ class Reader:
     make: Callable[[Path], None]  # writes whole files into an empty folder
     read: Callable[[Path], object]  # reads all of it; a GPTWorksError is a good answer
     skip: tuple[str, ...] = ()  # endings of files that are never read
+    writes: bool = False  # reading changes the folder
 
 
 def command(*args: str | Path) -> None:
@@ -185,7 +186,7 @@ def _run_folder() -> Reader:
         command("plot", folder)
         command("train", "-c", folder / "config.yaml", "--out", folder, "--resume", "auto", "train.steps=3")
 
-    return Reader(lambda folder: shutil.copytree(trained(), folder, dirs_exist_ok=True) and None, read)
+    return Reader(lambda folder: shutil.copytree(trained(), folder, dirs_exist_ok=True) and None, read, writes=True)
 
 
 def all_readers() -> dict[str, Callable[[], Reader]]:
