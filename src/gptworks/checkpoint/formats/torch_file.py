@@ -192,7 +192,8 @@ def _open_zip(path: Path, data: memoryview) -> tuple[PickleMachine, dict[str, ra
             entries = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, struct.error) as error:
         raise CheckpointError(f"{path}: cannot be read ({error}). It is damaged: copy it again.") from None
-    pieces = {entry.filename: _entry(path, data, entry) for entry in entries if not entry.is_dir()}
+    # Not entry.is_dir(), which looks at the last letter of a name that may have none.
+    pieces = {entry.filename: _entry(path, data, entry) for entry in entries if not entry.filename.endswith("/")}
     pickles = [name for name in pieces if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(pickles) != 1:
         raise CheckpointError(f"{path}: a zip archive without data.pkl; not a file of torch.save.")
