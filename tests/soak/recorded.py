@@ -236,13 +236,19 @@ class _Reader:
             source = _DESCRIPTOR.match(arguments[1 if call == "sendfile" else 0])
             assert source and source[2]
             at = self.offsets.get(key, 0)
-            data = Path(text_of(source[2]).decode()).read_bytes()[at : at + int(result)]  # a copy from its start
+            data = self._copied_from(text_of(source[2]))[at : at + int(result)]  # a copy from its start
             self.offsets[key] = at + len(data)
             self._add(Change("write", node, at, data))
         elif call == "mmap" and "MAP_SHARED" in told and "PROT_WRITE" in told:
             self.mapped.add(node)
         elif call == "fallocate":
             raise Found(f"a call that is not modelled: {line[:300]}")
+
+    def _copied_from(self, path: bytes) -> bytes:
+        """What a file holds at this moment; one from elsewhere holds what it always did."""
+        parts = self._parts(path)
+        node = self._find(parts) if parts else None
+        return bytes(self._bytes(node)) if node else Path(path.decode()).read_bytes()
 
     def require_complete(self) -> None:
         """What the calls lead to is what is there: nothing was missed."""
