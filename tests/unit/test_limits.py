@@ -9,13 +9,16 @@ import bombs
 import bounded_child
 import pytest
 from bombs import MB
+from test_hostile_weights import weights
 
 from gptworks import limits
+from gptworks.checkpoint.formats import safetensors_file
+from gptworks.checkpoint.systems import huggingface
 from gptworks.config import yaml_text
 from gptworks.data import prepare
-from gptworks.data.store import Store
+from gptworks.data.store import Sidecar, Store
 from gptworks.data.text_blocks import TextRules
-from gptworks.errors import ConfigError, DataError, TokenizerError, UsageError
+from gptworks.errors import ConfigError, DataError, GPTWorksError, TokenizerError, UsageError
 from gptworks.tokenizer import Tokenizer
 
 GB = 1 << 30
@@ -168,6 +171,23 @@ def test_a_bomb_is_refused_within_its_memory(name: str, tmp_path: Path) -> None:
         assert word in ended.err
     assert ended.peak < stated(limit), f"{ended.peak / MB:.0f} MB"
     assert not list(tmp_path.glob("o*")), "nothing is left behind"
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "model.safetensors", "x.json"])
+def test_json_that_is_nested_too_deep_is_refused_by_name(name: str, tmp_path: Path, small_tokenizer: Tokenizer) -> None:
+    huggingface.write(tmp_path, weights())
+    deep = b"[" * 100_000
+    (tmp_path / name).write_bytes(len(deep).to_bytes(8, "little") + deep if name.endswith("safetensors") else deep)
+    with pytest.raises(GPTWorksError, match=rf"{name}: "):
+        if name == "tokenizer_config.json":
+            small_tokenizer.save_file(tmp_path / "tokenizer.json")
+            Tokenizer.from_pretrained(tmp_path)
+        elif name == "x.json":
+            Sidecar.read(tmp_path / name)
+        elif name == "config.json":
+            huggingface.open(tmp_path, {})
+        else:
+            safetensors_file.read(tmp_path / name)
 
 
 # Raised, it is read; the number in the message is enough

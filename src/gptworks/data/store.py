@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gptworks import json_text
 from gptworks.data.formats import registry
 from gptworks.data.formats.contents import Tokens, document_starts
 from gptworks.data.formats.registry import Located
@@ -47,7 +48,7 @@ class Sidecar:
     @classmethod
     def read(cls, path: Path) -> "Sidecar":
         try:
-            values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            values: dict[str, Any] = json_text.loads(path.read_text(encoding="utf-8"))
             version = values["version"]
             if version != SIDECAR_VERSION:
                 raise DataError(f"{path}: version {version}, needed {SIDECAR_VERSION}. Prepare the data again.")

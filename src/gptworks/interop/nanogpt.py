@@ -4,13 +4,13 @@ A file of settings is Python; it is read, never run.
 """
 
 import ast
-import json
 import operator
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gptworks import json_text
 from gptworks.errors import CheckpointError, ConfigError, UsageError
 from gptworks.interop import torch_launch
 from gptworks.interop.megatron_flags import on_command_line
@@ -293,7 +293,7 @@ def _vocabulary(place: Path) -> tuple[int, bool]:
         except (CheckpointError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(str(place / "meta.pkl"), [f"no vocab_size can be read in it ({error})."]) from None
     try:
-        described = json.loads((place / "train.bin.json").read_text(encoding="utf-8"))
+        described = json_text.loads((place / "train.bin.json").read_text(encoding="utf-8"))
         return -(-int(described["vocab_size"]) // 64) * 64, False
     except (OSError, ValueError, KeyError, TypeError):
         return 50304, True

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from gptworks import file_errors, limits, names
+from gptworks import file_errors, json_text, limits, names
 from gptworks.errors import TokenizerError
 from gptworks.tokenizer.bundled import IDENTITY, PADDING, SIZE, gpt2_files
 from gptworks.tokenizer.rows import arrange
@@ -265,7 +265,7 @@ class Tokenizer:
     @cached_property
     def spec(self) -> dict[str, Any]:
         """What tokenizer.json says."""
-        return json.loads(self.backend.to_str())
+        return json_text.loads(self.backend.to_str())
 
     @cached_property
     def identity(self) -> str:
@@ -373,8 +373,8 @@ def read_config(config_file: Path) -> dict[str, Any]:
     if not config_file.is_file():
         return {}
     try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
+        config = json_text.loads(config_file.read_text(encoding="utf-8"))
+    except ValueError:
         config = None
     if not isinstance(config, dict):
         raise TokenizerError(f"{config_file}: not a JSON object. Mend or remove it.")

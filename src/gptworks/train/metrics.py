@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,6 +44,11 @@ class Metrics:
         if self.board is not None:
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)
+
+    def sync(self) -> None:
+        """Lines of steps that will not be done again must not be lost with the power."""
+        if self.file is not None:
+            os.fsync(self.file.fileno())
 
     def close(self) -> None:
         if self.file is not None:
