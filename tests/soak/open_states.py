@@ -55,10 +55,11 @@ class Training:
         lines, weights = self._finish(place)
         if weights != self.weights:
             raise Found("the last weights are others")
-        told = {line["step"]: line for line in self.lines if "loss" in line}
-        wrong = [line for line in lines if "loss" in line and line != told[line["step"]]]
-        if wrong:
-            raise Found(f"other metrics than without a crash: {wrong[0]}")
+        if lines != self.lines:
+            differs = next(
+                (line for line in lines if line not in self.lines), f"{len(lines)} of {len(self.lines)} lines"
+            )
+            raise Found(f"other metrics than without a crash: {differs}")
 
     def _finish(self, place: Path) -> tuple[list[dict[str, Any]], bytes]:
         require_success(*self.words(STEPS + 2, place / "run"))
