@@ -15,7 +15,7 @@ from gptworks import limits
 from gptworks.checkpoint.formats import safetensors_file
 from gptworks.checkpoint.systems import huggingface
 from gptworks.config import yaml_text
-from gptworks.data import prepare
+from gptworks.data import encode, prepare
 from gptworks.data.store import Sidecar, Store
 from gptworks.data.text_blocks import TextRules
 from gptworks.errors import ConfigError, DataError, GPTWorksError, TokenizerError, UsageError
@@ -156,7 +156,19 @@ CASES: dict[str, Case] = {
         ["'archive/data.pkl' is compressed"],
     ),
 }
-LONG = {"pickle", "packed-pickle", "parquet-long", "zst", "bz2", "line", "yaml-merges", "gz-newlines", "array"}
+LONG = {
+    "pickle",
+    "xz",
+    "run",
+    "packed-pickle",
+    "parquet-long",
+    "zst",
+    "bz2",
+    "line",
+    "yaml-merges",
+    "gz-newlines",
+    "array",
+}
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured in /proc")
@@ -231,9 +243,12 @@ def test_chinese_without_blanks_is_no_run(tmp_path: Path) -> None:
     )
 
 
-def test_long_texts_are_encoded_alike_in_pieces(tmp_path: Path, small_tokenizer: Tokenizer, corpus_file: Path) -> None:
+def test_long_texts_are_encoded_alike_in_pieces(
+    tmp_path: Path, small_tokenizer: Tokenizer, corpus_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some pieces at a time give the ids that the whole text gives."""
-    text = corpus_file.read_text(encoding="utf-8").replace("\n", " ") * 90  # 6 MB: more pieces than go at once
+    monkeypatch.setattr(encode, "_PIECE_BYTES", 5000)
+    text = corpus_file.read_text(encoding="utf-8").replace("\n", " ")  # 14 pieces, of which 4 go at once
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     made = prepare.prepare(
         [str(tmp_path / "a.txt")], tmp_path / "a", small_tokenizer, rules=TextRules(separator=""), encoder="tokenizers"
