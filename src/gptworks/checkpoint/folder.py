@@ -237,10 +237,10 @@ def _named_failures(final: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:  # the disk is full, in the words of Python, torch or safetensors
-        reason = file_errors.explain(error) if isinstance(error, OSError) else ""
+        reason = (isinstance(error, OSError) and file_errors.explain(error)) or f"{first_line(error)}."
         raise CheckpointError(
-            f"{final}: could not be saved: {reason or f'{first_line(error)}.'} Earlier checkpoints are untouched: mend "
-            "that, and go on with --resume auto."
+            f"{final}: could not be saved: {reason} Earlier checkpoints are untouched: mend that, and go on with "
+            "--resume auto."
         ) from error
 
 
