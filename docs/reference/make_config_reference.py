@@ -48,7 +48,7 @@ def text() -> str:
 
 
 def _section(name: str, section: type[BaseModel]) -> str:
-    about = [" ".join((section.__doc__ or "").split()), NOTES.get(name, "")]
+    about = [" ".join((section.__doc__ or "").partition(">>>")[0].split()), NOTES.get(name, "")]
     lines = [f"## {name}", "", " ".join(about).strip(), ""]
     nested: list[str] = []
     rows = []

@@ -37,7 +37,7 @@ def configured(small_store: Path, tmp_path: Path) -> Callable[..., RunConfig]:
     def make(*overrides: str, out: Path = tmp_path / "run") -> RunConfig:
         model = ["num_layers=1", "hidden_size=16", "num_heads=2", "vocab_size=512", "max_positions=16"]
         rest = ["data.split=90,10", "data.seq_len=16", "batch.global_size=4", "train.steps=4", "train.log_every=1"]
-        here = [f"data.path={small_store}", f"run.out={out}", "run.device=cpu", "run.threads=1"]
+        here = [f"data.path={small_store}", f"run.out={out}", "run.device=cpu", "run.threads=1", "evaluate.every=0"]
         return gptworks.load_config(overrides=[*(f"model.{word}" for word in model), *rest, *here, *overrides])
 
     return make

@@ -116,6 +116,16 @@ def test_without_locks_a_file_names_the_owner(number: int, tmp_path: Path, flock
     run_folder.refuse_foreign(tmp_path, "never")
 
 
+def test_an_owner_that_a_file_names_is_on_the_disk_too(
+    tmp_path: Path, flock: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock(errno.ENOSYS)
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
+    with locked(tmp_path):
+        assert (tmp_path / folder_lock.OWNER).stat().st_ino in synced
+
+
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EACCES])
 def test_a_lock_that_another_has_is_not_taken_for_none(
     number: int, tmp_path: Path, flock: Callable[[int], None]

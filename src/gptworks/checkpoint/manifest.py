@@ -35,6 +35,8 @@ class Manifest:
     evaluations_since_best: int = 0
     skipped_in_a_row: int = 0
     smoothed_loss: float | None = None  # of the last steps; None where it was not written down
+    unlogged_loss: float = 0.0  # sum over the steps since the last log line, whose mean the next one shows
+    unlogged_steps: int = 0
     # Every draw is seeded by what it is for, so there is no generator state to keep.
     random_draws: str = (
         "weights: (train.seed, name); order: (train.seed, index), with data.order megatron and paddle also "
@@ -89,7 +91,15 @@ def read(folder: Path) -> Manifest:
     return manifest
 
 
-_COUNTS = ("step", "consumed", "optimizer_updates", "global_size", "evaluations_since_best", "skipped_in_a_row")
+_COUNTS = (
+    "step",
+    "consumed",
+    "optimizer_updates",
+    "global_size",
+    "evaluations_since_best",
+    "skipped_in_a_row",
+    "unlogged_steps",
+)
 
 
 def _check_kinds(manifest: Manifest) -> None:
@@ -108,7 +118,7 @@ def _check_kinds(manifest: Manifest) -> None:
     best = {} if manifest.best is None else manifest.best
     if type(best) is not dict or best.keys() not in (set(), {"step", "held_out_loss"}):
         raise TypeError(f"best is {manifest.best!r}, needed step and held_out_loss, or null")
-    losses = {"held_out_loss": manifest.held_out_loss, "smoothed_loss": manifest.smoothed_loss}
+    losses = {name: getattr(manifest, name) for name in ("held_out_loss", "smoothed_loss", "unlogged_loss")}
     given = {name: value for name, value in losses.items() if value is not None}
     for name, value in (given | {f"best.{name}": value for name, value in best.items()} | manifest.scaler).items():
         if type(value) not in (int, float) or not math.isfinite(value):

@@ -36,6 +36,7 @@ def _take_file(args: argparse.Namespace) -> None:
 
 def _show(args: argparse.Namespace) -> int:
     from gptworks.config import yaml_text
+    from gptworks.config.derive import derived
     from gptworks.config.load import flatten
 
     _take_file(args)
@@ -44,10 +45,12 @@ def _show(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(values, indent=2))
     elif args.origin:
-        flat = flatten(values)
+        found = derived(loaded.config)
+        flat = flatten(values) | {key: value for key, (value, _) in found.items()}
+        origins = loaded.origins | {key: f"derived: {why}" for key, (_, why) in found.items()}
         width = max(len(f"{key}: {json.dumps(value)}") for key, value in flat.items())
         for key, value in flat.items():
-            print(f"{f'{key}: {json.dumps(value)}':<{width}}  # {loaded.origins.get(key, 'default')}")
+            print(f"{f'{key}: {json.dumps(value)}':<{width}}  # {origins.get(key, 'default')}")
     else:
         print(yaml_text.dump(values), end="")
     return 0

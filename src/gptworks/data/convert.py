@@ -108,8 +108,12 @@ def _common_sidecar(stores: list[Store], given: Tokenizer | None) -> tuple[Sidec
                     f"holds {sidecars[0].kind} ending with {sidecars[0].eod_id}. Convert them one by one."
                 )
         return replace(sidecars[0], eod_appended=all(each.eod_appended for each in sidecars)), tokenizer
+    given = given or stores[0].load_tokenizer()
     if given is None:
         return None, None
+    for store in stores:
+        if beside := store.load_tokenizer():
+            given.require(beside.identity, what=f"{store.file} ({beside.name})")
     return describe(given, kind="text", eod_appended=all(_ends_with_eod(store, given) for store in stores)), given
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gptworks import limits
-from gptworks.data import sample_corpus
-from gptworks.data.parquet_rows import read_rows
+from gptworks.data import row_files, sample_corpus, tables
 from gptworks.data.text_files import InputFile, TextStream, open_streams
 from gptworks.errors import DataError
 
@@ -43,7 +42,7 @@ class TextRules:
     separator: str = "\n\n"  # of plain text; empty = the whole file is one document
     keep_separator: bool = True  # it stays in the text unless an end-of-document token takes its place
     strip: bool = False  # take off the blanks around each document
-    kind: str = "auto"  # of all inputs: text, jsonl, wikitext; auto = by name
+    kind: str = "auto"  # of all inputs: text, jsonl, wikitext, csv, ...; auto = by name
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class FileRange:
 @dataclass(frozen=True)
 class Block:
     name: str  # of the stream
-    kind: str  # lines (JSON, one object each), array (the same, from a JSON array), text, wikitext, rows
+    kind: str  # lines (JSON, one object each), array (the same, from a JSON array), text, wikitext, rows, table
     data: bytes | FileRange | list[Any]
     position: int  # bytes of the inputs read up to its end
     is_first: bool  # of its stream
@@ -90,7 +89,7 @@ def cut(
         if len(rules.keys) > 1 and stream.kind in ("text", "wikitext", "sample"):
             raise DataError(
                 f"{stream.name}: plain text has no keys, so no prompts and completions. Needed: JSON lines, a JSON "
-                "array or parquet."
+                "array, a table (.csv, .tsv), parquet or arrow."
             )
         if stream.kind == "jsonl" and stream.path is not None:
             yield from _ranges_of_lines(stream)
@@ -98,8 +97,10 @@ def cut(
             yield from _lines(stream)
         elif stream.kind == "json":
             yield from _array_elements(stream)
-        elif stream.kind == "parquet":
-            yield from _parquet_rows(stream, rules.keys)
+        elif stream.kind in ("parquet", "arrow"):
+            yield from _batches(stream, row_files.rows(stream, rules.keys))
+        elif stream.kind in ("csv", "tsv"):
+            yield from _table(stream, rules.keys)
         elif stream.kind == "sample":
             yield from _batches(stream, iter(sample_corpus.documents(stream.name)))
         else:
@@ -221,11 +222,17 @@ def _split_array(file: IO[bytes], name: str) -> Iterator[bytes]:
         rest = file.read(_READ_BYTES)
 
 
-def _parquet_rows(stream: TextStream, keys: tuple[str, ...]) -> Iterator[Block]:
-    if stream.path is None:
-        raise DataError(f"{stream.name}: a parquet file is read from its end, so not from an archive. Unpack it first.")
-    rows = read_rows(stream.path, stream.name, keys)
-    yield from _batches(stream, (row if len(keys) > 1 else row[0] for row in rows))
+def _table(stream: TextStream, keys: tuple[str, ...]) -> Iterator[Block]:
+    batch: list[tables.Record] = []
+    size, first = 0, True
+    for record in tables.records(stream, keys):
+        batch.append(record)
+        size += sum(map(len, record[1])) if isinstance(record[1], tuple) else 1
+        if size >= BLOCK_BYTES:
+            yield Block(stream.name, "table", batch, stream.position(), first)
+            batch, size, first = [], 0, False
+    if batch:
+        yield Block(stream.name, "table", batch, stream.position(), first)
 
 
 def _batches(stream: TextStream, rows: Iterator[Any]) -> Iterator[Block]:

@@ -59,7 +59,7 @@ def of_yaml(path: Path) -> Any:
 
 
 class Files:
-    """A file that is named in a command: on disk, else among those of the documents, which come with us."""
+    """A file that is named in a command: on disk, else among those of the documents, which ship with gptworks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -79,7 +79,7 @@ class Files:
 
 
 def shipped(name: str) -> Path | None:
-    """A file that a document names, of those that come with us."""
+    """A file that a document names, of those that ship with gptworks."""
     found = Path(str(resources.files("gptworks.interop"))) / "shipped" / name
     return found if found.is_file() else None
 

@@ -182,6 +182,11 @@ class _Ranks:
 
 def run(job: Job) -> int:
     """All attempts; the exit code of the whole."""
+    if not hasattr(signal, "SIGKILL"):
+        raise UsageError(
+            f"{job.nproc} processes: {sys.platform} lacks the signals by which a launcher ends its ranks. Train in one "
+            "process, or on Linux (on Windows: in WSL)."
+        )
     try:
         job.log_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:

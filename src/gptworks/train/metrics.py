@@ -2,23 +2,37 @@
 
 import json
 import math
-import os
-from collections.abc import Callable
+import sys
+import traceback
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
+
+from gptworks.durable import sync
 
 NAME = "metrics.jsonl"
 NONFINITE = "nonfinite.jsonl"  # the samples of steps that were not finite
 
 
+Observer = Callable[[dict[str, Any]], object]  # gets a copy of each line
+
+
 class Metrics:
-    """`quiet`: on all ranks but the main one. `say`: tells the user of lines that are no entries."""
+    """`quiet`: on all ranks but the main one, which tells the observers. `say` tells the user of lines that are no
+    entries."""
 
     def __init__(
-        self, run: Path, *, resumed_step: int, quiet: bool = False, say: Callable[[str], None] = print
+        self,
+        run: Path,
+        *,
+        resumed_step: int,
+        quiet: bool = False,
+        say: Callable[[str], None] = print,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.path = run / NAME
+        self.observers = [] if quiet else list(observers)
         self.file: TextIO | None = None
         self.board: Any = None
         if quiet:
@@ -44,11 +58,24 @@ class Metrics:
         if self.board is not None:
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)
+        for observer in list(self.observers):
+            self._tell(observer, {"step": step, **values})
+
+    def _tell(self, observer: Observer, line: dict[str, Any]) -> None:
+        """An observer changes nothing, not even by failing; but it is not left unsaid."""
+        try:
+            observer(line)
+        except Exception:
+            self.observers.remove(observer)
+            name = getattr(observer, "__qualname__", repr(observer))
+            traceback.print_exc()
+            print(f"step {line['step']}: the callback {name} failed and is not called again", file=sys.stderr)
 
     def sync(self) -> None:
         """Lines of steps that will not be done again must not be lost with the power."""
         if self.file is not None:
-            os.fsync(self.file.fileno())
+            sync(self.path)
+            sync(self.path.parent)  # on resume the file is a new one of the same name
 
     def close(self) -> None:
         if self.file is not None:

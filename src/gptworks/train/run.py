@@ -3,7 +3,7 @@
 import contextlib
 import math
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -26,26 +26,15 @@ from gptworks.parallel.slices import to_fill, to_store
 from gptworks.plan import sizes
 from gptworks.train import opening, optim, plot, prefetch, resume, run_folder, schedule
 from gptworks.train.console import LogLine, TrainConsole
-from gptworks.train.metrics import Metrics
+from gptworks.train.metrics import Metrics, Observer
 from gptworks.train.opening import Source
 from gptworks.train.precision import DTYPES, LossScaler
 from gptworks.train.profile import profiled
+from gptworks.train.progress import Progress
 from gptworks.train.saving import Saving, SmoothedLoss
 from gptworks.train.setup import Setup
 from gptworks.train.speed import Stopwatch, find_peak
 from gptworks.train.step import StepReport
-
-
-@dataclass
-class Progress:
-    """What a checkpoint remembers besides tensors and the number of samples."""
-
-    step: int = 0
-    updates: int = 0  # skipped steps are not among them
-    skipped_in_a_row: int = 0
-    held_out_loss: float | None = None
-    best: dict[str, float] | None = None  # step, held_out_loss
-    evaluations_since_best: int = 0
 
 
 class Run:
@@ -62,6 +51,7 @@ class Run:
         resume_from: str,
         command: list[str] | None,
         ranks: Ranks,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.cfg, self.setup, self.folder, self.ranks = cfg, setup, folder, ranks
         self.saving = Saving(cfg, setup, folder, say=lambda text: self.console.say(text))
@@ -94,7 +84,9 @@ class Run:
         self._closing.callback(self.console.close)
         self._greet(source)
         ranks.main_does(lambda: self._go_back(source))
-        self.metrics = Metrics(folder, resumed_step=self.progress.step, quiet=quiet, say=self.console.say)
+        self.metrics = Metrics(
+            folder, resumed_step=self.progress.step, quiet=quiet, say=self.console.say, observers=observers
+        )
         self._closing.callback(self.metrics.close)
         profiled_steps = () if quiet else cfg.train.profile
         self.profiler = self._closing.enter_context(profiled(profiled_steps, folder, self.progress.step))
@@ -138,6 +130,8 @@ class Run:
             best=manifest.best,
             evaluations_since_best=manifest.evaluations_since_best,
             skipped_in_a_row=manifest.skipped_in_a_row,
+            unlogged_loss=manifest.unlogged_loss,
+            unlogged_steps=manifest.unlogged_steps,
         )
 
     def _named_state(self, moments: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
@@ -162,12 +156,17 @@ class Run:
         for store in self.setup.train_samples.sources:
             if store.note:
                 say(store.note)
+        for text in self.setup.notes:
+            say(f"note:  {text}")
         if self.setup.dataset.tokenizer is None:
             say("data:  its tokenizer is not known; data.tokenizer names it, so that the model can read and write text")
         if cfg.init.checkpoint and source is None:
             say(f"weights from {cfg.init.checkpoint}")
         if cfg.train.compile and not apply.can_compile(device):
             say("train.compile: no C++ compiler found (g++ or clang++), so nothing is compiled. Install one for speed.")
+        elif cfg.train.compile:
+            say("train.compile: the first step compiles the blocks, which may take a minute; later steps are faster")
+            self.console.doing("compiling")
         for note in (
             recompute.note(cfg.train.recompute, cfg.model.attention, cfg.model.dropout_attention, device.type),
             shard.note(self.setup.parallel),
@@ -208,6 +207,10 @@ class Run:
         progress.updates += report.updated
         progress.skipped_in_a_row = 0 if report.updated else progress.skipped_in_a_row + 1
         self.losses.see(report.loss)
+        if report.updated:
+            progress.unlogged_loss += report.loss
+            progress.unlogged_steps += 1
+        self.console.step(step)
         self.watch.count(self.setup.batch.global_size * self.cfg.data.seq_len)
         self.profiler.step()
 
@@ -216,6 +219,7 @@ class Run:
         if self.watch.peak is not self.peak:
             self.peak = self.watch.peak
             self.console.say(f"step {step}: {self.peak}")
+        loss = self.progress.mean_loss() if report.updated else report.loss
         per_epoch = max(1, setup.train_samples.per_epoch // setup.batch.global_size)
         # As FleetX counts: epochs are whole batches. Those that were of another size count as they would today.
         epoch, batch_in_epoch = divmod(self.batches.consumed // setup.batch.global_size - 1, per_epoch)
@@ -224,7 +228,7 @@ class Run:
             last_step=setup.last_step,
             epoch=epoch,
             batch_in_epoch=batch_in_epoch,
-            loss=report.loss,
+            loss=loss,
             lr=lr,
             next_lr=schedule.at(step + 1, cfg.optim, setup.last_step),
             grad_norm=report.grad_norm,
@@ -233,7 +237,7 @@ class Run:
             num_ranks=self.ranks.size,
         )
         values = {
-            "loss": report.loss,
+            "loss": loss,
             "lr": lr,
             "grad_norm": report.grad_norm,
             "tokens": self.batches.consumed * cfg.data.seq_len,
@@ -250,16 +254,18 @@ class Run:
 
     def evaluate(self) -> None:
         assert self.setup.held_out is not None
+        self.console.doing("evaluating")
         with self.watch.paused():
             result = held_out_loss(
                 self.part,
                 self.setup.held_out,
                 self.setup.dataset.borders,
                 micro_size=self.setup.batch.micro_size,
-                num_batches=self.cfg.evaluate.batches,
+                num_samples=self.cfg.evaluate.batches * self.setup.batch.global_size,
                 device=self.setup.world.device,
                 world=self.setup.world,
             )
+        self.console.doing("")
         result = self.ranks.gather(result)[0]  # what follows from it must be the same everywhere, to the last bit
         progress = self.progress
         progress.held_out_loss = result.loss if math.isfinite(result.loss) else None
@@ -310,6 +316,8 @@ class Run:
             evaluations_since_best=progress.evaluations_since_best,
             skipped_in_a_row=progress.skipped_in_a_row,
             smoothed_loss=self.losses.value,
+            unlogged_loss=progress.unlogged_loss,
+            unlogged_steps=progress.unlogged_steps,
             torch_version=str(torch.__version__),
             layout=str(self.setup.world.layout),
         )

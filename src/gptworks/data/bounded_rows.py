@@ -1,9 +1,9 @@
-"""Rows of a parquet file, a few megabytes at a time, however much a small file says it holds.
+"""Rows of parquet and arrow files, a few megabytes at a time, however much a small file says it holds.
 
 A text that is repeated is stored once, and pages are compressed: what comes out is measured before it is built.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,38 +16,31 @@ _PIECE_BYTES = 4 << 20  # of texts, built at a time
 _HARMLESS_BYTES = 64 << 20
 
 
-def read_rows(path: Path, name: str, keys: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
-    """The values of these columns. Texts that are not UTF-8 are bytes."""
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise DataError(f'{name}: reading .parquet needs a package: pip install "gptworks[interop]".') from None
-    from pyarrow.lib import ArrowException
-
-    try:
-        with pyarrow.parquet.ParquetFile(path) as table:
-            _require_columns(table, name, keys)
-            _require_little_expansion(table, name, keys)
-        # As dictionaries: a text that is repeated stays one text until its rows are looked at.
-        with pyarrow.parquet.ParquetFile(path, read_dictionary=list(keys)) as table:
-            text_bytes = 0
-            for batch in table.iter_batches(batch_size=_batch_rows(table, keys), columns=list(keys)):
-                columns = [_sizes(batch.column(key)) for key in keys]
-                for piece, size in _pieces(batch, columns, name):
-                    text_bytes += size
-                    _require_little_text(text_bytes, path.stat().st_size, name)
-                    yield from zip(*(_values(piece.column(key)) for key in keys), strict=True)
-    except (ArrowException, OSError) as error:
-        raise DataError(f"{name}: not a readable parquet file ({error}). Copy it again.") from None
+def values(batches: Iterable[Any], keys: tuple[str, ...], name: str, file_bytes: int) -> Iterator[tuple[Any, ...]]:
+    """The values of these columns. Texts that are not UTF-8 are bytes. `file_bytes`: of the file; 0 where not known."""
+    text_bytes = 0
+    for batch in batches:
+        for piece, size in _pieces(batch, [_sizes(batch.column(key)) for key in keys], name):
+            text_bytes += size
+            if file_bytes:
+                _require_little_text(text_bytes, file_bytes, name)
+            yield from zip(*(_values(piece.column(key)) for key in keys), strict=True)
 
 
-def _require_columns(table: Any, name: str, keys: tuple[str, ...]) -> None:
+def parquet_batches(path: Path, keys: tuple[str, ...], name: str) -> Iterator[Any]:
+    """With texts as dictionaries: one that is repeated stays one text until its rows are looked at."""
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as table:
+        _require_texts(table.schema_arrow, name, keys)
+        _require_little_expansion(table, name, keys)
+    with pyarrow.parquet.ParquetFile(path, read_dictionary=list(keys)) as table:
+        yield from table.iter_batches(batch_size=_batch_rows(table, keys), columns=list(keys))
+
+
+def _require_texts(schema: Any, name: str, keys: tuple[str, ...]) -> None:
     import pyarrow
 
-    schema = table.schema_arrow
-    missing = [key for key in keys if key not in schema.names]
-    if missing:
-        raise DataError(f"{name}: no column '{missing[0]}'. Columns: {', '.join(schema.names)}. Choose one with --key.")
     for key in keys:
         if pyarrow.types.is_nested(schema.field(key).type):
             raise DataError(
