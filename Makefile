@@ -9,7 +9,7 @@ RUN    := runs/quickstart
 CORPORA ?= ../shared/data/corpora
 MODEL_DATA := runs/model-data
 
-.PHONY: quickstart model test test-rest test-all test-python test-interop check format clean bench bench-generate conformance help
+.PHONY: quickstart model test test-rest test-all test-python test-interop check format clean bench bench-generate conformance soak audit help
 
 help:
 	@echo "make quickstart   train a small GPT on text your Python carries (about 3 minutes)"
@@ -22,6 +22,8 @@ help:
 	@echo "make check        formatting, lint and types"
 	@echo "make bench        the speed comparisons of benchmarks/"
 	@echo "make bench-generate  writing text beside llama.cpp, CTranslate2 and transformers (installs them)"
+	@echo "make soak MINUTES=30  kills, lost ranks, full disks, damaged files and crash states, with a table at the end"
+	@echo "make audit        known vulnerabilities of the locked versions"
 	@echo "make clean        remove the environment, runs and caches"
 
 # The stamp is renewed when what it depends on changes. Plain pip and the constraints: they find the CPU build of torch.
@@ -140,6 +142,21 @@ test-interop: $(VENV)/installed-dev .venv-mindspore/installed .venv-megatron/ins
 conformance: $(VENV)/installed-dev
 	$(BIN)/python docs/make_conformance.py
 
+# Faults for MINUTES minutes: kills, lost ranks, full disks, damaged files, crash states. SEED chooses others; REPEAT=PART:SEED
+# makes one try again. Debian's strace is installed where that is allowed; what cannot run here says so in the table.
+MINUTES ?= 30
+SEED    ?= 1
+
+soak: $(VENV)/installed-dev
+	@command -v strace > /dev/null || apt-get install -y -qq strace > /dev/null 2>&1 || true
+	cd tests && ../$(BIN)/python -m soak --minutes $(MINUTES) --seed $(SEED) $(if $(ONLY),--only $(ONLY)) $(if $(REPEAT),--repeat $(REPEAT))
+
+# Known vulnerabilities of the locked versions, where a source of them answers.
+audit:
+	@test -x .venv-audit/bin/python || $(PYTHON) -m venv .venv-audit
+	@.venv-audit/bin/$(PIP) "pip-audit>=2.7"
+	.venv-audit/bin/python tests/audit.py
+
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check src tests benchmarks docs
 	$(BIN)/ruff check src tests benchmarks docs
@@ -158,5 +175,5 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/plan.py
 
 clean:
-	rm -rf $(VENV) .venv-python* .venv-mindspore .venv-megatron .venv-paddle .venv-lmeval .venv-peers runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-python* .venv-mindspore .venv-megatron .venv-paddle .venv-lmeval .venv-peers .venv-audit runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

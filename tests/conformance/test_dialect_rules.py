@@ -516,3 +516,9 @@ def test_every_mapped_key_of_mindformers_decides_something() -> None:
         "resume_training",  # of an own run only
     }  # fmt: skip
     assert idle(mindformers.KEYS, read, beside) == exempt
+
+
+@pytest.mark.parametrize("text", ["1e999", "-inf", "nan", "2.5"])
+def test_a_number_that_is_not_whole_is_an_error_with_its_text(text: str) -> None:
+    with pytest.raises(ValueError, match=rf"got {text}; needs a whole number"):
+        whole(text)

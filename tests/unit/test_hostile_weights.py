@@ -221,6 +221,21 @@ def test_q_k_and_v_are_of_one_type(tmp_path: Path) -> None:
 # Names
 
 
+def test_an_entry_of_an_archive_without_a_name(tmp_path: Path) -> None:
+    """In both places where a zip has it: the one before the bytes and the one in the list at the end."""
+    with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02}.")
+        archive.writestr("N", b"3")
+    data = (tmp_path / "x.pt").read_bytes()
+    listed = data.rindex(b"PK\x01\x02")
+    nameless = data[:listed] + data[listed:].replace(b"N", b"", 1)
+    nameless = nameless[: listed + 28] + b"\0\0" + nameless[listed + 30 :]
+    end = nameless.rindex(b"PK\x05\x06") + 12
+    size = int.from_bytes(nameless[end : end + 4], "little") - 1
+    (tmp_path / "x.pt").write_bytes(nameless[:end] + size.to_bytes(4, "little") + nameless[end + 4 :])
+    assert torch_file.read(tmp_path / "x.pt").content == {}
+
+
 def test_an_unknown_class_beside_the_weights_is_listed(tmp_path: Path) -> None:
     huggingface.write(tmp_path, weights())
     tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")

@@ -13,7 +13,7 @@ SOURCE = Path(gptworks.__file__).parent
 LEVELS = [
     {"errors", "callable_package", "file_errors"},
     {"folder_lock"},
-    {"names", "staging_folder", "child_process", "safe_pickle", "python_words"},
+    {"names", "staging_folder", "child_process", "safe_pickle", "python_words", "limits", "durable", "json_text"},
     {"cpu"},
     {"config"},
     {"tokenizer", "plan", "model"},

@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import os
+import random
 import re
 import subprocess
 import sys
@@ -645,3 +646,21 @@ def test_a_file_that_becomes_shorter_is_told(tmp_path: Path, tiny) -> None:
     with pytest.raises(DataError, match="became shorter while it was read"):
         for block in [first, *rest]:
             corpus.parse(block, TextRules())
+
+
+def test_a_border_in_a_run_of_separators_is_found_as_by_looking_everywhere() -> None:
+    """Runs of line breaks are passed over as a whole: one place after another takes minutes for megabytes."""
+
+    def everywhere(separator: bytes, data: bytearray, start: int) -> int:
+        for at in range(start, len(data)):
+            nearby = range(max(0, at - len(separator) + 1), at)
+            if data.startswith(separator, at) and not any(data.startswith(separator, other) for other in nearby):
+                return at + len(separator)
+        return -1
+
+    chance = random.Random(1)
+    for _ in range(3000):
+        separator = bytes(chance.choices(b"ab", k=chance.randint(1, 5)))
+        data = bytearray(chance.choices(b"aab", k=chance.randint(0, 40)))
+        start = chance.randint(0, 40)
+        assert text_blocks._separator_finder(separator)(data, start) == everywhere(separator, data, start)

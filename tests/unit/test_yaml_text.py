@@ -157,7 +157,7 @@ def test_the_same_key_in_two_sections_is_fine(tmp_path: Path) -> None:
         ("a: *nobody\n", "line 1, column 4: not valid YAML: found undefined alias"),
         ("model:\n  x: 1\n  y: \x01\n", "line 3: the control character U+0001. Remove it."),
         ("\x00", "line 1: the control character U+0000. Remove it."),
-        ("model: &m\n  x: *m\n", "blocks are nested without end"),
+        ("model: &m\n  x: *m\n", "line 1: blocks are nested without end"),
         ("a: " + "[" * 1500 + "]" * 1500, "blocks are nested without end"),
         (b"model: \xff\n", "cannot be read as UTF-8 text: 'utf-8' codec can't decode byte 0xff in position 7"),
     ],

@@ -6,7 +6,6 @@ same for all of them: on one machine, or on a filesystem that the machines share
 """
 
 import math
-import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
@@ -22,6 +21,7 @@ from gptworks.checkpoint import manifest as manifests
 from gptworks.checkpoint import portable, retention
 from gptworks.checkpoint.manifest import Manifest
 from gptworks.config.schema import CheckpointConfig, ModelConfig
+from gptworks.durable import sync
 from gptworks.errors import CheckpointError, first_line
 from gptworks.launch.ranks import Ranks
 from gptworks.parallel.slices import Slice
@@ -116,7 +116,7 @@ class CheckpointFolder:
             if ranks.is_main:
                 mine = written + [path for path in temporary.rglob("*") if path.is_file() and path not in named]
             for path in mine:
-                _sync(path)
+                sync(path)
             return manifests.describe_files(temporary, mine)
 
         described = ranks.gather(ranks.all_do(describe))
@@ -132,13 +132,13 @@ class CheckpointFolder:
                 )
         manifest.write(temporary)
         for path in [temporary / manifests.NAME, *(p for p in temporary.rglob("*") if p.is_dir()), temporary]:
-            _sync(path)
+            sync(path)
         replaced = final.with_name(f".replaced-{final.name}")
         if final.exists():  # saved before at this very step
             shutil.rmtree(replaced, ignore_errors=True)
             final.rename(replaced)
         temporary.rename(final)
-        _sync(self.folder)
+        sync(self.folder)
         shutil.rmtree(replaced, ignore_errors=True)
         if _STEP.match(final.name):
             self.point(LATEST, final.name)
@@ -147,9 +147,9 @@ class CheckpointFolder:
         """`latest` and `best` are one-line text files, replaced in one go."""
         path = self.run / f".{pointer}.new"
         path.write_text(name + "\n", encoding="utf-8")
-        _sync(path)
+        sync(path)
         path.replace(self.run / pointer)
-        _sync(self.run)
+        sync(self.run)
 
     def pointed(self, pointer: str) -> Path | None:
         try:
@@ -261,14 +261,6 @@ def _delete(folder: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
     folder.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def config_of(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
+from gptworks import json_text
 from gptworks.errors import CheckpointError, DamagedCheckpoint
 
 NAME = "manifest.json"
@@ -66,7 +67,7 @@ def describe_files(folder: Path, files: Iterable[Path]) -> dict[str, dict[str, A
 def read(folder: Path) -> Manifest:
     path = folder / NAME
     try:
-        values = json.loads(path.read_bytes())
+        values = json_text.loads(path.read_bytes())
         version = values["version"]
     except FileNotFoundError:
         raise CheckpointError(f"{folder}: not a training checkpoint; {NAME} is missing.") from None

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gptworks import staging_folder
+from gptworks.durable import sync, sync_all
 from gptworks.errors import CheckpointError
 
 
@@ -37,12 +38,14 @@ def staged(destination: Path, *, is_folder: bool, beside: str | None = None) -> 
         if is_folder:
             result.mkdir()
         yield result
+        sync_all(work)
         if final.is_dir():
             for file in result.iterdir():
                 _move(file, final / file.name)
         else:
             for file in [each for each in work.iterdir() if each != result] + [result]:  # the result comes last
                 _move(file, final.with_name(file.name))
+        sync(parent)
 
 
 def _move(file: Path, to: Path) -> None:

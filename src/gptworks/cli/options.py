@@ -105,7 +105,9 @@ def is_checkpoint(path: str, *formats: str | None) -> bool:
         raise UsageError(f"{of_weights[0]} is a format of checkpoints, and {of_datasets[0]} one of datasets.")
     if of_weights or of_datasets:
         return bool(of_weights)
-    return registry.recognise(_found(path)) is not None
+    found = _found(path)
+    is_torch_name = found.is_file() and found.suffix in (".pt", ".pth")
+    return is_torch_name or registry.recognise(found) is not None
 
 
 def checkpoint_path(source: str) -> Path:

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from gptworks import limits
 from gptworks.errors import ConfigError
 
 
@@ -37,6 +38,7 @@ _Loader.add_implicit_resolver(
 )
 
 
+_ENDLESS = "blocks are nested without end (an alias inside its own anchor?)."
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -56,10 +58,68 @@ def parse_scalar(text: str) -> Any:
         return text
 
 
+def read_plain(path: Path) -> Any:
+    """What PyYAML's `safe_load` makes of a file, whose size and aliases are bounded. Errors of PyYAML pass through."""
+    loader = yaml.SafeLoader(_bounded_text(path))
+    try:
+        node = loader.get_single_node()
+        _require_few_values(node, path)
+        return None if node is None else loader.construct_document(node)  # type: ignore[no-untyped-call]
+    except RecursionError:
+        raise ConfigError(str(path), [_ENDLESS]) from None
+    finally:
+        loader.dispose()
+
+
+def _bounded_text(path: Path) -> str:
+    """PyYAML reads some 50 KB a second, also of comments."""
+    most = limits.YAML_BYTES.value
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ConfigError(
+            str(path),
+            [f"{size:,} bytes, and a configuration has at most {most:,}. {limits.YAML_BYTES.advice(size)}"],
+        )
+    return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _require_few_values(node: yaml.Node | None, path: Path) -> None:
+    """Aliases of aliases may stand for more values than any memory holds: they are counted before they are built."""
+    sizes: dict[int, int] = {}
+    most = limits.YAML_VALUES.value
+    under_way: set[int] = set()
+
+    def size_of(each: yaml.Node) -> int:
+        if id(each) in under_way:
+            raise ConfigError(str(path), [f"line {each.start_mark.line + 1}: {_ENDLESS}"])
+        if id(each) not in sizes:
+            under_way.add(id(each))
+            inside = each.value if isinstance(each, yaml.SequenceNode) else []
+            if isinstance(each, yaml.MappingNode):
+                inside = [part for pair in each.value for part in pair]
+            sizes[id(each)] = 1 + sum(map(size_of, inside))
+            under_way.remove(id(each))
+            if sizes[id(each)] > most:
+                raise ConfigError(
+                    str(path),
+                    [
+                        f"line {each.start_mark.line + 1}: stands for {sizes[id(each)]:,} values once its aliases are "
+                        f"written out, and a configuration has at most {most:,}. "
+                        + limits.YAML_VALUES.advice(sizes[id(each)])
+                    ],
+                )
+        return sizes[id(each)]
+
+    if node is not None:
+        size_of(node)
+
+
 def read(path: Path) -> dict[str, Value | dict[str, Any]]:
     """The file as nested dictionaries whose leaves are `Value`s."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _bounded_text(path)
     except FileNotFoundError:
         raise ConfigError(str(path), ["no such file. Check the path given with -c (or `base:`)."]) from None
     except (IsADirectoryError, UnicodeDecodeError) as error:
@@ -70,6 +130,7 @@ def read(path: Path) -> dict[str, Value | dict[str, Any]]:
             node = loader.get_single_node()
             if node is None:
                 return {}
+            _require_few_values(node, path)
             if not isinstance(node, yaml.MappingNode):
                 raise ConfigError(
                     str(path), [f"line {node.start_mark.line + 1}: needs `section:` blocks at the top level."]
@@ -78,7 +139,7 @@ def read(path: Path) -> dict[str, Value | dict[str, Any]]:
         finally:
             loader.dispose()
     except RecursionError:
-        raise ConfigError(str(path), ["blocks are nested without end (an alias inside its own anchor?)."]) from None
+        raise ConfigError(str(path), [_ENDLESS]) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         character = f"U+{ord(text[error.position]):04X}"

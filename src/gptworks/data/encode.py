@@ -9,14 +9,16 @@ from typing import IO, Any
 
 import numpy as np
 
+from gptworks import limits
 from gptworks.data import corpus
 from gptworks.data.text_blocks import SAFE_CUT, Block, TextRules
-from gptworks.errors import TokenizerError
+from gptworks.errors import DataError, TokenizerError
 from gptworks.tokenizer import Tokenizer
 from gptworks.tokenizer.characters import CharacterTokenizer
 from gptworks.tokenizer.fast import FastEncoder, agrees, fast_encoder, is_plain_byte_level
 
 _PIECE_BYTES = 1 << 20  # of a long document, encoded at a time: the reference library needs some 100 bytes a token
+_GROUP_PIECES = 4  # of those, given to the reference library at a time
 _SAMPLE = 400  # characters compared with the reference in each block
 
 
@@ -53,6 +55,8 @@ class Encoder:
         parsed = corpus.parse(block, self.rules)
         texts = [text for document in parsed.documents for text in document]
         as_bytes = [text.encode() for text in texts]
+        for text in as_bytes:
+            _require_short_runs(text, block.name)
         try:
             tokens, sizes = self._ids(texts, as_bytes)
         except TokenizerError as error:
@@ -86,12 +90,18 @@ class Encoder:
             cut = [_pieces(text) for text in as_bytes]
             pieces = [piece.decode() for document in cut for piece in document]
             owners = np.repeat(np.arange(len(cut)), [len(document) for document in cut])
-        ids = self.tokenizer.encode_batch(pieces)
-        sizes = np.fromiter(map(len, ids), np.int64, len(ids))
-        tokens = np.fromiter((i for row in ids for i in row), np.uint32, int(sizes.sum()))
+        # A long document is encoded some pieces at a time: the library's own objects take many times the text.
+        group = len(pieces) if owners is None else _GROUP_PIECES
+        encoded = [self._reference_ids(pieces[at : at + group]) for at in range(0, len(pieces), group)]
+        tokens, sizes = (np.concatenate(parts) for parts in zip(*encoded, strict=True))
         if owners is not None:
             sizes = np.bincount(owners, weights=sizes, minlength=len(texts)).astype(np.int64)
         return tokens, sizes
+
+    def _reference_ids(self, pieces: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        ids = self.tokenizer.encode_batch(pieces)
+        sizes = np.fromiter(map(len, ids), np.int64, len(ids))
+        return np.fromiter((i for row in ids for i in row), np.uint32, int(sizes.sum())), sizes
 
     def _finish_documents(
         self, tokens: np.ndarray, sizes: np.ndarray, block: Block
@@ -133,6 +143,37 @@ class Encoder:
             at = next(i for i, character in enumerate(unusual) if not character.isascii())
             samples.append(unusual[max(0, at - _SAMPLE // 2) :][:_SAMPLE])
         return next((text for text in samples if not agrees(self.quick, self.tokenizer, text)), "")
+
+
+_KINDS = np.full(256, 3, np.uint8)  # of bytes: 0 blanks, 1 digits, 2 letters and all beyond ASCII, 3 marks
+_KINDS[[*b" \t\n\r\f\v"]] = 0
+_KINDS[[*b"0123456789"]] = 1
+_KINDS[[*range(ord("A"), ord("Z") + 1), *range(ord("a"), ord("z") + 1), *range(128, 256)]] = 2
+
+
+def _require_short_runs(text: bytes, name: str) -> None:
+    """Pre-tokenizers keep such a run together, and encoding it takes 160 times its size.
+
+    Languages that are written without blanks have runs too: of sentences, not of megabytes.
+    """
+    most = limits.RUN_BYTES.value
+    if len(text) <= most:
+        return
+    data = np.frombuffer(text, np.uint8)
+    kinds = _KINDS[data]
+    # Chinese and Japanese commas and full stops, U+3001, U+3002, U+FF00 to U+FF3F, are marks.
+    first, second = data[:-1], data[1:]
+    kinds[:-1][((first == 0xE3) & (second == 0x80)) | ((first == 0xEF) & (second == 0xBC))] = 3
+    ends = np.flatnonzero(np.diff(kinds, append=np.uint8(4)))
+    lengths = np.diff(ends, prepend=-1)
+    longest = int(lengths.argmax())
+    if lengths[longest] > most:
+        what = ("blanks", "digits", "letters", "marks")[kinds[ends[longest]]]
+        start = int(ends[longest] - lengths[longest] + 1)
+        raise DataError(
+            f"{name}: {lengths[longest]:,} bytes of {what} in a row, {text[start : start + 20]!r}..., needed at most "
+            f"{most:,}. Remove them, or look at what it is. {limits.RUN_BYTES.advice(int(lengths[longest]))}"
+        )
 
 
 def _pieces(text: bytes) -> list[bytes]:

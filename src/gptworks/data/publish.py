@@ -1,6 +1,9 @@
-"""A dataset appears under its name only when it is whole: staged in a folder beside, renamed, the sidecar last."""
+"""A dataset appears under its name only when it is whole: staged in a folder beside, renamed, the sidecar last.
 
-import os
+From before the first rename until the last, the sidecar says that it is unfinished: nobody takes a mixture of old
+and new files for a dataset, whenever the process or the power ends.
+"""
+
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +11,7 @@ from gptworks.data.formats import registry
 from gptworks.data.formats.contents import Contents
 from gptworks.data.formats.registry import Format
 from gptworks.data.store import Sidecar, sha256_of
+from gptworks.durable import sync
 from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer
 
@@ -66,6 +70,7 @@ def publish(
     """
     staged = written[0].parent / prefix.name
     beside: list[Path] = []
+    sidecars: list[Path] = []
     if sidecar is not None:
         if tokenizer is not None:
             name = "gpt2" if tokenizer.name == "gpt2" else prefix.name + tokenizer.file_suffix
@@ -77,25 +82,37 @@ def publish(
         mains = registry.mains(format_, written)
         for main in mains:
             found = format_.read(main)
-            replace(
+            described = replace(
                 sidecar,
                 data_format=format_.NAME,
                 documents=found.num_documents if found.has_documents or len(mains) > 1 else contents.num_documents,
                 tokens=found.num_tokens,
                 dtype=found.tokens.dtype.name,
                 sha256={file.name.removeprefix(prefix.name): hashes[file] for file in format_.files(main)},
-            ).write(format_.sidecar(main))
-            beside.append(format_.sidecar(main))
-    for file in written:
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
-    files = [*written, *beside]
+            )
+            described.write(format_.sidecar(main))
+            sidecars.append(format_.sidecar(main))
+            described.write_unfinished(_unfinished(sidecars[-1]))
+    files = [*written, *beside, *sidecars]
+    for file in [*files, *map(_unfinished, sidecars)]:
+        sync(file)
     final = [prefix.with_name(file.name) for file in files]
     if any(file.exists() for file in final[: len(written)]):
         notes.append(f"replaced the dataset that was at {prefix}")
+    for file in sidecars:
+        _unfinished(file).replace(prefix.with_name(file.name))
+    sync(prefix.parent)
     for stale in registry.replaced_by(format_, final, prefix):
         stale.unlink()
-    # The index before the tokens: tokens alone would be taken for a dataset without an index. The sidecar last.
+    # The index before the tokens: tokens alone would be taken for a dataset without an index.
     for file in [*reversed(written), *beside]:
         file.replace(prefix.with_name(file.name))
+    sync(prefix.parent)
+    for file in sidecars:
+        file.replace(prefix.with_name(file.name))
+    sync(prefix.parent)
     return final
+
+
+def _unfinished(sidecar: Path) -> Path:
+    return sidecar.with_name(f"{sidecar.name}.unfinished")

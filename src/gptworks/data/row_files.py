@@ -1,9 +1,10 @@
 """Rows of parquet and arrow files, of which only the columns that are asked for are read."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
+from gptworks.data import bounded_rows
 from gptworks.data.text_files import TextStream
 from gptworks.errors import DataError
 
@@ -14,9 +15,9 @@ def rows(stream: TextStream, keys: tuple[str, ...]) -> Iterator[Any]:
     """One value per row, or one tuple where there are two keys."""
     with _pyarrow_errors(stream):
         batches = _parquet(stream, keys) if stream.kind == "parquet" else _arrow(stream, keys)
-        for batch in batches:
-            columns = [_column(batch, key) for key in keys]
-            yield from columns[0] if len(keys) == 1 else zip(*columns, strict=True)
+        file_bytes = stream.path.stat().st_size if stream.path is not None else 0
+        for row in bounded_rows.values(batches, keys, stream.name, file_bytes):
+            yield row[0] if len(keys) == 1 else row
 
 
 @contextmanager
@@ -40,7 +41,7 @@ def _parquet(stream: TextStream, keys: tuple[str, ...]) -> Iterator[Any]:
         raise DataError(f"{stream.name}: a parquet file is read from its end, so not from an archive. Unpack it first.")
     with pyarrow.parquet.ParquetFile(stream.path) as table:
         _require_columns(stream, table.schema_arrow.names, keys)
-        yield from table.iter_batches(batch_size=1024, columns=list(keys))
+    yield from bounded_rows.parquet_batches(stream.path, keys, stream.name)
 
 
 def _arrow(stream: TextStream, keys: tuple[str, ...]) -> Iterator[Any]:
@@ -65,18 +66,3 @@ def _require_columns(stream: TextStream, names: Iterable[str], keys: tuple[str, 
     missing = [key for key in keys if key not in names]
     if missing:
         raise DataError(f"{stream.name}: no column '{missing[0]}'. Columns: {', '.join(names)}. Choose one with --key.")
-
-
-def _column(batch: Any, key: str) -> list[Any]:
-    """The library checks the UTF-8 of texts only when they are taken out, all at once. A broken one stays bytes."""
-    import pyarrow
-
-    column = batch.column(key)
-    try:
-        values: list[Any] = column.to_pylist()
-    except UnicodeDecodeError:
-        values = column.cast(pyarrow.large_binary()).to_pylist()
-        for number, value in enumerate(values):
-            with suppress(UnicodeDecodeError):
-                values[number] = value if value is None else value.decode()
-    return values

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gptworks import json_text
 from gptworks.data.formats import registry
 from gptworks.data.formats.contents import Tokens, document_starts
 from gptworks.data.formats.registry import Located
@@ -41,13 +42,22 @@ class Sidecar:
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
+    def write_unfinished(self, path: Path) -> None:
+        """What stands beside a dataset while its files are being put in place."""
+        path.write_text(json.dumps({**asdict(self), "unfinished": True}, indent=2) + "\n", encoding="utf-8")
+
     @classmethod
     def read(cls, path: Path) -> "Sidecar":
         try:
-            values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            values: dict[str, Any] = json_text.loads(path.read_text(encoding="utf-8"))
             version = values["version"]
             if version != SIDECAR_VERSION:
                 raise DataError(f"{path}: version {version}, needed {SIDECAR_VERSION}. Prepare the data again.")
+            if values.get("unfinished"):
+                raise DataError(
+                    f"{path}: this dataset is being written, or that was interrupted, and its files may be of two "
+                    "datasets. Wait for it, or give the same command again."
+                )
             sidecar = cls(**values)
             for name, kind in _SIDECAR_TYPES.items():
                 if not isinstance(getattr(sidecar, name), kind):

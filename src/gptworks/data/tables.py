@@ -7,6 +7,7 @@ import codecs
 import csv
 from collections.abc import Iterator
 
+from gptworks import limits
 from gptworks.data.text_files import TextStream
 from gptworks.errors import DataError
 
@@ -28,7 +29,13 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        raw = self.stream.file.readline()
+        most = limits.DOCUMENT_BYTES.value
+        raw = self.stream.file.readline(most + 1)
+        if len(raw) > most:
+            raise DataError(
+                f"{self.stream.name}: line {self.count + 1} has more than {most:,} bytes, which a document may have at "
+                f"most. Look at what it is. {limits.DOCUMENT_BYTES.advice(4 * most)}"
+            )
         if not raw:
             self.is_over = True
             raise StopIteration

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
+from gptworks import limits
 from gptworks.data import row_files, sample_corpus, tables
 from gptworks.data.text_files import InputFile, TextStream, open_streams
 from gptworks.errors import DataError
@@ -121,6 +122,7 @@ def _ranges_of_lines(stream: TextStream) -> Iterator[Block]:
                 end = file.tell()
                 if piece.endswith(b"\n") or not piece:  # nothing: the file has become shorter; its reader will tell
                     break
+                _require_short(stream.name, "a line", end - start - BLOCK_BYTES)
             end = min(end, size)
             yield Block(stream.name, "lines", FileRange(stream.path, start, end - start), before + end, start == 0)
             start = end
@@ -128,15 +130,29 @@ def _ranges_of_lines(stream: TextStream) -> Iterator[Block]:
 
 def _lines(stream: TextStream) -> Iterator[Block]:
     first = True
+    most = limits.DOCUMENT_BYTES.value
     while data := stream.file.read(BLOCK_BYTES):
         if not data.endswith(b"\n"):
-            data += stream.file.readline()
+            rest = stream.file.readline(most + 1)
+            _require_short(stream.name, "a line", len(rest))
+            data += rest
         yield Block(stream.name, "lines", data, stream.position(), first)
         first = False
 
 
+def _require_short(name: str, what: str, size: int) -> None:
+    """A document is held in memory and encoded as a whole, which takes many times its size."""
+    most = limits.DOCUMENT_BYTES.value
+    if size > most:
+        raise DataError(
+            f"{name}: {what} of more than {most:,} bytes, which one document may have at most. Cut it into several, or "
+            f"look at what it is. {limits.DOCUMENT_BYTES.advice(4 * most)}"
+        )
+
+
 _JSON_MARKS = re.compile(rb'["\\\[\]{},]')
-_STRING_END = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)  # up to its end, or as far as it is known
+_QUOTE = re.compile(rb'"')
 
 
 def _array_elements(stream: TextStream) -> Iterator[Block]:
@@ -164,12 +180,14 @@ def _split_array(file: IO[bytes], name: str) -> Iterator[bytes]:
     while not buffer and (more := file.read(_READ_BYTES)):
         buffer = more.lstrip()
     at, start, depth, count = 1, 1, 1, 0  # behind the opening bracket
+    in_string = False
     while depth:
-        mark = _JSON_MARKS.search(buffer, at)
-        if mark and mark[0] == b'"':
-            end = _STRING_END.match(buffer, mark.end())
-            mark = mark if end else None
-            at = end.end() if end else at
+        mark = None if in_string else _JSON_MARKS.search(buffer, at)
+        if in_string or (mark and mark[0] == b'"'):
+            at = _STRING.match(buffer, mark.end() if mark else at).end()  # type: ignore[union-attr]  # it may be empty
+            in_string = buffer[at : at + 1] != b'"'
+            mark = None if in_string else _QUOTE.match(buffer, at)
+            at += not in_string
         elif mark:
             at = mark.end()
             if mark[0] in b"[{":
@@ -193,8 +211,10 @@ def _split_array(file: IO[bytes], name: str) -> Iterator[bytes]:
             more = file.read(_READ_BYTES)
             if not more:
                 raise broken("the file ends")
+            at = at if in_string else len(buffer)  # no mark before the end
             buffer = buffer[start:] + more
             at, start = at - start, 0
+            _require_short(name, "an element", len(buffer) - _READ_BYTES)
     rest = buffer[at:] or file.read(_READ_BYTES)
     while rest:  # to the very end, where a compressed file has its checksum
         if rest.strip():
@@ -236,12 +256,16 @@ def _separator_finder(separator: bytes) -> Border:
     if not separator:
         return lambda data, start: -1
     length = len(separator)
+    # The piece whose repetition makes the separator overlap itself: "\n" of "\n\n".
+    shift = next(n for n in range(1, length + 1) if separator.startswith(separator[n:]))
+    run = re.compile(rb"(?:" + re.escape(separator[:shift]) + rb")*+")
 
     def find(data: bytearray, start: int) -> int:
         at = data.find(separator, start)
         # "\n\n" within a longer run of line breaks may belong to an earlier pair: take one that overlaps no other.
         while at > 0 and 0 <= data.find(separator, max(0, at - length + 1), at + length - 1) < at:
-            at = data.find(separator, at + 1)
+            end = run.match(data, at).end()  # type: ignore[union-attr]  # of the run, in which all overlap
+            at = data.find(separator, max(at + 1, end - length + 1))
         return at + length if at >= 0 else -1
 
     return find
@@ -305,6 +329,7 @@ def _plain_text(stream: TextStream, rules: TextRules, may_cut_documents: bool) -
             unfinished = end >= 0
         if end < 0 and is_open:
             searched = len(buffer) - edge
+            _require_short(stream.name, "a document", len(buffer) - BLOCK_BYTES)
             continue
         end = end if end >= 0 else len(buffer)
         if end:

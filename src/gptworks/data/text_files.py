@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, Self, cast
 
-from gptworks import file_errors
+from gptworks import file_errors, limits
 from gptworks.data import hf_folder, sample_corpus
 from gptworks.errors import DataError
 
@@ -40,6 +40,17 @@ _ARCHIVES = (".tar", ".tgz", ".txz")
 _TAR_MAGIC_AT = 257
 _BZIP2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")  # a block, or the end of an empty file
 _FRAME_BYTES = 4096  # at 32,000 to 1, the most that zstandard can pack, these make 130 MB
+_BUFFER_BYTES = 1 << 20
+_HARMLESS_BYTES = 64 << 20  # out of a compressed file, however small it is
+_XZ_MEMORY = 1 << 30  # for a dictionary; `xz -9` needs 65 MB
+_TAR_HEADER_BYTES = 1 << 20  # of an extended header: names, owners, dates
+_EXTENDED_HEADERS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,16 @@ class TextStream:
     file: IO[bytes]
     position: Callable[[], int]  # bytes of the inputs read so far, compressed as they are
     path: Path | None = None
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What an input and all that is packed in it have in common."""
+
+    kind: str  # that the user says it is; "auto": by its name
+    passed_over: list[str]
+    position: Callable[[], int]  # as in TextStream
+    taken: Callable[[], int]  # bytes of this input read so far
 
 
 @dataclass(frozen=True)
@@ -118,8 +139,8 @@ def open_streams(files: list[InputFile], kind: str, passed_over: list[str]) -> I
     done = 0
     for each in files:
         if each.name == STDIN:
-            start: Callable[[], int] = partial(int, done)
-            yield from _within("<stdin>", _Filled(sys.stdin.buffer, "<stdin>"), kind, start, None, passed_over)
+            piped = _Filled(sys.stdin.buffer, "<stdin>")
+            yield from _within("<stdin>", piped, _Source(kind, passed_over, partial(int, done), piped.taken))
         elif each.path is None:
             yield TextStream(each.name, "sample", io.BytesIO(), partial(int, done))
         else:
@@ -129,10 +150,11 @@ def open_streams(files: list[InputFile], kind: str, passed_over: list[str]) -> I
                 raise DataError(f"{each.name}: cannot be read ({error.strerror}).") from None
             with raw:
                 if raw.seekable():
-                    yield from _within(each.name, raw, kind, partial(_place, raw, done), each.path, passed_over)
+                    source = _Source(kind, passed_over, partial(_place, raw, done), raw.tell)
+                    yield from _within(each.name, raw, source, each.path)
                 else:  # a named pipe, such as the shell's <(...)
-                    filled = _Filled(raw, each.name)
-                    yield from _within(each.name, filled, kind, partial(int, done), None, passed_over)
+                    piped = _Filled(raw, each.name)
+                    yield from _within(each.name, piped, _Source(kind, passed_over, partial(int, done), piped.taken))
         done += each.size
 
 
@@ -143,26 +165,33 @@ def _place(raw: IO[bytes], before: int) -> int:
 def _within(
     name: str,
     raw: io.RawIOBase | IO[bytes],
-    kind: str,
-    position: Callable[[], int],
-    path: Path | None,
-    passed_over: list[str],
+    source: _Source,
+    path: Path | None = None,
+    depth: int = 0,
     unpacked: bool = False,
 ) -> Iterator[TextStream]:
-    """The text inside a stream: itself, or what is in it when it is compressed or an archive."""
-    file = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw, 1 << 20)  # type: ignore[type-var]
+    """The text inside a stream: itself, or what is in it when it is compressed or an archive.
+
+    `depth`: how many archives and compressed files it lies in. Some files hold themselves.
+    """
+    if depth > limits.ARCHIVE_DEPTH.value:
+        raise DataError(
+            f"{name}: the {depth}th archive or compressed file within another, needed at most "
+            f"{limits.ARCHIVE_DEPTH.value}. Unpack it. {limits.ARCHIVE_DEPTH.advice(2 * depth)}"
+        )
+    file = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw, _BUFFER_BYTES)  # type: ignore[type-var]
     start = file.peek(512)[:512]
-    opened = _decompressed(start, file, name)
+    opened = _decompressed(start, file, name, source.taken)
     if opened is not None:
-        yield from _within(name, opened, kind, position, None, passed_over, unpacked=True)
+        yield from _within(name, opened, source, depth=depth + 1, unpacked=True)
     elif _is_tar(start):
-        yield from _tar_members(name, file, kind, position, passed_over)
+        yield from _tar_members(name, file, source, depth)
     elif promised := _broken_promise(name, unpacked):
         raise DataError(f"{name}: named {promised}, but its content is something else or damaged. Copy it again.")
-    elif kind == "auto" and "!" in name and not _is_known(name):
-        passed_over.append(name)
+    elif source.kind == "auto" and "!" in name and not _is_known(name):
+        source.passed_over.append(name)
     else:
-        yield TextStream(name, _kind_of(name, kind, start), file, position, path)
+        yield TextStream(name, _kind_of(name, source.kind, start), file, source.position, path)
 
 
 def _kind_of(name: str, kind: str, start: bytes) -> Kind:
@@ -174,18 +203,17 @@ def _kind_of(name: str, kind: str, start: bytes) -> Kind:
     return "jsonl" if known == "json" and first != b"[" else known
 
 
-def _tar_members(
-    name: str, file: IO[bytes], kind: str, position: Callable[[], int], passed_over: list[str]
-) -> Iterator[TextStream]:
+def _tar_members(name: str, file: IO[bytes], source: _Source, depth: int) -> Iterator[TextStream]:
     try:
         with tarfile.open(fileobj=file, mode="r|", tarinfo=_Member) as archive:
             for member in archive:
                 inner = archive.extractfile(member) if member.isfile() else None
                 if inner is None and not member.isdir():
-                    passed_over.append(f"{name}!{member.name}")  # a link or a device
+                    source.passed_over.append(f"{name}!{member.name}")  # a link or a device
                 elif inner is not None and not any(part.startswith(".") for part in Path(member.name).parts):
                     inside = f"{name}!{member.name}"
-                    yield from _within(inside, _Filled(inner, inside), kind, position, None, passed_over)
+                    held = _Filled(inner, inside, source.taken)  # of a hole, there is nothing in the archive
+                    yield from _within(inside, held, source, depth=depth + 1)
     except tarfile.TarError as error:
         raise DataError(f"{name}: the archive is damaged or cut off ({error}). Copy it again.") from None
     while file.read(1 << 20):  # a compressed archive has its checksum at the very end
@@ -194,6 +222,14 @@ def _tar_members(
 
 class _Member(tarfile.TarInfo):
     """The library takes a damaged header, and the end of a file that was cut off, for the end of the archive."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """The library reads an extended header into memory, whatever its size."""
+        member = super().frombuf(buf, encoding, errors)
+        if member.type in _EXTENDED_HEADERS and member.size > _TAR_HEADER_BYTES:
+            raise tarfile.HeaderError(f"a header of {member.size:,} bytes, needed at most {_TAR_HEADER_BYTES:,}")
+        return member
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
@@ -226,25 +262,35 @@ def _broken_promise(name: str, unpacked: bool) -> str:
     return ".tar" if _without_compression(name).endswith((".tar", ".tgz", ".txz")) else ""
 
 
-def _decompressed(start: bytes, file: IO[bytes], name: str) -> io.RawIOBase | None:
+def _decompressed(start: bytes, file: IO[bytes], name: str, taken: Callable[[], int]) -> io.RawIOBase | None:
     if start.startswith(b"\x1f\x8b"):
-        return _Filled(gzip.GzipFile(fileobj=file), name)
+        return _Filled(gzip.GzipFile(fileobj=file), name, taken)
     if start.startswith(b"\xfd7zXZ\x00"):
-        return _Filled(_Frames(file, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), padding=b"\0"), name)
+        return _Filled(_Frames(file, _xz_frame, padding=b"\0"), name, taken)
     if _BZIP2.match(start):
-        return _Filled(_Frames(file, bz2.BZ2Decompressor), name)
+        return _Filled(_Frames(file, bz2.BZ2Decompressor), name, taken)
     # The second is a skippable frame, with which some tools begin.
     if start.startswith(b"\x28\xb5\x2f\xfd") or (start[1:4] == b"\x2a\x4d\x18" and 0x50 <= start[0] <= 0x5F):
-        return _Filled(_Frames(file, _zstandard(name)), name)
+        return _Filled(_Frames(file, _zstandard(name)), name, taken)
     return None
+
+
+def _xz_frame() -> lzma.LZMADecompressor:
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
 
 
 class _Filled(io.RawIOBase):
     """Reads as much as is asked for, where pipes and decompressors give less; answers damage in our own words."""
 
-    def __init__(self, inner: Any, name: str) -> None:
-        self.inner, self.name = inner, name
+    def __init__(self, inner: Any, name: str, taken_of_source: Callable[[], int] | None = None) -> None:
+        """`taken_of_source`: bytes of the input that this is packed in, read so far; None: it is not packed."""
+        self.inner, self.name, self.taken_of_source = inner, name, taken_of_source
         self.count = 0
+        # What the buffers between here and the input hold was taken already.
+        self.taken_before = max(0, taken_of_source() - 2 * _BUFFER_BYTES) if taken_of_source else 0
+
+    def taken(self) -> int:
+        return self.count
 
     def readable(self) -> bool:
         return True
@@ -267,7 +313,17 @@ class _Filled(io.RawIOBase):
                 f"{self.name}: damaged or cut off after {self.count} bytes of text ({error}). Copy it again."
             ) from None
         self.count += len(data)
+        if self.taken_of_source is not None and self.count > _HARMLESS_BYTES:
+            self._require_little_expansion(self.taken_of_source() - self.taken_before)
         return data
+
+    def _require_little_expansion(self, taken: int) -> None:
+        most = limits.EXPANSION.value
+        if self.count > most * taken:
+            raise DataError(
+                f"{self.name}: {self.count:,} bytes came out of {taken:,}, more than {most} for each, which no text "
+                f"gives. Unpack it yourself and look at it. {limits.EXPANSION.advice(self.count // max(1, taken) * 2)}"
+            )
 
 
 class _Frames(io.RawIOBase):
@@ -282,9 +338,10 @@ class _Frames(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         while not self.ready:
-            data = self.left or self.file.read(_FRAME_BYTES)
+            wants_input = self.frame is None or self.frame.needs_input
+            data = (self.left or self.file.read(_FRAME_BYTES)) if wants_input else b""
             self.left = b""
-            if not data:
+            if not data and wants_input:
                 if self.frame is not None:
                     raise EOFError("its end is missing")
                 return b""
@@ -293,7 +350,7 @@ class _Frames(io.RawIOBase):
                 if not data:
                     continue
                 self.frame = self.new_frame()
-            self.ready = memoryview(self.frame.decompress(data))
+            self.ready = memoryview(self.frame.decompress(data, _BUFFER_BYTES))
             if self.frame.eof:
                 self.left, self.frame = self.frame.unused_data, None
         part, self.ready = self.ready[:size], self.ready[size:]
@@ -307,11 +364,13 @@ def _zstandard(name: str) -> Callable[[], Any]:
         raise DataError(f'{name}: reading .zst needs a package: pip install "gptworks[interop]".') from None
 
     class Frame:
+        needs_input = True  # it gives all it can at once
+
         def __init__(self) -> None:
             # OpenWebText2 and others were written with long windows.
             self.inner = zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
 
-        def decompress(self, data: bytes) -> bytes:
+        def decompress(self, data: bytes, max_length: int) -> bytes:
             try:
                 return self.inner.decompress(data)
             except zstandard.ZstdError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gptworks import json_text
 from gptworks.errors import DataError, UsageError
 from gptworks.evaluate.scoring import Row, Score
 from gptworks.tokenizer import Tokenizer
@@ -116,7 +117,7 @@ def read_passages(path: Path, limit: int = 0) -> list[str]:
 
 def _passage(line: str, where: str) -> str:
     try:
-        value = json.loads(line)
+        value = json_text.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not JSON ({error}): {line.strip()[:40]!r}. Needed: one object per line.") from None
     if not isinstance(value, dict):

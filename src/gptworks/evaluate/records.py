@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from gptworks import json_text
 from gptworks.errors import DataError
 
 FORMAT, VERSION = "gptworks-evaluation", 1
@@ -80,7 +81,7 @@ class Records:
         assert self.file is not None
         try:
             first, *others = self.file.read_bytes().split(b"\n")
-            found = json.loads(first)
+            found = json_text.loads(first)
             is_ours = isinstance(found, dict) and found.get("format") == FORMAT
         except OSError as error:
             raise DataError(
@@ -101,7 +102,7 @@ class Records:
                 )
         for line in others[:-1]:  # what follows the last line break was not finished
             try:
-                record = json.loads(line)
+                record = json_text.loads(line)
                 index = record["index"]
             except (ValueError, KeyError, TypeError):
                 raise DataError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gptworks import __version__
+from gptworks import __version__, json_text
 from gptworks.checkpoint import staging
 from gptworks.checkpoint.pretrained import Pretrained
 from gptworks.checkpoint.systems.contract import Opened
@@ -153,7 +153,7 @@ def read_info(folder: Path) -> dict[str, Any] | None:
     """What `export` wrote down, if it is there."""
     for path in sorted(folder.glob(f"*{INFO_SUFFIX}")):
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = json_text.loads(path.read_text(encoding="utf-8"))
             ModelConfig.model_validate(found["model"])
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise CheckpointError(f"{path}: not the info of an export ({error}). Export the model again.") from None

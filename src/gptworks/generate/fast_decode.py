@@ -9,6 +9,7 @@ import functools
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -209,13 +210,14 @@ def _built(compiler: str) -> Path:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
     key = "\n".join([_SOURCE.read_text(encoding="utf-8"), *_FLAGS, version, _processor()])
     folder = names.home() / "kernels"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _require_ours(folder)  # what lies there is run
     library = folder / f"{_SOURCE.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     refused = library.with_suffix(".refused")
     if library.is_file():
         return library
     if refused.is_file():
         raise OSError(refused.read_text(encoding="utf-8"))
-    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as work:
         compiled, linked = Path(work) / "a.o", Path(work) / "a.so"
         for command in ([*_FLAGS, "-c", _SOURCE, "-o", compiled], ["-shared", compiled, "-o", linked]):
@@ -226,6 +228,18 @@ def _built(compiler: str) -> Path:
             raise OSError(refused.read_text(encoding="utf-8"))
         linked.replace(library)  # in one go: another process may be waiting for it
     return library
+
+
+def _require_ours(folder: Path) -> None:
+    """Nobody else may put a library there."""
+    if not hasattr(os, "getuid"):
+        return  # not a POSIX system
+    about = folder.stat()
+    if about.st_uid not in (os.getuid(), 0) or about.st_mode & stat.S_IWOTH:
+        raise PermissionError(
+            f"{folder} belongs to user {about.st_uid} and has mode {stat.filemode(about.st_mode)}: others could have "
+            "put a library there. Needed: a folder that only you can write (chmod go-w), or another GPTWORKS_HOME"
+        )
 
 
 def _processor() -> str:

@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+from gptworks import json_text
 from gptworks.checkpoint import manifest
 from gptworks.checkpoint.convert import CERTIFICATE, convert
 from gptworks.checkpoint.folder import CheckpointFolder
@@ -60,7 +61,7 @@ def _make_way(written: Path, *, is_ours: bool) -> None:
 
 def _read(path: Path) -> dict[str, str]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json_text.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

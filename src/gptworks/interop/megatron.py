@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gptworks import json_text
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import command_line, megatron_flags, megatron_prepare, torch_launch
 from gptworks.interop.megatron_flags import KERNEL, SHARED, on_command_line
@@ -256,10 +257,8 @@ def _vocabulary(settings: Settings, folder: Path) -> int:
         raise ConfigError(settings.where, [f"--vocab-size: is needed with --tokenizer-type {kind}."])
     file = folder / str(settings["--vocab-file"] or "")
     if settings["--vocab-file"] and file.is_file():
-        import json
-
         try:
-            return len(json.loads(file.read_text(encoding="utf-8")))
+            return len(json_text.loads(file.read_text(encoding="utf-8")))
         except ValueError as error:
             raise ConfigError(settings.where, [f"--vocab-file: {file} cannot be read ({error})."]) from None
     return 50257

@@ -4,7 +4,6 @@ A file of settings is Python; it is read, never run.
 """
 
 import ast
-import json
 import math
 import operator
 import re
@@ -12,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gptworks import json_text
 from gptworks.config.other_names import NANOGPT
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import torch_launch
@@ -291,7 +291,7 @@ def _vocabulary(place: Path) -> tuple[int, bool]:
     if (place / nanogpt_meta.NAME).is_file():
         return nanogpt_meta.read(place / nanogpt_meta.NAME).vocab_size, False
     try:
-        described = json.loads((place / "train.bin.json").read_text(encoding="utf-8"))
+        described = json_text.loads((place / "train.bin.json").read_text(encoding="utf-8"))
         return int(described["vocab_size"]), False
     except (OSError, ValueError, KeyError, TypeError):
         return 50304, True

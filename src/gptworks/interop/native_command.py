@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -43,10 +44,12 @@ def write_config(translation: Translation, file: Path) -> str:
         with suppress(FileNotFoundError):  # another machine was faster
             file.rename(aside)
             told = f"{file.name} was changed by hand; it is {aside.name} now. To run it: gptworks train -c FILE"
-    part = file.with_name(f".{file.name}.{os.getpid()}")  # another machine may be writing, or reading, the same one
     text = as_yaml(translation)
-    part.write_text(f"{text}{_SEAL}{_checksum(text)}\n", encoding="utf-8")
-    part.replace(file)
+    # Another machine may be writing, or reading, the same one. A folder has the rights that a file should get.
+    with tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as folder:
+        part = Path(folder) / file.name
+        part.write_text(f"{text}{_SEAL}{_checksum(text)}\n", encoding="utf-8")
+        part.replace(file)
     return told
 
 

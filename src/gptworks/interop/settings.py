@@ -16,7 +16,7 @@ Read = Callable[[str], Any]
 
 def whole(text: str) -> int:
     value = float(text)
-    if value != int(value):
+    if not value.is_integer():  # nor are inf and nan
         raise ValueError(f"got {text}; needs a whole number")
     return int(value)
 

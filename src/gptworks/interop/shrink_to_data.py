@@ -1,10 +1,10 @@
 """More of making a run small: what depends on files, its data and the checkpoint that it starts from."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gptworks import json_text
 from gptworks.errors import GPTWorksError
 from gptworks.interop import shrink
 
@@ -41,7 +41,7 @@ def heads_of_checkpoint(config: Mapping[str, Any], small: Mapping[str, Any], fol
 
 def _size(sidecar: Path) -> int:
     try:
-        found = json.loads(sidecar.read_text(encoding="utf-8"))
+        found = json_text.loads(sidecar.read_text(encoding="utf-8"))
         return int(found["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0

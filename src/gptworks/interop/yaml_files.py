@@ -6,12 +6,13 @@ from typing import Any
 
 import yaml
 
+from gptworks.config import yaml_text
 from gptworks.errors import ConfigError
 
 
 def read(path: Path) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = yaml_text.read_plain(path)
     except FileNotFoundError:
         raise ConfigError(str(path), ["no such file."]) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -71,6 +71,8 @@ def read(path: Path) -> RankTable:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(f"{path}: not JSON (line {error.lineno}: {error.msg}). Needed: a rank table.") from None
+    except RecursionError:
+        raise UsageError(f"{path}: lists or objects nested too deep. Needed: a rank table.") from None
     return parse(data, str(path))
 
 

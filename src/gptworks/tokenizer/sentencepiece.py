@@ -12,11 +12,10 @@ import numpy as np
 
 from gptworks.errors import TokenizerError
 from gptworks.tokenizer import cpm
-from gptworks.tokenizer.tokenizer import Tokenizer, eos_of, read_config, require_text
+from gptworks.tokenizer.tokenizer import Tokenizer, eos_of, read_config, require_small, require_text
 
 SAVED_NAME = "sentencepiece.model"
 _KNOWN_NAMES = (SAVED_NAME, "chinese_vocab.model", "tokenizer.model", "spiece.model")
-_MOST_BYTES = 256 * 1024**2  # the largest vocabularies in use take a few MB
 _RULES = ("plain", "cpm")
 _RULES_FIELD = "sentencepiece_rules"
 
@@ -52,11 +51,7 @@ class SentencePieceTokenizer(Tokenizer):
     @classmethod
     def read(cls, path: Path) -> "SentencePieceTokenizer":
         """From a `.model` file; a tokenizer_config.json beside it may name the end of document and the rules."""
-        size = path.stat().st_size
-        if size > _MOST_BYTES:
-            raise TokenizerError(
-                f"{path}: not a sentencepiece model: {size:,} bytes, needed at most {_MOST_BYTES:,}. Name another file."
-            )
+        require_small(path)
         config_file = path.with_name("tokenizer_config.json")
         rules = read_config(config_file).get(_RULES_FIELD)
         if rules is not None and rules not in _RULES:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from gptworks import file_errors, names
+from gptworks import file_errors, json_text, limits, names
 from gptworks.errors import TokenizerError
 from gptworks.tokenizer.bundled import IDENTITY, PADDING, SIZE, gpt2_files
 from gptworks.tokenizer.rows import arrange
@@ -43,6 +43,7 @@ class Tokenizer:
         if not vocab:
             raise TokenizerError(f"{name}: the vocabulary is empty. Needed: at least one token.")
         self.vocab_size = max(vocab.values()) + 1
+        _require_few_gaps(vocab, self.vocab_size, name)
         names = (eod_token,) if eod_token else self.eod_names
         self.eod_token = next((token for token in names if token in vocab), None)
         if eod_token and self.eod_token is None:
@@ -108,6 +109,7 @@ class Tokenizer:
         for file in (vocab_file, merge_file):
             if not Path(file).is_file():
                 raise TokenizerError(f"{file}: no such file. Needed: a vocabulary (json) and a merges file (text).")
+            require_small(Path(file))
         try:
             model = tokenizers.models.BPE.from_file(str(vocab_file), str(merge_file))
         except BaseException as error:  # bare Exception, or a panic of the library, which is not even that
@@ -124,6 +126,7 @@ class Tokenizer:
     @classmethod
     def _from_json(cls, path: Path) -> "Tokenizer":
         file_errors.refuse_unreadable(path)
+        require_small(path)
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
@@ -271,7 +274,7 @@ class Tokenizer:
     @cached_property
     def spec(self) -> dict[str, Any]:
         """What tokenizer.json says."""
-        return json.loads(self.backend.to_str())
+        return json_text.loads(self.backend.to_str())
 
     @cached_property
     def identity(self) -> str:
@@ -331,6 +334,28 @@ def require_text(text: str) -> None:
         ) from None
 
 
+def require_small(file: Path) -> None:
+    """Libraries read a tokenizer's file into memory, and take many times its size."""
+    size, most = file.stat().st_size, limits.TOKENIZER_BYTES.value
+    if size > most:
+        raise TokenizerError(
+            f"{file}: {size:,} bytes, and a tokenizer has at most {most:,}. Name another file. "
+            + limits.TOKENIZER_BYTES.advice(size)
+        )
+
+
+def _require_few_gaps(vocab: dict[str, int], vocab_size: int, name: str) -> None:
+    """Tables are as long as the largest id, whoever has it."""
+    gap = vocab_size - len(vocab)
+    if gap > limits.VOCAB_GAP.value:
+        highest = max(vocab, key=lambda token: vocab[token])
+        raise TokenizerError(
+            f"{name}: the token {highest[:40]!r} has the id {vocab_size - 1:,}, but there are only {len(vocab):,} "
+            f"tokens: {gap:,} ids are of none, needed at most {limits.VOCAB_GAP.value:,}. Mend the id. "
+            + limits.VOCAB_GAP.advice(gap)
+        )
+
+
 def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -357,7 +382,7 @@ def read_config(config_file: Path) -> dict[str, Any]:
     if not config_file.is_file():
         return {}
     try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
+        config = json_text.loads(config_file.read_text(encoding="utf-8"))
     except ValueError:
         config = None
     if not isinstance(config, dict):

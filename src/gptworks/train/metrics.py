@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
+from gptworks.durable import sync
+
 NAME = "metrics.jsonl"
 NONFINITE = "nonfinite.jsonl"  # the samples of steps that were not finite
 
@@ -68,6 +70,12 @@ class Metrics:
             name = getattr(observer, "__qualname__", repr(observer))
             traceback.print_exc()
             print(f"step {line['step']}: the callback {name} failed and is not called again", file=sys.stderr)
+
+    def sync(self) -> None:
+        """Lines of steps that will not be done again must not be lost with the power."""
+        if self.file is not None:
+            sync(self.path)
+            sync(self.path.parent)  # on resume the file is a new one of the same name
 
     def close(self) -> None:
         if self.file is not None:

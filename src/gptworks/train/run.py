@@ -287,6 +287,7 @@ class Run:
         """Come back when the checkpoint is whole, or, when asynchronous, when a copy of the state is made."""
         with self.watch.paused():
             self.saving.wait()
+            self.metrics.sync()
             is_best = self.cfg.checkpoint.keep_best and self.is_best()
             self.saving.save(self._manifest(), self._state(), self.losses, is_best=is_best)
 

@@ -12,6 +12,7 @@ import safetensors
 import torch
 from torch import Tensor
 
+from gptworks import json_text
 from gptworks.checkpoint.formats import raw_bytes
 from gptworks.checkpoint.stored import Stored
 from gptworks.errors import CheckpointError
@@ -39,7 +40,7 @@ def read(path: Path) -> dict[str, Stored]:
             with safetensors.safe_open(path, framework="pt"):  # lengths, offsets and types agree with the file
                 pass
             size = int.from_bytes(file.read(8), "little")
-            described = json.loads(file.read(size))
+            described = json_text.loads(file.read(size))
     except PermissionError:
         raise
     except Exception as error:  # SafetensorError, OSError

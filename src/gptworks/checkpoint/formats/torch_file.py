@@ -54,6 +54,24 @@ def read(path: Path) -> TorchFile:
     >>> read(Path("ckpt.pt")).content["model_args"]["n_head"]   # doctest: +SKIP
     12
     """
+    # Systems look at a file one after another to know whose it is: what is refused once is not read again.
+    if not path.is_file():
+        return _read(path)  # which says what is wrong
+    about = path.resolve(), path.stat().st_size, path.stat().st_mtime_ns
+    if about in _REFUSED:
+        raise CheckpointError(_REFUSED[about])
+    try:
+        return _read(path)
+    except CheckpointError as error:
+        _REFUSED.clear()
+        _REFUSED[about] = str(error)
+        raise
+
+
+_REFUSED: dict[tuple[Path, int, int], str] = {}  # the last file that could not be read: where, size, date
+
+
+def _read(path: Path) -> TorchFile:
     data = raw_bytes.mapped(path, "a file of torch.save")
     if bytes(data[:4]) == b"PK\x03\x04":
         machine, storages = _open_zip(path, data)
@@ -71,6 +89,11 @@ def read(path: Path) -> TorchFile:
         content = meaning.of(loaded)
     except CheckpointError:
         raise
+    except RecursionError:
+        raise CheckpointError(
+            f"{path}: its lists or dictionaries lie hundreds deep within each other. Refused: no file with weights "
+            "does that."
+        ) from None
     except Exception as error:  # calls with too few or with other arguments than torch gives them
         raise CheckpointError(
             f"{path}: its pickle contradicts itself ({type(error).__name__}: {error}). It is damaged: copy it again."
@@ -169,7 +192,8 @@ def _open_zip(path: Path, data: memoryview) -> tuple[PickleMachine, dict[str, ra
             entries = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, struct.error) as error:
         raise CheckpointError(f"{path}: cannot be read ({error}). It is damaged: copy it again.") from None
-    pieces = {entry.filename: _entry(path, data, entry) for entry in entries if not entry.is_dir()}
+    # Not entry.is_dir(), which looks at the last letter of a name that may have none.
+    pieces = {entry.filename: _entry(path, data, entry) for entry in entries if not entry.filename.endswith("/")}
     pickles = [name for name in pieces if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(pickles) != 1:
         raise CheckpointError(f"{path}: a zip archive without data.pkl; not a file of torch.save.")

@@ -27,8 +27,9 @@ from gptworks.checkpoint.systems.contract import (
     tokenizer_folder,
 )
 from gptworks.checkpoint.systems.paddle_names import FIXED, NORM, POSITIONS, WORDS
+from gptworks.config import yaml_text
 from gptworks.config.schema import ModelConfig
-from gptworks.errors import CheckpointError
+from gptworks.errors import CheckpointError, ConfigError
 
 NAME = "fleetx"
 TITLE = "PaddleFleetX checkpoint"
@@ -300,8 +301,8 @@ def _require_same_model(section: Mapping[str, Any], values: Mapping[str, object]
 
 def _model_section(file: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        content = yaml_text.read_plain(file)
+    except (OSError, ValueError, ConfigError, yaml.YAMLError):
         return {}
     model = content.get("Model") if isinstance(content, dict) else None
     return model if isinstance(model, dict) else {}

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gptworks import json_text
 from gptworks.checkpoint.formats import safetensors_file, torch_file
 from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, other_head, overruled, settle, split
 from gptworks.checkpoint.stored import Stored, StoredTensors, in_memory
@@ -65,7 +66,7 @@ def recognise(path: Path) -> bool:
     if path.is_file():
         return _is_file_of_gpt2(path)
     try:
-        return json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"] == "gpt2"
+        return json_text.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"] == "gpt2"
     except (OSError, ValueError, TypeError, LookupError):
         return False
 
@@ -82,7 +83,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     if path.is_dir() or (folder / "config.json").is_file():
         said = _said(folder)
         model = read_config(folder, given)
-        eod_id = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("eos_token_id")
+        eod_id = json_text.loads((folder / "config.json").read_text(encoding="utf-8")).get("eos_token_id")
     else:
         known = {"gelu": "tanh", "layernorm_eps": 1e-5, "tied": other_head(TABLE, [tensors]) is None}
         model = model_config(infer_model(TABLE, [tensors], known, given, str(path)), str(path))
@@ -179,7 +180,7 @@ def read_config(folder: Path, given: Mapping[str, object] | None = None) -> Mode
 def _said(folder: Path) -> dict[str, object]:
     path = folder / "config.json"
     try:
-        theirs = json.loads(path.read_text(encoding="utf-8"))
+        theirs = json_text.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder}: not a checkpoint; it has no config.json (Hugging Face) and no manifest.json (gptworks)."
@@ -284,7 +285,7 @@ def _read_pickle(file: Path, remarks: list[str]) -> dict[str, Stored]:
 
 def _shards(index: Path) -> list[Path]:
     try:
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        names = json_text.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
         return sorted({index.parent / Path(name).name for name in names})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index}: not an index of shards ({error!r}). Copy it again.") from None

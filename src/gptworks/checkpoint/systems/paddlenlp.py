@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gptworks import json_text
 from gptworks.checkpoint.formats import pdparams
 from gptworks.checkpoint.rules import infer_model, match, overruled, split
 from gptworks.checkpoint.stored import Stored
@@ -107,7 +108,7 @@ def _settings(folder: Path) -> tuple[dict[str, Any], Path | None]:
     if path is None:
         return {}, None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json_text.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not JSON ({error}).") from None
     if not isinstance(content, dict):

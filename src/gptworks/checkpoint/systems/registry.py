@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from gptworks import file_errors
+from gptworks.checkpoint.formats import torch_file
 from gptworks.checkpoint.systems.contract import Opened, System
 from gptworks.errors import CheckpointError
 
@@ -44,6 +45,8 @@ def open_any(path: Path, given: Mapping[str, object] | None = None, *, name: str
     found = system(name) if name else recognise(path)
     if found is None:
         file_errors.refuse_unreadable(path)
+        if torch_file.is_torch_file(path):
+            torch_file.read(path)  # if it cannot be read, that is why it is nobody's
         raise CheckpointError(
             f"{path}: not a checkpoint of any known system ({', '.join(NAMES)}). Name it with --from if it is one."
         )

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from gptworks import json_text
 from gptworks.data.formats import mindrecord_integers as integers
 from gptworks.data.formats import mindrecord_writer
 from gptworks.data.formats.contents import Contents
@@ -148,7 +149,7 @@ def _json_header(file: Path, size: int) -> dict[str, Any]:
             )
         text = opened.read(length)
     try:
-        header = json.loads(text)
+        header = json_text.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: the header is not JSON ({error}). It is damaged: copy or write it again.") from None
     if not isinstance(header, dict):

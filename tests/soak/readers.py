@@ -1,0 +1,223 @@
+"""Every reader of files that others made: a whole example of each, and how it is read to the end."""
+
+import contextlib
+import functools
+import gzip
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from test_dataset_fuzz import dataset, located_outcome
+from test_hostile_weights import MODEL, weights
+from test_text_in import parquet
+
+from soak.campaign import Found
+from soak.driver import CORPUS, RECIPE, TESTS
+
+TEXT = CORPUS.read_bytes()[:6000]
+
+
+@dataclass(frozen=True)
+class Reader:
+    make: Callable[[Path], None]  # writes whole files into an empty folder
+    read: Callable[[Path], object]  # reads all of it; a GPTWorksError is a good answer
+    skip: tuple[str, ...] = ()  # endings of files that are never read
+    writes: bool = False  # reading changes the folder
+
+
+def command(*args: str | Path) -> None:
+    """The command line in this process: 0 and 2 are good answers."""
+    from gptworks.cli.main import main
+
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
+        try:
+            code = main([str(each) for each in args])
+        except SystemExit as end:
+            code = int(end.code or 0)
+    if code not in (0, 2) or "Traceback" in told.getvalue():
+        raise Found(f"gptworks {' '.join(map(str, args))}: exit {code}\n{told.getvalue()[-3000:]}")
+
+
+def _dataset(name: str) -> Reader:
+    from gptworks.data.formats import registry
+
+    format_ = registry.FORMATS[name]
+
+    def read(folder: Path) -> None:
+        main = next((file for file in map(format_.find, sorted(folder.iterdir())) if file), None)
+        if main is not None:
+            located_outcome(main)
+
+    return Reader(lambda folder: dataset(format_, folder) and None, read, skip=(".db",))
+
+
+def _weights(name: str) -> Reader:
+    from gptworks.checkpoint.systems import registry
+    from gptworks.checkpoint.systems.contract import Cut
+
+    system = registry.system(name)
+
+    def target(folder: Path) -> Path:
+        return folder / f"x{system.SUFFIX}" if system.SUFFIX else folder
+
+    def make(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        system.write(target(folder), weights(), Cut(1, 1))
+
+    def read(folder: Path) -> None:
+        # Some formats do not carry the number of heads.
+        found = registry.open_any(target(folder), {"num_heads": MODEL.num_heads}, name=name).require_whole()
+        for tensor in found.tensors.values():
+            tensor.read()
+
+    return Reader(make, read)
+
+
+def _tokenizer(kind: str) -> Reader:
+    from gptworks.tokenizer import Tokenizer
+
+    @functools.cache
+    def trained() -> Tokenizer:
+        return Tokenizer.train([TEXT.decode()], 400)
+
+    def make(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        trained().save(folder)
+        if kind == "vocab":
+            spec = trained().spec["model"]
+            (folder / "tokenizer.json").unlink()
+            (folder / "vocab.json").write_text(json.dumps(spec["vocab"]))
+            pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in spec["merges"]]
+            (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(pairs) + "\n")
+        if kind == "sentencepiece":
+            import sentencepiece
+
+            (folder / "tokenizer.json").unlink()
+            (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+            model = io.BytesIO()
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(TEXT.decode().splitlines()), model_writer=model, vocab_size=120, minloglevel=2
+            )
+            (folder / "sentencepiece.model").write_bytes(model.getvalue())
+
+    def read(folder: Path) -> None:
+        found = Tokenizer.from_pretrained(folder)
+        found.decode(found.encode("a few words, 12 and more\n"))
+        _ = found.identity, found.byte_lengths
+
+    return Reader(make, read)
+
+
+def _text(name: str, content: Callable[[], bytes]) -> Reader:
+    from gptworks.data import corpus
+    from gptworks.data.text_blocks import TextRules
+
+    def make(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content())
+
+    def read(folder: Path) -> None:
+        for _ in corpus.read_documents([str(folder / name)], TextRules(), corpus.Skipped(strict=False)):
+            pass
+
+    return Reader(make, read)
+
+
+def _lines() -> bytes:
+    return b"".join(json.dumps({"text": part.decode()}).encode() + b"\n" for part in TEXT.split(b"\n\n"))
+
+
+def _tar() -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for name, data in {"a.txt": TEXT, "b/c.jsonl": _lines(), "d.txt.gz": gzip.compress(TEXT)}.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return made.getvalue()
+
+
+def _zst() -> bytes:
+    import zstandard
+
+    return zstandard.ZstdCompressor().compress(TEXT)
+
+
+def _yaml(text: str) -> Reader:
+    def make(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "x.yaml").write_text(text, encoding="utf-8")
+
+    def read(folder: Path) -> None:
+        command("config", "check", "-c", folder / "x.yaml")
+
+    return Reader(make, read)
+
+
+def _foreign_yaml(file: Path) -> Reader:
+    def make(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, folder / "x.yaml")
+
+    return Reader(make, lambda folder: command("translate", folder / "x.yaml"))
+
+
+def _run_folder() -> Reader:
+    """A run of ours: manifest, metrics, configuration, state."""
+
+    @functools.cache
+    def trained() -> Path:
+        import tempfile
+
+        place = Path(tempfile.mkdtemp(prefix="soak-run-"))
+        command("prepare", CORPUS, "--train-tokenizer", "512", "--append-eod", "--out", place / "store")
+        (place / "tiny.yaml").write_text(RECIPE.format(store=place / "store"))
+        command("train", "-c", place / "tiny.yaml", "--out", place / "run", "train.steps=2")
+        return place / "run"
+
+    def read(folder: Path) -> None:
+        command("verify", folder)
+        command("inspect", folder)
+        command("plot", folder)
+        command("train", "-c", folder / "config.yaml", "--out", folder, "--resume", "auto", "train.steps=3")
+
+    return Reader(lambda folder: shutil.copytree(trained(), folder, dirs_exist_ok=True) and None, read, writes=True)
+
+
+def all_readers() -> dict[str, Callable[[], Reader]]:
+    """By name; each is built when it is its turn."""
+    import bz2
+    import lzma
+
+    from gptworks.checkpoint.systems import registry as systems
+    from gptworks.data.formats import registry as formats
+
+    found: dict[str, Callable[[], Reader]] = {}
+    found |= {f"dataset-{name}": functools.partial(_dataset, name) for name in formats.FORMATS}
+    found |= {f"weights-{name}": functools.partial(_weights, name) for name in systems.NAMES if name != "gptworks"}
+    found |= {f"tokenizer-{kind}": functools.partial(_tokenizer, kind) for kind in ("json", "vocab", "sentencepiece")}
+    texts: dict[str, Callable[[], bytes]] = {
+        "a.txt": lambda: TEXT,
+        "a.jsonl": _lines,
+        "a.json": lambda: b"[" + b",\n".join(_lines().splitlines()) + b"]",
+        "a.tokens": lambda: b"\n = Title = \n\n" + TEXT,
+        "a.txt.gz": lambda: gzip.compress(TEXT),
+        "a.jsonl.xz": lambda: lzma.compress(_lines()),
+        "a.txt.bz2": lambda: bz2.compress(TEXT),
+        "a.txt.zst": _zst,
+        "a.tar": _tar,
+        "a.tar.gz": lambda: gzip.compress(_tar()),
+        "a.parquet": lambda: parquet([part.decode() for part in TEXT.split(b"\n\n")]),
+    }
+    found |= {f"text-{name}": functools.partial(_text, name, content) for name, content in texts.items()}
+    for file in sorted((TESTS.parent / "recipes").glob("*.yaml"))[:6]:
+        found[f"yaml-{file.stem}"] = functools.partial(_yaml, file.read_text(encoding="utf-8"))
+    for file in sorted((TESTS.parent / "src/gptworks/interop/shipped").glob("*.yaml"))[:6]:
+        found[f"foreign-{file.stem}"] = functools.partial(_foreign_yaml, file)
+    found["run-folder"] = _run_folder
+    return found

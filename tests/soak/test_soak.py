@@ -1,0 +1,167 @@
+"""The campaign itself, in short: its states are those that a disk can have, and faults that are planted are found."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from soak import crash_states, driver, recorded
+from soak.campaign import Campaign, Found
+from soak.crashes import add_run, material, states_of
+
+needs_strace = pytest.mark.skipif(not recorded.has_strace(), reason="strace is missing, or may not trace here")
+
+PUBLISH = """
+import os, sys
+def write(name, text, synced):
+    with open(name, "w") as file:
+        file.write(text)
+        if synced:
+            file.flush()
+            os.fsync(file.fileno())
+folder, how = sys.argv[1:]
+synced = how == "synced"
+write(folder + "/part", "the new text", synced)
+os.rename(folder + "/part", folder + "/file")
+if synced:
+    os.fsync(os.open(folder, os.O_RDONLY))
+os.remove(folder + "/backup")
+"""
+
+
+def contents_after(folder: Path, how: str, count: int = 200) -> set[tuple[str | None, bool]]:
+    """States of a little program that replaces a file and then removes a backup: (the file, is the backup there)."""
+    place = folder / "place"
+    place.mkdir()
+    (place / "file").write_text("the old text")
+    (place / "backup").write_text("the old text")
+    recording = recorded.record([sys.executable, "-c", PUBLISH, str(place), how], place, folder / "log")
+    found = set()
+    for number in range(count):
+        state = folder / str(number)
+        crash_states.build(recording, random.Random(number), state)
+        text = (state / "file").read_text() if (state / "file").exists() else None
+        found.add((text, (state / "backup").exists()))
+    return found
+
+
+@needs_strace
+def test_states_of_a_publish_that_is_synced(tmp_path: Path) -> None:
+    """Old, new, or new without the backup, and nothing else."""
+    assert contents_after(tmp_path, "synced") == {
+        ("the old text", True),
+        ("the new text", True),
+        ("the new text", False),
+    }
+
+
+@needs_strace
+def test_states_of_a_publish_that_is_not(tmp_path: Path) -> None:
+    """Files that are empty, cut or zeros under the final name, and with the backup gone as well."""
+    found = contents_after(tmp_path, "careless")
+    texts = {text for text, has_backup in found if not has_backup}
+    assert {"", "\0" * 12, "the new text"} <= texts
+    assert any(text and text != "the new text" and "the new text".startswith(text) for text in texts)
+
+
+@needs_strace
+def test_a_store_through_a_mapping_counts_as_not_synced(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    program = (
+        "import mmap, os, sys\n"
+        "file = open(sys.argv[1] + '/file', 'w+b'); file.truncate(4); os.fsync(file.fileno())\n"
+        "mapped = mmap.mmap(file.fileno(), 4); mapped[:] = b'data'; mapped.close(); file.close()\n"
+    )
+    recording = recorded.record([sys.executable, "-c", program, str(place)], place, tmp_path / "log")
+    found = set()
+    for number in range(150):
+        crash_states.build(recording, random.Random(number), tmp_path / str(number))
+        file = tmp_path / str(number) / "file"
+        found.add(file.read_bytes() if file.exists() else None)
+    assert {b"data", b"\0\0\0\0"} <= found
+
+
+class Fails:
+    """A part whose every third try fails."""
+
+    name, share = "fails", 1.0
+
+    def ready(self, folder: Path) -> None:
+        pass
+
+    def attempt(self, chance: random.Random, folder: Path) -> int:
+        if chance.random() < 1 / 3:
+            raise Found(f"drawn {chance.random():.6f}")
+        return 1
+
+
+def test_a_failure_is_repeated_alone_by_its_seed(tmp_path: Path) -> None:
+    campaign = Campaign([Fails()], tmp_path / "all", seed=3)
+    campaign.run(1.0, jobs=2)
+    (tally,) = campaign.tallies
+    assert tally.failures and tally.faults == tally.tries - len(tally.failures)
+    seed, told = tally.failures[0]
+    assert any(f"make soak REPEAT=fails:{seed}" in line and told in line for line in campaign.table())
+    again = Campaign([Fails()], tmp_path / "again", seed=99)
+    again.repeat("fails", seed)
+    assert again.tallies[0].failures == [(seed, told)]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("material")
+    material(folder)
+    return folder
+
+
+@needs_strace
+@pytest.mark.parametrize(
+    ("scenario", "count"),
+    [
+        ("prepare-again", 12),
+        pytest.param("prepare", 20, marks=pytest.mark.slow),
+        pytest.param("prepare-nanogpt", 20, marks=pytest.mark.slow),
+        pytest.param("save", 10, marks=pytest.mark.slow),
+        pytest.param("save-keep-one", 20, marks=pytest.mark.slow),
+        pytest.param("convert-hf", 10, marks=pytest.mark.slow),
+    ],
+)
+def test_crash_states(scenario: str, count: int, made: Path, tmp_path: Path) -> None:
+    if scenario.startswith("convert"):
+        add_run(made)
+    assert states_of(scenario, 1, count, tmp_path, made) == count
+
+
+def soak(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "soak", "--jobs", "1", *args]
+    return subprocess.run(command, cwd=driver.TESTS, capture_output=True, text=True, check=False)
+
+
+# A fault that is planted, and a try that finds it.
+PLANTED = {
+    "no_fsync": ("crashes:1000000", "is none of old, new and refused"),  # of a save that keeps one
+    "no_rename": ("crashes:1000013", "is none of old, new and refused"),  # of a conversion
+    "no_limit": ("bombs:1000014", "nested: exit 0"),
+    "leak": ("long:1000000", "grew from"),
+}
+
+
+@pytest.mark.slow
+@needs_strace
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_found(fault: str, tmp_path: Path) -> None:
+    attempt, words = PLANTED[fault]
+    found = soak("--repeat", attempt, "--plant", fault, "--folder", str(tmp_path))
+    assert found.returncode == 1, found.stdout
+    assert words in found.stderr
+    assert f"make soak REPEAT={attempt}" in found.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["kills", "ranks", "writers", "disks", "files", "bombs"])
+def test_one_try_of_each_part(part: str, tmp_path: Path) -> None:
+    done = soak("--repeat", f"{part}:1000000", "--folder", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
