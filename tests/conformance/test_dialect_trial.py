@@ -15,8 +15,8 @@ from gptworks.data.store import locate_stores
 from gptworks.errors import DataError, UsageError
 from gptworks.interop import command_line, registry, shrink
 from gptworks.interop.translation import Translation
-from gptworks.launch import nodes, rank_table
-from gptworks.launch.meeting import Meeting
+from gptworks.launch import nodes, rank_table, torchrun
+from gptworks.launch.membership import Membership
 from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
 
@@ -231,15 +231,16 @@ def test_a_machine_that_is_not_in_the_rank_table_does_not_wait(
     mixed = rank_table.merge([tables[0], rank_table.make(range(8), "127.0.0.1:29500")])
     (tmp_path / "t.json").write_text(rank_table.dump(mixed), encoding="utf-8")
     with pytest.raises(UsageError, match=r"This one is 127\.0\.0\.1:29500, with \[8,16\]"):
-        nodes.refuse_stranger(tmp_path / "t.json", "[0,8]")
-    nodes.refuse_stranger(tmp_path / "t.json", "[8,16]")
+        nodes.require_local_ranks(tmp_path / "t.json", "[0,8]")
+    nodes.require_local_ranks(tmp_path / "t.json", "[8,16]")
 
 
-def test_a_node_says_for_whom_it_waits() -> None:
+def test_a_node_says_for_whom_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
+    monkeypatch.setattr(torchrun, "JOIN_TIMEOUT_S", 1.2)
     lost = nodes.Nodes(2, 2, 1, "127.0.0.1", nodes.free_port())
     with pytest.raises(UsageError, match="node 1 cannot reach node 0 there"):
-        Meeting(lost, 1, said.append, timeout=1.2)
+        Membership(lost, said.append).enter(lambda: None)
     assert said and said[0].startswith(f"waiting for node 0 at 127.0.0.1:{lost.port} (")
 
 

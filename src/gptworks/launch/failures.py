@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import sys
 import time
@@ -12,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gptworks.errors import GPTWorksError, TrainingError
+from gptworks.errors import GPTWorksError, TrainingError, UsageError
 from gptworks.launch import heartbeat, rank_env
 from gptworks.launch.heartbeat import Heartbeat
 
@@ -52,6 +53,30 @@ def read_all(folder: Path) -> dict[int, Failure]:
 def first(found: dict[int, Failure]) -> Failure | None:
     """The cause: the earliest failure that no other one has caused, as far as this machine knows."""
     return min(found.values(), key=lambda failure: (failure.because_of is not None, failure.time), default=None)
+
+
+def named(found: dict[int, Failure], world_size: int) -> Failure:
+    """The cause, with the rank in front of its words where they do not speak of ranks themselves."""
+    cause = first(found)
+    assert cause is not None
+    # All ranks can find the same mistake, such as missing data: then it is not one rank's.
+    same = len(found) == world_size > 1 and len({failure.message for failure in found.values()}) == 1
+    speaks_of_ranks = cause.because_of is not None or cause.message.startswith("rank ")
+    where = "" if same or speaks_of_ranks else f"rank {cause.rank} of {world_size}: "
+    return replace(cause, message=where + cause.message)
+
+
+def say_failure(failure: Failure) -> int:
+    """How a run ends that has failed; its exit code."""
+    say(f"error: {failure.message}")
+    if failure.is_fault:
+        say("\nThis is a fault of gptworks, not of your input. Please report it with the lines above.")
+    return failure.exit_code
+
+
+def say(text: str) -> None:
+    with suppress(OSError):  # a pipe or a terminal that is gone
+        print(text, file=sys.stderr, flush=True)
 
 
 class Connection:
@@ -100,13 +125,16 @@ class Connection:
 
 
 @contextmanager
-def reporting() -> Iterator[None]:
-    """Around all that one of many ranks does."""
+def reporting(run_folder: Path | None = None) -> Iterator[None]:
+    """Around all that one of many ranks does. In `run_folder` lies why an agent's next start would be in vain."""
     place = rank_env.read(os.environ)
     if place.world_size == 1 and not rank_env.is_supervised(os.environ):
         yield
         return
+    ended = _ended_file(run_folder)
     try:
+        if ended is not None and ended.exists():
+            raise UsageError(json.loads(ended.read_text(encoding="utf-8"))["message"])
         yield
     except Exception as error:
         from gptworks.launch import process_group
@@ -115,6 +143,10 @@ def reporting() -> Iterator[None]:
         connection = process_group.connection()
         failure = explain(error, place.rank, connection)
         _leave_words(failure, connection)
+        if ended is not None and not failure.can_restart:
+            with suppress(OSError):
+                ended.parent.mkdir(parents=True, exist_ok=True)
+                ended.write_text(json.dumps(asdict(failure)), encoding="utf-8")
         if connection is not None:
             connection.heartbeat.stop()
         if not rank_env.is_supervised(os.environ):
@@ -122,6 +154,27 @@ def reporting() -> Iterator[None]:
                 raise
             raise TrainingError(failure.message) from None
         raise SystemExit(failure.exit_code) from None
+
+
+ENDED = ".ended-"  # and the agent: a file in the run folder
+
+
+def _ended_file(run_folder: Path | None) -> Path | None:
+    """torchrun starts ranks again after any failure, also one that only the user can mend. By this file the next start
+    ends at once, with the same words. It names the agent, whose ranks alone it is for."""
+    if run_folder is None or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) == 0:
+        return None
+    agent = os.getppid()
+    with suppress(OSError):  # when it began, since numbers of processes come again
+        began = Path(f"/proc/{agent}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        return run_folder / f"{ENDED}{platform.node()}-{agent}-{began}.json"
+    return run_folder / f"{ENDED}{platform.node()}-{agent}.json"
+
+
+def forget_ended(run_folder: Path) -> None:
+    """Once a run has begun there: those were of others."""
+    for path in run_folder.glob(f"{ENDED}*.json"):
+        path.unlink(missing_ok=True)
 
 
 def _leave_words(failure: Failure, connection: Connection | None) -> None:

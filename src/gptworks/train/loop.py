@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gptworks.config.schema import RunConfig
 from gptworks.errors import ConfigError
-from gptworks.launch import heartbeat
+from gptworks.launch import failures, heartbeat
 from gptworks.launch.ranks import Ranks
 from gptworks.train import memory, optim, plot, run_folder, schedule
 from gptworks.train.run import Run
@@ -52,6 +52,7 @@ def train(cfg: RunConfig, *, resume_from: str = "never", command: list[str] | No
 def _take(folder: Path, resume_from: str, opened: ExitStack) -> None:
     run_folder.refuse_foreign(folder, resume_from)
     opened.enter_context(run_folder.locked(folder))
+    failures.forget_ended(folder)
 
 
 def _loop(cfg: RunConfig, run: Run, interrupts: Interrupts) -> str:

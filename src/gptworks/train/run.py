@@ -24,6 +24,7 @@ from gptworks.config.schema import ParallelConfig, RunConfig
 from gptworks.data.loader import Batch
 from gptworks.errors import CheckpointError, DataError, TrainingError
 from gptworks.evaluate.heldout import held_out_loss
+from gptworks.launch.job import SAVE_TIMEOUT_S
 from gptworks.launch.ranks import Ranks
 from gptworks.launch.world import World
 from gptworks.model import GPT
@@ -40,8 +41,6 @@ from gptworks.train.profile import profiled
 from gptworks.train.setup import Setup
 from gptworks.train.speed import Stopwatch, find_peak
 from gptworks.train.step import StepReport
-
-SAVING_TIMEOUT = timedelta(hours=2)
 
 
 @dataclass
@@ -73,7 +72,7 @@ class Run:
     ) -> None:
         self.cfg, self.setup, self.folder, self.ranks = cfg, setup, folder, ranks
         # Saving has a group of its own: it may be going on in a thread, and a slow disk is not a rank that hangs.
-        self.checkpoints = CheckpointFolder(folder, Ranks(setup.world, timeout=SAVING_TIMEOUT))
+        self.checkpoints = CheckpointFolder(folder, Ranks(setup.world, timeout=timedelta(seconds=SAVE_TIMEOUT_S)))
         self.saving = Background(setup.world.device)
         ranks.main_does(self.checkpoints.remove_leftovers)
         ranks.all_do(self._refuse_different_data)
