@@ -15,7 +15,7 @@ from gptworks.data.store import locate_stores
 from gptworks.errors import DataError, UsageError
 from gptworks.interop import command_line, registry, shrink
 from gptworks.interop.translation import Translation
-from gptworks.launch import nodes, rank_table, torchrun
+from gptworks.launch import nodes, rank_table
 from gptworks.launch.membership import Membership
 from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
@@ -235,12 +235,11 @@ def test_a_machine_that_is_not_in_the_rank_table_does_not_wait(
     nodes.require_local_ranks(tmp_path / "t.json", "[8,16]")
 
 
-def test_a_node_says_for_whom_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_says_for_whom_it_waits() -> None:
     said: list[str] = []
-    monkeypatch.setattr(torchrun, "JOIN_TIMEOUT_S", 1.2)
     lost = nodes.Nodes(2, 2, 1, "127.0.0.1", nodes.free_port())
     with pytest.raises(UsageError, match="node 1 cannot reach node 0 there"):
-        Membership(lost, said.append).enter(lambda: None)
+        Membership(lost, said.append).enter(lambda: None, 1.2)
     assert said and said[0].startswith(f"waiting for node 0 at 127.0.0.1:{lost.port} (")
 
 

@@ -32,7 +32,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     def make(rank: int, *, count: int = 2, at_least: int | None = None) -> Membership:
         member = Membership(Nodes(count, at_least or count, rank, "127.0.0.1", port), lambda _: None)
         found.append(member)
-        member.enter(idle) if rank else member.host()
+        member.enter(idle, 20.0) if rank else member.host()
         return member
 
     yield make
@@ -57,8 +57,7 @@ def test_who_has_come_is_known_to_all_and_who_has_gone(start: Start) -> None:
 def test_a_machine_that_was_killed_may_come_again(start: Start) -> None:
     start(0)
     second = start(1)
-    second._end.set()  # as a killed one, which takes back nothing
-    wait_until(lambda: second._thread is not None and not second._thread.is_alive())
+    second._stop()  # as a killed one, which takes back nothing
     start(1)
 
 
@@ -113,7 +112,7 @@ def test_another_program_at_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(UsageError, match=f"what listens at 127.0.0.1:{port} is not node 0 of this run"):
-            Membership(Nodes(2, 2, 1, "127.0.0.1", port), print).enter(idle)
+            Membership(Nodes(2, 2, 1, "127.0.0.1", port), print).enter(idle, 20.0)
         with pytest.raises(UsageError, match=f"--master: 127.0.0.1:{port}: port {port} of this machine cannot be used"):
             nodes.require_free("127.0.0.1", port)
     nodes.require_free("127.0.0.1", free_port())

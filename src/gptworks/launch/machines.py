@@ -23,6 +23,7 @@ from gptworks.launch.membership import Membership
 from gptworks.launch.rank_process import BEGUN, ENDED, end_with_parent, last_lines, log_file
 from gptworks.launch.signals import Interrupted, Received
 
+REJOIN_S = 120  # for which a machine that has lost machine 0 waits for it to come back
 GRACE_S = 6.0  # in which ranks that must end may say why; more than failures.PATIENCE
 _POLL_S = 0.1
 
@@ -95,18 +96,29 @@ class _Machine:
         for attempt in range(self.job.max_restarts + 1):
             self._start_agent(is_first=attempt == 0)
             self._watch()
-            lost_node_0 = self.job.nodes.rank > 0 and self.member.is_lost and not self._ended_well()
-            if self.received.received or not lost_node_0 or attempt == self.job.max_restarts:
+            if attempt == self.job.max_restarts or not self._gave_up():
                 break
-            say(f"node 0 at {self.member.where} was lost; this machine starts again ({attempt + 1} of {attempt + 1})")
+            say(f"torchrun ended on this machine; starting it again ({attempt + 1} of {self.job.max_restarts})")
         return self._verdict()
+
+    def _gave_up(self) -> bool:
+        """Whether the agent has ended though it might have started the ranks again: it was killed, or it has lost the
+        machine that keeps the rendezvous."""
+        assert self.agent is not None
+        if self.received.received or self.member.refused or self._ended_well() or self.agent.returncode == 0:
+            return False
+        if self.rounds:
+            self._wait_for_last_words()
+        failure = self.rounds[-1].failure() if self.rounds else None
+        was_in_vain = time.monotonic() - self.waiting_since >= torchrun.JOIN_TIMEOUT_S
+        return not was_in_vain and (failure is None or not self._is_present_failure(failure))
 
     # Starting
 
     def _start_agent(self, *, is_first: bool) -> None:
         job = self.job
         if job.nodes.rank:
-            self.member.enter(self.received.leave_if_received)
+            self.member.enter(self.received.leave_if_received, torchrun.JOIN_TIMEOUT_S if is_first else REJOIN_S)
         elif is_first:
             nodes.require_free(job.nodes.master, job.nodes.port)
         told = torchrun.environment(job) | {rank_env.ROUNDS: str(self.folder)}

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from gptworks.errors import UsageError, first_line
-from gptworks.launch import store_client, torchrun
+from gptworks.launch import store_client
 from gptworks.launch.nodes import Nodes, bracketed
 
 BEAT_S = 0.5
@@ -56,10 +56,14 @@ class Membership:
         """The ranks of this machine have ended well."""
         self._is_done = True
 
-    def leave(self) -> None:
+    def _stop(self) -> None:
         self._end.set()
         if self._thread is not None:
             self._thread.join(2 * BEAT_S)
+        self._thread, self._end = None, threading.Event()
+
+    def leave(self) -> None:
+        self._stop()
         if self._store is not None and not self.is_lost:
             with suppress(RuntimeError):
                 self._store.delete_key(f"node/{self.nodes.rank}")
@@ -74,23 +78,25 @@ class Membership:
 
     def host(self) -> None:
         """Write to the store as soon as the agent of this machine has opened it."""
-        self._thread = threading.Thread(target=self._host, name="membership", daemon=True)
+        self._stop()
+        self._thread = threading.Thread(target=self._host, args=(self._end,), name="membership", daemon=True)
         self._thread.start()
 
-    def _host(self) -> None:
-        while not self._end.wait(0.1):
+    def _host(self, end: threading.Event) -> None:
+        while not end.wait(0.1):
             if store_client.knock(self.nodes.master, self.nodes.port) == "":
                 with suppress(RuntimeError):
                     self._store = self._connect()
                     break
         self._heard = time.monotonic()
-        self._beat()
+        self._beat(end)
 
     # The others, before their agent starts
 
-    def enter(self, idle: Callable[[], None]) -> None:
+    def enter(self, idle: Callable[[], None], timeout: float) -> None:
         """Wait for machine 0 and see that both were told the same. `idle`: called meanwhile; what it raises ends it."""
-        self._wait_for_node_0(idle)
+        self._stop()
+        self._wait_for_node_0(idle, timeout)
         try:
             self._store = self._connect()
             first = self._changed_entry(0, 60.0, idle)
@@ -104,7 +110,7 @@ class Membership:
             raise UsageError(f"{self.where}: node 0 does not answer any more ({first_line(error)}).") from None
         self._heard = time.monotonic()
         self._write_entry()
-        self._thread = threading.Thread(target=self._beat, name="membership", daemon=True)
+        self._thread = threading.Thread(target=self._beat, args=(self._end,), name="membership", daemon=True)
         self._thread.start()
 
     def _stranger(self, said: str) -> UsageError:
@@ -113,14 +119,14 @@ class Membership:
             "port. Needed: a free port, the same on all machines."
         )
 
-    def _wait_for_node_0(self, idle: Callable[[], None]) -> None:
+    def _wait_for_node_0(self, idle: Callable[[], None], timeout: float) -> None:
         started, next_word = time.monotonic(), 0.0
-        while (waited := time.monotonic() - started) < torchrun.JOIN_TIMEOUT_S:
+        while (waited := time.monotonic() - started) < timeout:
             reason = store_client.knock(self.nodes.master, self.nodes.port)
             if not reason:
                 return
             if waited >= next_word:
-                left = (torchrun.JOIN_TIMEOUT_S - waited) / 60
+                left = (timeout - waited) / 60
                 self.say(f"waiting for node 0 at {self.where} ({reason}); {left:.0f} minutes left")
                 next_word = waited + 60
             idle()
@@ -184,9 +190,9 @@ class Membership:
     def _write_entry(self) -> None:
         self._store.set(f"node/{self.nodes.rank}", json.dumps(self._entry()))
 
-    def _beat(self) -> None:
+    def _beat(self, end: threading.Event) -> None:
         seen: dict[int, tuple[bytes, float]] = {}
-        while not self._end.wait(BEAT_S if self._beats else 0):
+        while not end.wait(BEAT_S if self._beats else 0):
             try:
                 self._write_entry()
                 if self._has_begun:
