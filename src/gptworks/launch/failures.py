@@ -220,6 +220,8 @@ def _explain_wait(rank: int, connection: Connection, place: str) -> Failure:
 
 
 def _because(rank: int, cause: Failure) -> Failure:
+    if cause.because_of is not None:  # as another rank knows it
+        return replace(cause, rank=rank)
     # The first line names the error; a traceback, which belongs to its own rank's log, ends with it.
     line = cause.message.splitlines()[-1 if cause.is_fault else 0]
     message = f"stopped because rank {cause.rank} failed: {line}"
@@ -239,7 +241,8 @@ def _cause(rank: int, connection: Connection | None, wait: float) -> Failure | N
         if cause is not None and cause.because_of is None:
             return cause
         if time.monotonic() >= deadline:
-            return None
+            # A rank of the machine where it happened may know more than this one ever will.
+            return told if told is not None and told.rank != rank and told.because_of not in (None, -1, rank) else None
         time.sleep(0.1)
 
 

@@ -207,12 +207,20 @@ class Membership:
                 continue  # it may come back; `is_lost` tells for how long it has not
 
     def _look(self, seen: dict[int, tuple[bytes, float]]) -> None:
-        """Two questions for all machines; how many there are does not matter to a step of training."""
+        """Machine 0 asks for all the others; these ask machine 0, so that no machine has more to do where there are
+        many, but that one."""
+        if self.nodes.rank:
+            if self._store.check(["present"]):
+                self.present = set(json.loads(self._store.get("present")))
+            self.all_done = self._is_done and self._store.check(["all done"])
+            return
         there = [node for node in range(self.nodes.count) if self._store.check([f"node/{node}"])]
         now = time.monotonic()
         for node, text in zip(there, self._store.multi_get([f"node/{node}" for node in there]), strict=True):
             if node not in seen or seen[node][0] != text:
                 seen[node] = (text, now)
         self.present = {node for node in there if now - seen[node][1] < STALE_S}
-        if self._is_done:
-            self.all_done = all(self._store.check([f"done/{node}"]) for node in self.present)
+        self._store.set("present", json.dumps(sorted(self.present)))
+        if self._is_done and all(self._store.check([f"done/{node}"]) for node in self.present):
+            self._store.set("all done", "1")
+            self.all_done = True
