@@ -272,6 +272,20 @@ def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
     assert "TrainingError: stopped because rank 1 failed: data/corpus: the store is too small." in done.stderr
 
 
+def test_torchrun_does_not_try_a_mistake_of_the_user_again(tmp_path: Path) -> None:
+    """It starts ranks again after any failure; the next ones end at once, with the same words."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    script = [str(SCRIPT), str(tmp_path), "4", "--mishap", "1:3:user"]
+    environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = subprocess.run([*command, *where, *script], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.count("begins after step") == 2, "trained again"
+    (ended,) = tmp_path.glob(".ended-*.json")
+    assert "data/corpus: the store is too small." in json.loads(ended.read_text())["message"]
+    assert "data/corpus: the store is too small." in done.stderr
+
+
 # The command itself
 
 

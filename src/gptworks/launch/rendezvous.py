@@ -108,9 +108,10 @@ def agree(
     from torch import distributed
 
     deadline = time.monotonic() + timeout
-    leader = _lead(base) if place.rank == 0 else _find_leader(base, "", timeout)
+    told = json.dumps(dict(identity))
+    leader = _lead(base, told) if place.rank == 0 else _find_leader(base, "", timeout)
     while True:
-        attempt = _Attempt(base, leader, distributed.PrefixStore(leader, base), place, json.dumps(dict(identity)))
+        attempt = _Attempt(base, leader, distributed.PrefixStore(leader, base), place, told)
         try:
             return attempt.store, _agree(attempt, prepare, device_of, timeout)
         except _Superseded:
@@ -157,10 +158,13 @@ class _Attempt:
                     raise
 
 
-def _lead(base: Any) -> str:
+def _lead(base: Any, identity: str) -> str:
     """Rank 0 begins anew. torchrun's store outlives its attempts, and its nodes do not count them alike, so nothing in
     the environment says which attempt this is."""
+    from torch import distributed
+
     leader = f"{platform.node()}-{os.getpid()}-{time.time_ns()}"
+    distributed.PrefixStore(leader, base).set("identity", json.dumps([_this_process(), identity]))
     base.set(_LEADER, leader)
     return leader
 
@@ -179,7 +183,7 @@ def _find_leader(base: Any, not_this: str, timeout: float) -> str:
 
 def _agree(attempt: _Attempt, prepare: Callable[[], T], device_of: Callable[[T], str], timeout: float) -> T:
     store, place = attempt.store, attempt.place
-    process = f"process {os.getpid()} on {platform.node()}"
+    process = _this_process()
     if store.check(["verdict"]):  # before this rank came: it is not meant, or a refusal that came early
         if not json.loads(store.get("verdict")):
             raise _Superseded
@@ -216,12 +220,15 @@ def _contradiction(store: Any, place: Placement, process: str) -> str:
     return ""
 
 
+def _this_process() -> str:
+    return f"process {os.getpid()} on {platform.node()}"
+
+
 def _difference(attempt: _Attempt, process: str) -> str:
     """Between this rank's identity and rank 0's; empty: there is none."""
     store, place = attempt.store, attempt.place
-    if place.rank == 0:
-        store.set("identity", json.dumps([process, attempt.identity]))
-        return ""
+    if not store.check(["identity"]):
+        return ""  # of an attempt that is over
     first, theirs = json.loads(store.get("identity"))
     if theirs == attempt.identity:
         return ""
