@@ -17,8 +17,8 @@ from gptworks.errors import UsageError, first_line
 from gptworks.launch import store_client
 from gptworks.launch.nodes import Nodes, bracketed
 
-BEAT_S = 0.5
-STALE_S = 3.0  # a machine whose entry has not changed for so long is not there
+BEAT_S = 1.0
+STALE_S = 5.0  # a machine whose entry has not changed for so long is not there
 LOST_S = 20.0  # after which machine 0, which does not answer, is taken for lost
 CLOCK_TOLERANCE_S = 3.0  # torch compares the clocks of machines to find those that are gone
 
