@@ -114,7 +114,7 @@ def test_ranks_with_other_configurations(refused: Callable[..., list[str]]) -> N
     more = {1: ["optim.lr=2e-4", "model.num_heads=1"]}
     for text in refused(told(0, 2), told(1, 2), more=more):
         assert "was started with other settings than rank 0" in text
-        assert "model.num_heads: 2 there, 1 here; optim.lr: 0.0001 there, 0.0002 here. Needed: the same" in text
+        assert "model.num_heads: 2 there, 1 here; optim.lr: 0.0003 there, 0.0002 here. Needed: the same" in text
 
 
 def test_ranks_with_other_versions(refused: Callable[..., list[str]]) -> None:

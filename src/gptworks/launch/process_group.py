@@ -119,7 +119,7 @@ def refuse(problem: GPTWorksError, timeout: float) -> None:
 
     with suppress(RuntimeError, GPTWorksError):
         base = distributed.PrefixStore("gptworks/1", rendezvous.open_store(place, timeout))
-        rendezvous.agree(base, place, fail, lambda _: "", timeout, _versions())
+        rendezvous.agree(base, place, fail, lambda _: "", timeout)
 
 
 def _take_device(name: str, place: rank_env.Placement) -> torch.device:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from gptworks.errors import GPTWorksError, UsageError, first_line
@@ -97,18 +96,18 @@ def agree(
     prepare: Callable[[], T],
     device_of: Callable[[T], str],
     timeout: float,
-    identity: Mapping[str, Any] = MappingProxyType({}),
+    identity: Mapping[str, Any] | None = None,
 ) -> tuple[Any, T]:
     """What `prepare` finds for this rank, once every rank has come, was told the same, and has a device of its own;
     and the store in which nobody of an earlier attempt has said anything.
 
     A GPTWorksError of one rank's `prepare` ends all ranks. device_of: "kind identity"; the identity may be empty.
-    `identity`: what must be the same on all ranks, by name, such as versions and the configuration.
+    `identity`: what must be the same on all ranks, by name, such as versions and the configuration; None = not known.
     """
     from torch import distributed
 
     deadline = time.monotonic() + timeout
-    told = json.dumps(dict(identity))
+    told = json.dumps(dict(identity)) if identity is not None else ""
     leader = _lead(base, told) if place.rank == 0 else _find_leader(base, "", timeout)
     while True:
         attempt = _Attempt(base, leader, distributed.PrefixStore(leader, base), place, told)
@@ -130,7 +129,7 @@ class _Attempt:
     leader: str
     store: Any  # the part of `base` that is of this attempt
     place: Placement
-    identity: str  # JSON
+    identity: str  # JSON; empty: not to be compared
 
     def leave_if_over(self, seconds: float) -> None:
         """Where the store may hold earlier attempts: give rank 0 of a new one so long to show itself."""
@@ -230,7 +229,7 @@ def _difference(attempt: _Attempt, process: str) -> str:
     if not store.check(["identity"]):
         return ""  # of an attempt that is over
     first, theirs = json.loads(store.get("identity"))
-    if theirs == attempt.identity:
+    if theirs == attempt.identity or not theirs or not attempt.identity:
         return ""
     here, there = json.loads(attempt.identity), json.loads(theirs)
     names = [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
