@@ -27,7 +27,7 @@ import json, sys, time, types
 from pathlib import Path
 from gptworks.errors import GPTWorksError
 from gptworks.launch import membership, nodes, supervise, torchrun
-torchrun.LAST_CALL_S, torchrun.KEEP_ALIVE_S, torchrun.KEEP_ALIVE_TRIES = 2, 1, 3
+torchrun.LAST_CALL_S, torchrun.KEEP_ALIVE_S, torchrun.KEEP_ALIVE_TRIES = 2, 1, 6
 settings, folder, *rest = sys.argv[1:]
 settings = json.loads(settings)
 ahead = settings["clock"]
@@ -227,7 +227,7 @@ def test_a_cable_that_is_pulled_and_put_back(cluster: Cluster, tmp_path: Path) -
     first, second = (cluster.start(k, 60, "--pause", "0.1", "--timeout", 6, restarts=3) for k in range(2))
     wait_for(first, lambda: len(values(tmp_path)) >= 5)
     cluster.machines[1].set_link("down")
-    wait_for(first, lambda: "rank-0.log" and "error: rank 1 of 2 has not answered for 6 s" in log(tmp_path, 0))
+    wait_for(first, lambda: "error: rank 1 of 2 has not answered for 6 s" in log(tmp_path, 0))
     wait_for(second, lambda: "error:" in log(tmp_path, 1))
     cluster.machines[1].set_link("up")
     _, err = finish(first, code=0)
@@ -270,7 +270,7 @@ def test_a_signal_to_one_machine_saves_everywhere_however_slowly(
     step = saved_step(tmp_path)
     assert computed(tmp_path) == list(range(1, step + 1))
     assert out.splitlines()[-1] == f"rank 0 ends after step {step}"
-    assert (err + err_there).replace("\n", "") == "" or "waiting for node" in err + err_there
+    assert [line for line in (err + err_there).splitlines() if not line.startswith("waiting for node")] == []
 
 
 @pytest.mark.slow
@@ -284,7 +284,7 @@ def test_the_second_ctrl_c_ends_this_machine_at_once(cluster: Cluster, tmp_path:
     first.send_signal(signal.SIGINT)
     finish(first, code=130)
     assert all(is_gone(pid) for pid in here[1:])
-    finish(second, code=2 if second.poll() != 0 else 0)
+    finish(second, code=0)  # its rank had nothing to save
 
 
 @pytest.mark.slow

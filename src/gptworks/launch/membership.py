@@ -30,7 +30,7 @@ class Membership:
         self.refused = ""  # why the run ends on all machines, before it has begun
         self.present: set[int] = set()
         self.all_done = False
-        self._has_begun = self._is_done = False
+        self._has_begun = self._is_done = self._has_written = False
         self._me, self._beats = uuid.uuid4().hex, 0
         self._heard = time.monotonic()
         self._store: Any = None
@@ -96,6 +96,7 @@ class Membership:
     def enter(self, idle: Callable[[], None], timeout: float) -> None:
         """Wait for machine 0 and see that both were told the same. `idle`: called meanwhile; what it raises ends it."""
         self._stop()
+        self._has_written = False
         self._wait_for_node_0(idle, timeout)
         try:
             self._store = self._connect()
@@ -152,11 +153,7 @@ class Membership:
                 "Needed: the same on all machines."
             )
         if self._changed_entry(node, STALE_S, idle) is not None:
-            there = json.loads(self._store.get(f"node/{node}"))["host"]
-            self._refuse(
-                f"--node-rank: node {node} of {self.nodes.count} has come already, on {there}; this is "
-                f"{platform.node()}. Needed: another --node-rank on each machine."
-            )
+            self._refuse(self._told_twice(json.loads(self._store.get(f"node/{node}"))["host"]))
 
     def _refuse(self, text: str) -> None:
         """On all machines, unless the run goes on already."""
@@ -188,7 +185,22 @@ class Membership:
         return entry | {"time": time.time()}
 
     def _write_entry(self) -> None:
-        self._store.set(f"node/{self.nodes.rank}", json.dumps(self._entry()))
+        key = f"node/{self.nodes.rank}"
+        if self._has_written and self._store.check([key]):
+            there = json.loads(self._store.get(key))
+            if there["me"] != self._me:  # both came at the same moment
+                self.refused = self._told_twice(there["host"])
+                if not self._store.check(["begun"]):
+                    self._store.set("refused", self.refused)
+                return
+        self._store.set(key, json.dumps(self._entry()))
+        self._has_written = True
+
+    def _told_twice(self, host: str) -> str:
+        return (
+            f"--node-rank: node {self.nodes.rank} of {self.nodes.count} has come already, on {host}; this is "
+            f"{platform.node()}. Needed: another --node-rank on each machine."
+        )
 
     def _beat(self, end: threading.Event) -> None:
         seen: dict[int, tuple[bytes, float]] = {}
