@@ -90,7 +90,7 @@ class _Machine:
         self.waiting_since = time.monotonic()
         self._next_word = 5.0
         self._restarts_told = 0
-        self._has_shown = False
+        self._has_shown = self._is_complete = False
 
     def run(self) -> int:
         for attempt in range(self.job.max_restarts + 1):
@@ -175,7 +175,8 @@ class _Machine:
         """The ranks of this machine have ended so long ago, and the agent goes on."""
         if present.ended_well(self.job.nproc):
             self.member.done()
-            return self.member.all_done and seconds > 5  # the agent waits for one that was told to end
+            self._is_complete = self.member.all_done and seconds > 5  # the agent waits for one that was told to end
+            return self._is_complete
         failure = present.failure()
         if failure is not None and not failure.can_restart:
             return seconds > 0.5  # it would start them again, to find the same
@@ -275,7 +276,10 @@ class _Machine:
             self.agent.wait()
 
     def _ended_well(self) -> bool:
-        return bool(self.rounds) and self.rounds[-1].ended_well(self.job.nproc)
+        """Not where the agent has ended its ranks for the sake of another start, and has then failed."""
+        assert self.agent is not None
+        was_meant = self.agent.returncode == 0 or self._is_complete or bool(self.received.received)
+        return was_meant and bool(self.rounds) and self.rounds[-1].ended_well(self.job.nproc)
 
     def _verdict(self) -> int:
         assert self.agent is not None
