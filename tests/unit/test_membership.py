@@ -138,7 +138,7 @@ def job(**nodes_of: Any) -> Any:
 
     from gptworks.launch.job import Job
 
-    return Job(("-m", "gptworks", "train"), 4, Path("logs"), Nodes(**nodes_of), 3)
+    return Job(("-m", "gptworks", "train", "--master", "a"), 4, Path("logs"), Nodes(**nodes_of), 3)
 
 
 def option(words: list[str], name: str) -> str:
@@ -150,7 +150,7 @@ def test_torchrun_gets_the_machines_and_its_switch() -> None:
     assert option(words, "--nnodes") == "2:3" and option(words, "--nproc-per-node") == "4"
     assert option(words, "--rdzv-endpoint") == "10.0.0.1:1234" and option(words, "--max-restarts") == "3"
     assert "is_host=0" in option(words, "--rdzv-conf").split(",")
-    assert words[-5:] == ["-m", "gptworks.launch.rank_process", "-m", "gptworks", "train"]
+    assert words[-8:] == ["-m", "gptworks.launch.rank_process", "--", "-m", "gptworks", "train", "--master", "a"]
     assert torchrun.environment(job(count=2))["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     first = torchrun.command(job(count=3, rank=0, master="10.0.0.1"))
     assert option(first, "--local-addr") == "10.0.0.1" and "is_host=1" in option(first, "--rdzv-conf").split(",")
@@ -173,7 +173,7 @@ def test_torchrun_understands_all_of_it() -> None:
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (1, 2, 4, 3)
     assert config.rdzv_endpoint == "[fe80::1]:29400" and config.shutdown_timeout == 7200
     assert config.rdzv_configs["is_host"] == "1" and "SIGUSR1" in config.signals_to_handle
-    assert args[-2:] == ["gptworks", "train"]
+    assert args[-5:] == ["-m", "gptworks", "train", "--master", "a"]
 
 
 def test_what_is_meant_for_another_agent_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,4 +146,4 @@ def end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main([word for number, word in enumerate(sys.argv[1:]) if number or word != "--"])

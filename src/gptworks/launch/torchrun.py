@@ -40,7 +40,9 @@ def command(job: Job) -> list[str]:
         "--signals-to-handle": ",".join(("SIGQUIT", *(number.name for number in signals.SAVE_AND_END))),
     }
     words = [word for option in options.items() for word in option]
-    return [sys.executable, "-m", "torch.distributed.run", *words, "-m", "gptworks.launch.rank_process", *job.command]
+    # After -- torchrun does not look for its own options, such as the beginning of --master-addr in our --master.
+    ranks = ["-m", "gptworks.launch.rank_process", "--", *job.command]
+    return [sys.executable, "-m", "torch.distributed.run", *words, *ranks]
 
 
 def _name_for_order(machines: nodes.Nodes) -> str:
