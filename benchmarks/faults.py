@@ -27,7 +27,7 @@ TIMEOUT_S = 8  # parallel.timeout: after which a rank that does not answer is gi
 TEXT = (
     "model.num_layers=2 model.hidden_size=16 model.num_heads=2 model.vocab_size=512 model.max_positions=16 "
     "data.split=90,10 data.seq_len=16 batch.global_size=8 train.log_every=1 optim.lr=3e-3 checkpoint.every=5 "
-    "checkpoint.keep_last=3 checkpoint.portable=false run.device=cpu run.threads=1 train.check_memory=false"
+    "checkpoint.keep_last=3 checkpoint.portable=false run.device=cpu run.threads=1 train.check_memory=off"
 )
 SETTINGS = TEXT.split()
 

@@ -21,7 +21,7 @@ REST = "data.seq_len=16 optim.lr=1e-3 train.log_every=1 checkpoint.portable=fals
 def times(folder: Path, launcher: list[str], ranks: int, steps: int, resume: str) -> tuple[float, float]:
     """Seconds to the first step, and from the last one to the end of the processes: the save, and closing."""
     sizes = [f"parallel.dp={ranks}", f"batch.global_size={ranks}", "parallel.timeout=600", f"train.steps={steps}"]
-    settings = [*SHAPE.split(), *REST.split(), *sizes, f"data.path={folder / 'data'}", "train.check_memory=false"]
+    settings = [*SHAPE.split(), *REST.split(), *sizes, f"data.path={folder / 'data'}", "train.check_memory=off"]
     out = folder / f"{ranks}-{'torchrun' if launcher[0] == '-m' and 'torch' in launcher[1] else 'ours'}"
     command = [sys.executable, *launcher, "-m", "gptworks", "train", *settings, "--out", str(out), "--resume", resume]
     metrics = out / "metrics.jsonl"

@@ -167,6 +167,7 @@ def _job(args: argparse.Namespace, config: Any) -> "Job":
     """What would be started here, after all checks."""
     from pathlib import Path
 
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported, which then says less of sockets
     from gptworks.launch.job import Job
     from gptworks.train import run_folder
 
