@@ -5,18 +5,20 @@ import os
 import platform
 import re
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gptworks.errors import GPTWorksError, TrainingError, UsageError
 from gptworks.launch import heartbeat, rank_env
 from gptworks.launch.heartbeat import Heartbeat
 
+ANSWER = 8.0  # seconds in which the store must answer a rank that fails
 PATIENCE = 3.0  # seconds a rank that lost its connection waits to hear why
 _LOST = re.compile(
     r"gloo|nccl|connection (was )?(closed|reset|refused)|timed out|timeout|pair closure|broken pipe|"
@@ -24,6 +26,9 @@ _LOST = re.compile(
     re.I,
 )
 _TIMED_OUT = re.compile(r"timed out|timeout", re.I)
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -87,17 +92,40 @@ class Connection:
         self.rank, self.world_size = rank, world_size
         self.heartbeat = Heartbeat(store, rank, world_size, timeout, self._end_hung if is_watched else None)
         self.store = self.heartbeat.store
+        self._answers = True
         self.heartbeat.start()
 
     def tell(self, failure: Failure) -> None:
-        with suppress(RuntimeError):
-            self.store.compare_set("failed", "", json.dumps(asdict(failure)))
+        self._ask(lambda: self.store.compare_set("failed", "", json.dumps(asdict(failure))), None)
 
     def heard(self) -> Failure | None:
-        with suppress(RuntimeError):
-            if self.store.check(["failed"]):
-                return Failure(**json.loads(self.store.get("failed")))
-        return None
+        def look() -> Failure | None:
+            there = self.store.check(["failed"])
+            return Failure(**json.loads(self.store.get("failed"))) if there else None
+
+        return self._ask(look, None)
+
+    def explain(self, place: str) -> str:
+        """Why this rank has waited at `place` in vain."""
+        beats = self.heartbeat
+        return self._ask(lambda: beats.explain(place), beats.without_store(place), 2.5 * beats.interval)
+
+    def _ask(self, question: Callable[[], T], otherwise: T, more: float = 0.0) -> T:
+        """In a thread: where a cable is out, a question to the store has no end. Asked in vain once, it is not asked
+        again. more: seconds that the question itself takes."""
+        if not self._answers:
+            return otherwise
+        found: list[T] = []
+
+        def ask() -> None:
+            with suppress(RuntimeError):
+                found.append(question())
+
+        thread = threading.Thread(target=ask, name="question", daemon=True)
+        thread.start()
+        thread.join(ANSWER + more)
+        self._answers = not thread.is_alive()
+        return found[0] if found else otherwise
 
     def _end_hung(self, place: str) -> None:
         """In a thread: the main one will not come back."""
@@ -216,7 +244,7 @@ def explain(error: Exception, rank: int, connection: Connection | None) -> Failu
 def _explain_wait(rank: int, connection: Connection, place: str) -> Failure:
     """This rank has waited for `parallel.timeout` in vain."""
     cause = _cause(rank, connection, wait=0)
-    return _because(rank, cause) if cause is not None else Failure(rank, connection.heartbeat.explain(place))
+    return _because(rank, cause) if cause is not None else Failure(rank, connection.explain(place))
 
 
 def _because(rank: int, cause: Failure) -> Failure:
