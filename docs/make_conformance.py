@@ -22,6 +22,7 @@ OUTCOMES = ROOT / "tests" / "conformance" / "outcomes.json"
 _ID = re.compile(r"(?<![a-z0-9])(s\d|w|x)_?(\d\d)(?!\d)")
 _WORST_FIRST = ("failed", "passed", "skipped")
 _NONE = "-"
+COLUMNS = ("ours", "theirs", "as pasted")
 
 INTRODUCTION = """\
 # Conformance
@@ -33,6 +34,10 @@ gptworks does in its own words, and the same by the other system's command or YA
 `gptworks translate`). A half is done when its tests, which carry the row's id in their names, were run and passed.
 They run on a CPU: the real code on small models. Those marked *live* run the other system itself
 (`make test-interop`); they prove more, and count for nothing here.
+
+A third column is about the documents themselves: their blocks of shell and lines of Python as they stand, with their
+comments and `cd` lines, pasted into `gptworks run`. It has the rows that such a block is about; where a block leaves
+something to its reader, such as a path or the number of devices, a value is put in.
 
 A dash stands where a promise has one half: lines of Python and converters have no foreign command (their code is
 rewritten in our words, their checkpoints are converted by `gptworks convert`), and a document as a whole exists in its
@@ -68,18 +73,22 @@ def is_live(test: str) -> bool:
     return test.startswith("tests/interop/")
 
 
-def is_foreign(test: str) -> bool:
-    return test.startswith("tests/conformance/test_run_")
+def column(test: str) -> str:
+    """The column that a test is shown in."""
+    if test.startswith("tests/conformance/test_pasted_"):
+        return "as pasted"
+    return "theirs" if test.startswith("tests/conformance/test_run_") else "ours"
 
 
 def text(every: Iterable[Mapping[str, str]], tests: Mapping[str, list[str]], outcomes: Mapping[str, str]) -> str:
     lines, document = [INTRODUCTION], ""
     every = list(every)
-    halves = {row["id"]: [_half(row, tests, outcomes, foreign) for foreign in (False, True)] for row in every}
-    ours, theirs = ([cells[half] for cells in halves.values() if cells[half] != _NONE] for half in (0, 1))
+    shown = {row["id"]: [_cell(row, tests, outcomes, name) for name in COLUMNS] for row in every}
+    ours, theirs, pasted = ([cells[at] for cells in shown.values() if cells[at] != _NONE] for at in range(len(COLUMNS)))
     lines.append(
         f"Of {len(every)} rows, {len(ours)} have a half in our words, of which {_passed(ours)} pass, and {len(theirs)} "
-        f"in theirs, of which {_passed(theirs)} pass.\n"
+        f"in theirs, of which {_passed(theirs)} pass; {len(pasted)} have a block that is pasted, of which "
+        f"{_passed(pasted)} pass.\n"
     )
     for row in every:
         if row["document"] != document:
@@ -87,10 +96,10 @@ def text(every: Iterable[Mapping[str, str]], tests: Mapping[str, list[str]], out
             lines += [
                 f"## {document}",
                 "",
-                "| id | promise | what must hold | ours | theirs |",
-                "|---|---|---|---|---|",
+                f"| id | promise | what must hold | {' | '.join(COLUMNS)} |",
+                "|---|---|---|---|---|---|",
             ]
-        cells = [row["id"], row["promise"], row["holds"], *halves[row["id"]]]
+        cells = [row["id"], row["promise"], row["holds"], *shown[row["id"]]]
         lines.append("| " + " | ".join(re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in cells) + " |")
         if row is every[-1] or every[every.index(row) + 1]["document"] != document:
             lines.append("")
@@ -101,9 +110,10 @@ def _passed(cells: list[str]) -> int:
     return sum(cell.startswith("passed") for cell in cells)
 
 
-def _half(row: Mapping[str, str], tests: Mapping[str, list[str]], outcomes: Mapping[str, str], foreign: bool) -> str:
-    mine = [test for test, about in tests.items() if row["id"] in about and is_foreign(test) is foreign]
-    if not mine and row.get("only") == ("ours" if foreign else "theirs"):
+def _cell(row: Mapping[str, str], tests: Mapping[str, list[str]], outcomes: Mapping[str, str], name: str) -> str:
+    mine = [test for test, about in tests.items() if row["id"] in about and column(test) == name]
+    is_about = bool(row.get("pasted")) if name == "as pasted" else row.get("only", name) == name
+    if not mine and not is_about:
         return _NONE
     counted = [test for test in mine if not is_live(test)]
     states = {outcomes.get(test, "not run") for test in counted}

@@ -26,7 +26,8 @@ Everything below is a name of `gptworks`, imported when it is first used. What a
 
 # In the order in which they are met; the methods that people call, where a class has more.
 NAMES: dict[str, list[str]] = {
-    "GPT": ["from_pretrained", "loss"],
+    "GPT": ["from_pretrained", "from_config", "loss", "save_pretrained"],
+    "ModelConfig": [],
     "Tokenizer": ["from_pretrained", "__call__", "encode", "decode", "train", "save"],
     "generate": [],
     "generations": [],
@@ -49,11 +50,22 @@ def text() -> str:
         if not is_class or name == "Trainer":
             parts.append(_signature(name, described))
         parts.append(_body(described))
+        if name == "ModelConfig":
+            parts.append(_keys(described))
         for method in methods:
             function = getattr(described, method)
             called = f"{name}.{method}" if method != "__call__" else name.lower()
             parts += [f"### {called}\n", _signature(called, function), _body(function)]
     return "\n".join(parts)
+
+
+def _keys(section: Any) -> str:
+    """The keys of a section, which are the keywords of its class."""
+    rows = []
+    for name, field in section.model_fields.items():
+        default = "4 x hidden_size" if field.default_factory else repr(field.default)
+        rows.append(f"| `{name}` | `{default}` | {field.description} |")
+    return "\n".join(["| keyword | default | |", "|---|---|---|", *rows, ""])
 
 
 def real(thing: Any) -> Any:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gptworks.api.trainer import Trainer
     from gptworks.checkpoint.pretrained import PretrainedGPT as GPT
     from gptworks.config.load import load as load_config
+    from gptworks.config.schema import ModelConfig
     from gptworks.errors import GPTWorksError
     from gptworks.generate.engine import generate, generations
     from gptworks.tokenizer import Tokenizer
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "GPT": ("gptworks.checkpoint.pretrained", "PretrainedGPT"),
     "GPTWorksError": ("gptworks.errors", "GPTWorksError"),
+    "ModelConfig": ("gptworks.config.schema", "ModelConfig"),
     "Tokenizer": ("gptworks.tokenizer", "Tokenizer"),
     "Trainer": ("gptworks.api.trainer", "Trainer"),
     "generations": ("gptworks.generate.engine", "generations"),
@@ -32,6 +34,7 @@ _HOMES = {
 __all__ = [
     "GPT",
     "GPTWorksError",
+    "ModelConfig",
     "Tokenizer",
     "Trainer",
     "__version__",

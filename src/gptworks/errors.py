@@ -42,8 +42,16 @@ class DataError(GPTWorksError):
     """A corpus or a store that is missing, empty, broken or too small."""
 
 
+class EmptyPartError(DataError):
+    """A part of a dataset, such as the held-out one, that has no text, or not enough for one sample."""
+
+
 class CheckpointError(GPTWorksError):
     """A checkpoint that cannot be written, read or continued from."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint that is not as it was written: `--resume auto` takes an earlier one instead."""
 
 
 class TrainingError(GPTWorksError):

@@ -33,6 +33,8 @@ train:
   log_every: 1
 checkpoint:
   every: 2
+evaluate:
+  every: 0
 run:
   device: cpu
   threads: 1

@@ -1,6 +1,7 @@
 """Exit codes: 2 without a traceback for what a user can mend, 1 with one for our own faults."""
 
 import errno
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -90,6 +91,22 @@ def test_a_command_that_is_none(command: list[str], said: str, call: Call) -> No
         (["plot", "here", "stray"], "plot: unknown argument stray."),
         (["prepare", "x", "--out", "y", "--append_eod"], "unknown argument --append_eod; did you mean --append-eod?"),
         (["train", "--rezume=auto"], "did you mean --resume?"),
+        # What other tools call it.
+        (["train", "--lr", "1e-3"], "unknown argument --lr; did you mean optim.lr=1e-3?"),
+        (["train", "--learning_rate=1e-3"], "unknown argument --learning_rate=1e-3; did you mean optim.lr=1e-3?"),
+        (
+            ["train", "--preset", "tiny", "--max-iters", "9"],
+            "unknown argument --max-iters; did you mean train.steps=9?",
+        ),
+        (["train", "--steps", "9"], "unknown argument --steps; did you mean train.steps=9?"),
+        (["train", "--n-layer"], "unknown argument --n-layer; did you mean model.num_layers=VALUE?"),
+        (["plan", "--batch_size", "8"], "did you mean batch.global_size=8 or batch.micro_size=8?"),
+        (["config", "show", "--block-size", "8"], "did you mean data.seq_len=8 or model.max_positions=8?"),
+        (["train", "--out_dir", "x"], "unknown argument --out_dir; did you mean --out?"),
+        (["train", "--resume-from-checkpoint", "x"], "did you mean --resume?"),
+        (["generate", "--model", "x", "--prompt", "y", "--max_tokens", "9"], "did you mean --max-new-tokens?"),
+        (["generate", "--model", "x", "--prompt", "y", "--length", "9"], "did you mean --max-new-tokens?"),
+        (["generate", "--model", "x", "--prompt", "y", "--lr", "9"], "--lr. `gptworks generate --help` lists"),
     ],
 )
 def test_an_option_that_is_none(command: list[str], said: str, call: Call) -> None:
@@ -106,12 +123,54 @@ def test_overrides_may_stand_anywhere(recipe: Path, call: Call) -> None:
     assert shown["model"]["hidden_size"] == 32
 
 
+def test_a_configuration_may_be_named_without_its_option(recipe: Path, tmp_path: Path, call: Call) -> None:
+    assert call("config", "check", recipe).out == f"{recipe}: no problems\n"
+    assert "seed: 7" in call("config", "show", "train.seed=7", recipe).out
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("modle:\n  num_layers: 2\n")
+    assert f"{bad}: 1 problem" in call("config", "check", bad, expect=2).err
+    assert "an override has the form" in call("config", "check", "-c", recipe, bad, expect=2).err
+    assert "an override has the form" in call("config", "check", recipe, bad, expect=2).err
+
+
 def test_prompts_that_cannot_be_continued(finished: Path, call: Call) -> None:
     done = call("generate", "--model", finished, "--prompt", "", expect=2)
     assert "prompt 1 is empty" in done.err
     done = call("generate", "--model", finished, "--prompt", "a", "--max-new-tokens", 40, expect=2)
     assert "40 more were asked for" in done.err
     assert "the model's context is 32" in done.err
+
+
+def test_what_nobody_asked_for_is_cut_to_what_fits(finished: Path, call: Call) -> None:
+    """The usual 64 new tokens are more than a context of 32 has room for."""
+    command = [
+        "generate",
+        "--model",
+        finished,
+        "--ignore-eod",
+        "--json",
+        "--prompt",
+        "Anna",
+        "--prompt",
+        "Tom and Anna",
+    ]
+    done = call(*command)
+    texts = [json.loads(line) for line in done.out.splitlines()]
+    prompts = [32 - len(text["tokens"]) for text in texts]
+    assert 0 < prompts[0] < prompts[1] and {text["finish"] for text in texts} == {"length"}
+    for number, text in enumerate(texts, 1):
+        assert f"note: prompt {number}: at most {len(text['tokens'])} new tokens, as many as fit" in done.err
+    asked = call(*command, "--max-new-tokens", "64", expect=2)
+    assert f"prompt 1 has {prompts[0]} tokens and 64 more were asked for" in asked.err
+    least = call(*command, "--min-new-tokens", "28", expect=2)
+    assert f"prompt 2 has {prompts[1]} tokens and 28 more were asked for" in least.err
+    slid = call(*command, "--window", "slide")
+    assert [len(json.loads(line)["tokens"]) for line in slid.out.splitlines()] == [64, 64] and not slid.err
+
+
+def test_a_prompt_that_fills_the_context(finished: Path, call: Call) -> None:
+    done = call("generate", "--model", finished, "--prompt", "the river " * 40, expect=2)
+    assert "asked for" not in done.err and "Shorten it to 31 or fewer" in done.err
 
 
 def test_a_folder_without_a_tokenizer(finished: Path, small_store: Path, call: Call) -> None:
@@ -152,6 +211,8 @@ def test_errors_of_the_operating_system(call: Call, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(command_line.VERBS, "plot", verb(full))
     done = call("plot", expect=2)
     assert done.err == "error: /somewhere/metrics.jsonl: No space left on device. Free some space.\n"
+    monkeypatch.setitem(command_line.VERBS, "plot", verb(OSError(errno.ENOSPC, "No space left on device")))
+    assert call("plot", expect=2).err == "error: disk: No space left on device. Free some space.\n"
     monkeypatch.setitem(command_line.VERBS, "plot", verb(OSError(errno.EIO, "Input/output error")))
     assert "Traceback" in call("plot", expect=1).err
 

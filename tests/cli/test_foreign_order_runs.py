@@ -63,7 +63,10 @@ def test_another_number_of_samples_is_refused(
     middle = tmp_path / "run" / "checkpoints" / "step-00000002"
     done = call(*common, *changes, "--resume", middle, expect=2 if asks else 0)
     if asks:
-        assert f"{middle}: data.order: megatron was laid out for 24 samples, but this run asks for {asks} (" in done.err
+        assert (
+            f"{middle}: the order of samples (data.order: megatron) was laid out for 24, but this run asks for {asks} ("
+            in done.err
+        )
         assert "set train.steps (or epochs, tokens) and batch.global_size back" in done.err
     else:
         assert "resuming from" in done.out

@@ -181,6 +181,15 @@ def test_settings_are_shown_and_changed(model_folder: Path, call: Call, type_in:
     assert "/reset" in out
 
 
+def test_a_conversation_on_a_short_context(model_folder: Path, call: Call, type_in: Any) -> None:
+    """Nobody asked for 64 new tokens; who asks for them is told that they do not fit."""
+    type_in("Anna\n/set max_new_tokens 64\nAnna\n")
+    done = call("generate", "--model", model_folder, "--interactive", "--strategy", "greedy", "--ignore-eod")
+    assert done.out.startswith("Anna") and len(done.out.split("max_new_tokens: 64")[0]) > 20
+    assert done.err.count("new tokens, as many as fit the model's context") == 1
+    assert "64 more were asked for" in done.err.split("error: ")[1]
+
+
 def test_mistakes_in_a_conversation_change_nothing(model_folder: Path, call: Call, type_in: Any) -> None:
     typed = ["/set temperature 0", "/set temprature 1", "/set top_k", "/fly", "/set max_new_tokens 99", "Anna"]
     type_in("\n".join([*typed, "/set max_new_tokens 2", "/set strategy beam", "Anna"]))

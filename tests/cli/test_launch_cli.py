@@ -89,6 +89,21 @@ def test_processes_of_one_machine(recipe: Path, tmp_path: Path, call: Call, jobs
     assert not (tmp_path / "run").exists(), "this process writes nothing of the run"
 
 
+@pytest.mark.parametrize(
+    ("said", "layout"),
+    [
+        (["--dry-run", "--nproc", "3", "batch.global_size=6"], "dp3: 3 processes"),
+        (["--dry-run", "--world", "4", "batch.global_size=8"], "dp4: 4 processes"),
+        (["--dry-run", "--nproc", "2", "parallel.tp=2"], "tp2: 2 processes"),
+    ],
+)
+def test_processes_without_a_layout_are_replicas(
+    said: list[str], layout: str, recipe: Path, tmp_path: Path, call: Call
+) -> None:
+    done = call("train", "-c", recipe, "--out", tmp_path / "run", *said, "batch.micro_size=1")
+    assert f"layout           {layout}" in done.out
+
+
 def test_s2_05_logs_go_where_they_are_wanted(
     recipe: Path, tmp_path: Path, call: Call, jobs: list[supervise.Job]
 ) -> None:
@@ -271,12 +286,15 @@ def test_launching_on_one_machine_does_not_import_torch() -> None:
     assert done.stdout == "False\n"
 
 
-def test_a_layout_alone_starts_its_processes(small_store: Path, tmp_path: Path, run_cli: Any) -> None:
-    """Without --nproc; so the command that goes on from a run folder needs no option of the launcher either."""
+def test_processes_alone_are_replicas_and_a_layout_alone_starts_its_processes(
+    small_store: Path, tmp_path: Path, run_cli: Any
+) -> None:
+    """--nproc 2 means parallel.dp=2, which is written down: to go on from a run folder needs no --nproc."""
     shape = ["model.num_layers=1", "model.hidden_size=16", "model.num_heads=1", "model.vocab_size=512"]
-    settings = [*shape, "model.max_positions=16", f"data.path={small_store}", "batch.global_size=4", "parallel.dp=2"]
+    settings = [*shape, "model.max_positions=16", f"data.path={small_store}", "batch.global_size=4"]
     out = tmp_path / "run"
-    done = run_cli("train", *settings, "train.steps=2", "--out", out)
+    done = run_cli("train", *settings, "train.steps=2", "--out", out, "--nproc", "2")
+    assert "  dp: 2\n" in (out / "config.yaml").read_text() or "dp: 2," in (out / "config.yaml").read_text()
     assert "2 processes, ranks 0 to 1 of 2" in done.stdout and "ranks: 2 processes, dp2" in done.stdout
     done = run_cli("train", "-c", out / "config.yaml", "train.steps=3", "--resume", "auto")
     assert "ranks: 2 processes, dp2" in done.stdout and "step 3/3" in done.stdout

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 # All modules are imported once as they are, so that libraries are there, and once more on what is left of the system.
 IMPORT_EVERYTHING = """
@@ -62,15 +63,21 @@ for verb in VERBS:
     except SystemExit as end:
         assert end.code == 0, verb
 print("parsed", *VERBS)
+print("two processes", main(["train", "-c", sys.argv[1], "--out", sys.argv[2], "parallel.dp=2"]))
 """
 
 
-def test_every_module_and_every_verb_is_there_without_what_only_posix_has() -> None:
-    command = [sys.executable, "-W", "ignore", "-c", IMPORT_EVERYTHING]
+def test_every_module_and_every_verb_is_there_without_what_only_posix_has(recipe: Path, tmp_path: Path) -> None:
+    """Training in several processes is refused with what is missing."""
+    command = [sys.executable, "-W", "ignore", "-c", IMPORT_EVERYTHING, str(recipe), str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
     number = int(next(line for line in lines if "modules;" in line).split()[0])
     assert number > 200
     assert lines[0].startswith(f"{number} modules;"), done.stdout
-    assert lines[-1].startswith("parsed ") and " train " in f"{lines[-1]} "
+    (parsed,) = (line for line in lines if line.startswith("parsed "))
+    assert " train " in f"{parsed} "
+    assert lines[-1] == "two processes 2" and not (tmp_path / "run").exists()
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: 2 processes: win32 lacks the signals") and "in WSL" in last

@@ -141,6 +141,23 @@ def test_what_is_slow_on_the_device_is_said(call: Call) -> None:
     assert "precision.compute: fp32 has 15.7 of the 125 TFLOP/s of v100-32g. precision.compute=fp16" in said
 
 
+@pytest.mark.parametrize(
+    ("device", "advice"), [("v100-32g", "fp16"), ("a100-80g", "bf16"), ("h100-80g", "bf16"), ("cpu", "")]
+)
+def test_the_faster_precision_of_a_device_is_recommended(device: str, advice: str, call: Call) -> None:
+    """By the time of a step. V100 has no units for bf16; a CPU is not assumed to have any."""
+    said = ["plan", "--preset", "345M", "--device", device, "batch.micro_size=1"]
+    told = json.loads(call(*said, "--json").out)
+    notes = [note for note in told["notes"] if note.startswith("precision.compute: fp32")]
+    if not advice:
+        assert notes == []
+        return
+    faster = json.loads(call(*said, f"precision.compute={advice}", "--json").out)
+    ratio = told["step"]["seconds"] / faster["step"]["seconds"]
+    assert f"precision.compute={advice} is {ratio:.1f} times as fast" in notes[0] and ratio > 1.5
+    assert not any("precision.compute" in note for note in faster["notes"])
+
+
 def test_s3_07_gpt3_on_128_devices_is_planned(call: Call) -> None:
     settings = ["model.max_positions=2048", "data.seq_len=2048", "batch.global_size=1536", "batch.micro_size=1"]
     settings += ["parallel.pp=16", "parallel.tp=8", "precision.compute=bf16"]
@@ -192,7 +209,10 @@ def test_no_layout_and_no_batch_means_the_best(call: Call) -> None:
     said = [word for word in SEARCH if word != "--search"]
     done = call(*said)
     assert "note: no layout is given: this is the fastest of " in done.out
-    assert "note: batch.global_size is not set: 2,048 samples of 1,024 tokens are taken" in done.out
+    assert (
+        "note: batch.global_size is not set: 2,048 samples of 1,024 tokens are taken, which suit a model of this size"
+        in done.out
+    )
     best = json.loads(call(*SEARCH, "--json").out)["found"][0]
     assert json.loads(call(*said, "--json").out)["settings"] == best["settings"]
 
@@ -410,7 +430,7 @@ def test_a_device_is_known_however_it_is_written(call: Call) -> None:
 
 def test_bf16_is_no_larger_than_fp16(call: Call) -> None:
     said = call("plan", "--preset", "345M", "--device", "v100-32g", "precision.compute=bf16").out
-    assert "precision.compute=fp16 is faster." in said and "half as large" not in said
+    assert "precision.compute=fp16 is 5.4 times as fast." in said and "half as large" not in said
     assert "(of 15.7 TFLOP/s, bf16)" in said
 
 

@@ -3,6 +3,8 @@
 import contextlib
 import io
 import json
+import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +41,37 @@ def paddle_corpus(folder: Path) -> None:
     (folder / "data").mkdir()
     np.save(folder / "data/corpus_ids.npy", draw.integers(0, 500, size=int(lens.sum())).astype(np.uint16))
     np.savez(folder / "data/corpus_idx.npz", lens=lens, docs=np.arange(len(lens) + 1, dtype=np.int64))
+
+
+# Output and data that stand between the same marks as commands.
+_NOT_SHELL = re.compile(r"(?:json|yaml|text|python)\n|\n?\[20|\n?\{\"src|\n?\|-")
+
+
+def shell_blocks(shared_data: Path, number: int) -> list[str]:
+    """Of one of the five documents, in their order."""
+    return [block.partition("\n")[2] for block in _blocks(shared_data, number) if not _NOT_SHELL.match(block)]
+
+
+def python_blocks(shared_data: Path, number: int) -> list[str]:
+    found = [block for block in _blocks(shared_data, number) if block.startswith("python\n")]
+    return [textwrap.dedent(block.partition("\n")[2]) for block in found]
+
+
+def text_blocks(shared_data: Path, number: int) -> list[str]:
+    """Those that a document marks as text: files, and what to do with them."""
+    return [block.partition("\n")[2] for block in _blocks(shared_data, number) if block.startswith("text\n")]
+
+
+def _blocks(shared_data: Path, number: int) -> list[str]:
+    (document,) = (shared_data.parent / "seeds").glob(f"{number:03d}_*.txt")
+    return re.findall(r"^``` ?(\w*\n.*?)^```", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def paddle_npz(path: Path) -> None:
+    """A corpus of small ids in one file, as the older of Paddle's tools wrote it."""
+    draw = np.random.default_rng(0)
+    lens = draw.integers(30, 200, size=60).astype(np.uint16)
+    np.savez(path, ids=draw.integers(0, 500, size=int(lens.sum())).astype(np.uint16), lens=lens)
 
 
 def run(folder: Path, command: str, *options: str) -> int:

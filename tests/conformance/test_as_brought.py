@@ -16,6 +16,7 @@ from gptworks.checkpoint.rules import our_shapes
 from gptworks.checkpoint.stored import in_memory
 from gptworks.checkpoint.systems import oneflow, paddlenlp
 from gptworks.checkpoint.systems.contract import Weights
+from gptworks.cli.main import main
 from gptworks.config.schema import ModelConfig
 from gptworks.data.store import Store, locate_stores
 from gptworks.errors import ConfigError, UsageError
@@ -84,6 +85,10 @@ def test_lambada_on_a_shrunk_model_needs_no_flag_that_the_command_lacks(
         "error: --init_checkpoint_path ./output/model_1000/model_state.pdparams (--model): no such file or folder. "
         "output has no model_1000; it has model_10."
     )
+    # A flag that is not in the command is not named.
+    wikitext = LAMBADA.replace("--cloze_eval", "--overlapping_eval 32").replace("lambada.jsonl", "w.tokens")
+    told = error(capsys, tmp_path, wikitext.replace("model_1000", "model_10"))
+    assert told == "error: --eval_path ./w.tokens (--data): no such file. The task wikitext reads one file of text."
 
 
 # Errors name what was written
@@ -110,6 +115,10 @@ def mindformers(folder: Path) -> str:
             "--dataset_dir nowhere (data.path): no such dataset.",
         ),
         (PRETRAIN.format(model="gpt2-en"), "--input_dir data (data.path): no such dataset."),
+        (
+            "python deploy/python/inference.py --model_type gpt --model_path ./nowhere/model",
+            "--model_path ./nowhere/model (nowhere): no such folder.",
+        ),
         (
             PRETRAIN.format(model="gpt2-en") + " --max_seq_len 0",
             "run_pretrain.gptworks.yaml: 1 problem\n  --max_seq_len (data.seq_len):",
@@ -309,7 +318,7 @@ def test_run_may_download_when_told_so(
 
 
 def test_more_steps_under_an_order_that_was_laid_out_are_refused_in_their_words(
-    small_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = (
         "python pretrain_gpt.py --num-layers 2 --hidden-size 16 --num-attention-heads 2 --micro-batch-size 2 "
@@ -320,6 +329,32 @@ def test_more_steps_under_an_order_that_was_laid_out_are_refused_in_their_words(
     capsys.readouterr()
     words = ["run", "--device", "cpu", "--shrink", "tiny", "--cwd", str(tmp_path), "--", command + "3"]
     told = foreign.error_of(capsys, words)
-    assert "laid out for 8 samples, but this run asks for 12" in told
+    path = Path("run/checkpoints/step-00000002")
+    assert told.splitlines()[-1].startswith(
+        f"error: --save run ({path}): the order of samples (data.order: megatron) was"
+    )
+    assert "was laid out for 8, but this run asks for 12" in told
     assert "set --train-iters (train.steps)" in told and "--global-batch-size" in told
-    assert "or start anew in another --save (--out)" in told
+    # What is told to do can be done.
+    assert f"`gptworks train -c CONFIG --out ANOTHER init.checkpoint={path}`" in told
+    monkeypatch.chdir(tmp_path)
+    anew = ["train", "-c", "pretrain_gpt.gptworks.yaml", "--out", "another", f"init.checkpoint={path}"]
+    assert main(anew) == 0 and f"weights from {path}" in capsys.readouterr().out
+
+
+def test_more_steps_from_a_step_of_fleetx_are_refused_in_its_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign.paddle_corpus(tmp_path)
+    command = (
+        "python run_pretrain.py -c configs_345m_single_card.yaml -o Engine.mix_precision.use_pure_fp16=False "
+        "-o Engine.save_load.output_dir=exp -o Engine.max_steps="
+    )
+    assert foreign.run(tmp_path, command + "1") == 0
+    words = ["run", "--device", "cpu", "--shrink", "tiny", "--cwd", str(tmp_path), "--"]
+    told = foreign.error_of(capsys, [*words, command + "2 -o Engine.save_load.ckpt_dir=exp/step_1"])
+    assert told.splitlines()[-1].startswith(
+        "error: Engine.save_load.ckpt_dir exp/step_1 (exp/checkpoints/step-00000001): the order of samples ("
+        "data.order: paddle) was laid out for 1, but this run asks for 2 (steps x Data.batch_size.global_batch_size "
+    )
+    assert "set Engine.max_steps (train.steps)" in told

@@ -22,6 +22,7 @@ TINY = [
     "batch.micro_size=4",
     "train.steps=3",
     "train.log_every=1",
+    "evaluate.every=0",
     "run.device=cpu",
     "run.threads=1",
 ]

@@ -75,7 +75,7 @@ MEGATRON = (
 
 def scored(found: Translation) -> tuple[int, int]:
     """(samples of an evaluation, steps between two)."""
-    return found.config["evaluate.batches"] * found.config["batch.micro_size"], found.config["evaluate.every"]
+    return found.config["evaluate.batches"] * found.config["batch.global_size"], found.config["evaluate.every"]
 
 
 def test_eval_iters_counts_their_batches(folder: Path) -> None:
@@ -86,7 +86,10 @@ def test_eval_iters_counts_their_batches(folder: Path) -> None:
     paddle = "python run_pretrain.py --model_type gpt --model_name_or_path gpt2-en --input_dir d --output_dir o "
     paddle += "--micro_batch_size 4 --dp_degree 2 --eval_iters 3 "
     assert scored(translated(paddle)) == (3 * 4 * 2, 500)
-    assert scored(translated(f"{paddle} --global_batch_size 16")) == (3 * 4 * 2, 500)
+    rounded = translated(f"{paddle} --global_batch_size 16")  # theirs reads 24 samples, one and a half batches of ours
+    assert scored(rounded) == (2 * 16, 500)
+    (note,) = [note for note in rounded.notes if note.theirs == "--eval_iters"]
+    assert note.how == "approximated" and "rounded up to whole batches" in note.why
     assert scored(translated(f"{paddle} --local_batch_size 8")) == (3 * 8 * 2, 500)
     megatron = f"torchrun --nproc_per_node 4 {MEGATRON} --train-iters 10 --eval-iters 3 --eval-interval 7"
     assert scored(translated(megatron)) == (3 * 16, 7)

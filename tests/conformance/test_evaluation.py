@@ -119,7 +119,7 @@ def test_s1_14_lambada_cloze_beside_published_figures(
     weights: tuple[Path, GPT], shared_data: Path, said: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = shared_data / "corpora" / "lambada" / "lambada_test.jsonl"
-    command = ["eval", "--model", weights[0], "--task", "lambada", "--data", data, "--limit", "10"]
+    command = ["eval", "--model", weights[0], "--task", "lambada", "--data", data, "--limit", "10", "--published"]
     result = json.loads(said(*command, "--json"))
     published = {(each["model"], each["metric"]): each for each in result["published"]}
     oneflow = published["OneFlow 117M, 500k iterations", "accuracy"]

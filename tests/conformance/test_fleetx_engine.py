@@ -24,6 +24,7 @@ TINY = {
     "batch.micro_size": 2,
     "optim.lr": 3e-3,
     "optim.warmup_steps": 4,
+    "evaluate.every": 0,
     "run.device": "cpu",
     "run.threads": 1,
 }
@@ -66,7 +67,7 @@ def test_s0_12_eval_freq_and_eval_iters(train: Callable[..., str], tmp_path: Pat
     train("run", "train.steps=7", "train.log_every=100", "evaluate.every=3", "evaluate.batches=5")
     evaluations = [line for line in lines_of(tmp_path / "run") if "held_out_loss" in line]
     assert [line["step"] for line in evaluations] == [3, 6, 7]
-    assert {line["held_out_tokens"] for line in evaluations} == {5 * 2 * 16}, "five micro-batches of two samples"
+    assert {line["held_out_tokens"] for line in evaluations} == {5 * 4 * 16}, "five batches of four samples"
 
 
 def test_s0_12_num_train_epochs(train: Callable[..., str], tmp_path: Path) -> None:

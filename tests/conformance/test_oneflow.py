@@ -15,7 +15,7 @@ COMMAND = [
     *("batch.micro_size=4", "batch.global_size=8", "optim.lr=0.00015", "optim.min_lr=1.0e-5", "optim.schedule=cosine"),
     *("optim.decay_steps=320000", "optim.warmup_steps=3200", "optim.warmup_from=0", "optim.cosine_clock=from_start"),
     *("optim.weight_decay=0.01", "optim.clip=1.0", "train.recompute=full", "precision.compute=fp16"),
-    *("precision.scaler.init=65536", "run.device=cpu", "train.seed=12345"),
+    *("precision.scaler.init=65536", "run.device=cpu", "train.seed=12345", "evaluate.every=0"),
 ]
 
 

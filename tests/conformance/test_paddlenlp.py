@@ -10,7 +10,7 @@ from gptworks.cli.main import main
 FLAGS = [
     *("optim.weight_decay=0.01", "optim.clip=1.0", "optim.decay_steps=320000", "optim.warmup_steps=3200"),
     *("batch.micro_size=4", "batch.global_size=4", "checkpoint.every=100000", "run.device=cpu", "train.steps=4"),
-    *("optim.lr=1e-2", "train.log_every=1", "data.seq_len=32", "data.order=paddle"),
+    *("optim.lr=1e-2", "train.log_every=1", "data.seq_len=32", "data.order=paddle", "evaluate.every=0"),
 ]
 SMALL = ["model.num_layers=1", "model.hidden_size=32", "model.num_heads=2", "model.vocab_size=512"]
 

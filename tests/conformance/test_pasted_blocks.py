@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import foreign_runs as foreign
 import pytest
 import yaml
 from foreign_runs import paddle_corpus
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from gptworks.cli.main import main
 from gptworks.cli.redirected import redirected
+from gptworks.errors import GPTWorksError
 from gptworks.interop import pasted, registry
 from gptworks.interop.shell_block import Started
 
@@ -73,6 +75,13 @@ def test_lines_that_are_not_ours_are_answered(tmp_path: Path, capsys: pytest.Cap
         ("docker load -i oneflow.tar.gz", "not needed: gptworks runs without a container"),
         ("echo $HOME/x", "/x"),
         ("mv a.npy ./data", "run it in your shell first"),
+        ("python3 --version", "not needed: it only shows something"),
+        ("nvcc --version", "not needed: it only shows something"),
+        ("python setup.py install", "not needed: gptworks is installed"),
+        ("make", "not needed: nothing of the other system is compiled"),
+        ("source venv/bin/activate", "not needed: gptworks has the Python"),
+        ("echo '{}' > ds_config.json", "run it in your shell first"),
+        ("sed -i 's/1024/512/' a.yaml", "run it in your shell first"),
     ],
 )
 def test_what_other_lines_are_for(line: str, answer: str, tmp_path: Path) -> None:
@@ -84,7 +93,7 @@ def test_nothing_runs_when_one_line_cannot(tmp_path: Path, capsys: pytest.Captur
     first = PADDLE.format(size=8)
     for last, told in (
         ("while true; do echo x; done", "block, line 2: a while loop is not read here"),
-        ("python my_own_script.py --x 1", "block, line 2: run: my_own_script.py"),
+        ("python my_own_script.py --x 1", "block, line 2: my_own_script.py"),
         ("python run_pretrain.py --out $nowhere", "block, line 2: $nowhere is not set"),
         ("--max_steps 3", "--max_steps stands at the beginning of a line. The line before it lacks its backslash"),
     ):
@@ -134,6 +143,15 @@ def test_any_value_changed_in_a_shipped_script_arrives(script: str, data: st.Dat
     (found,) = (line for line in pasted.lines(["bash", script], environment, folder) if line.command)
     words = found.started.words
     assert words[words.index(flag) + 1] == other
+    assert found.command is not None
+    try:
+        translation = registry.of_command(found.command).translate(found.command, registry.Files(folder))
+    except GPTWorksError as refused:  # such as a batch that does not come out
+        named = f"{len(other.split(','))} devices" if flag == "--gpus" else flag.strip("-")
+        assert named in str(refused)
+    else:
+        (note,) = (note for note in translation.notes if note.theirs == flag)
+        assert note.value == other and (note.ours or note.why)
 
 
 def test_output_goes_where_the_block_says(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -149,37 +167,61 @@ def test_output_goes_where_the_block_says(tmp_path: Path, capfd: pytest.CaptureF
         os.write(1, b"both\n")
     assert capfd.readouterr().out == "both\n"
     assert (tmp_path / "log").read_text().endswith("its error\nboth\n")
+    with redirected(started(shown=False, errors=str(tmp_path / "made/err"))):
+        os.system("echo out; echo wrong >&2")
+    assert capfd.readouterr() == ("", "")
+    assert (tmp_path / "log").read_text() == "out\n" and (tmp_path / "made/err").read_text() == "wrong\n"
+
+
+def test_a_folder_that_the_block_makes_is_gone_into(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paddle_corpus(tmp_path)
+    command = PADDLE.format(size=8).replace("./data", "../../data").replace("--max_steps 10", "--max_steps 1")
+    (tmp_path / "go.sh").write_text(f"{command} > logs/first.log\n")
+    block = "mkdir -p try/1 && cd try/1\nbash ../../go.sh"
+    assert main(["run", "--cwd", str(tmp_path), "--shrink", "tiny", "--", block]) == 0
+    assert "no such folder" not in capsys.readouterr().out
+    assert (tmp_path / "try/1/out/checkpoints").is_dir() and not (tmp_path / "out").exists()
+    assert (tmp_path / "try/1/logs/first.log").is_file()
+
+
+def test_what_is_copied_from_an_interpreter_is_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    typed = ">>> import paddle\n>>> paddle.utils.run_check()"
+    for block in (typed, f"$ python3\n{typed}", f"python\n{typed.replace('>>> ', '')}"):
+        (line,) = pasted.lines([block], os.environ, tmp_path)
+        assert line.command and line.command.arguments == ["import paddle\npaddle.utils.run_check()"]
+        (line,) = pasted.lines(["-"], os.environ, tmp_path, text=block)
+        assert line.command and line.command.arguments == ["import paddle\npaddle.utils.run_check()"]
+
+
+def test_a_dash_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = dry(tmp_path, capsys, "--", PADDLE.format(size=8).replace("--max_steps", "\u2013max_steps"))
+    assert code == 2 and "'\u2013max_steps' stands where a flag was expected. It begins with U+2013" in err
 
 
 # What gptworks runs of each block of the five documents, in their order; "" where all lines are answered.
 DOCUMENTS = {
-    "000": ["run_pretrain.py run_pretrain.py", "", "run_generation.py"],
-    "001": [
+    0: ["run_pretrain.py run_pretrain.py", "", "run_generation.py"],
+    1: [
         "", "", "preprocess_data.py", "pretrain_345M.sh", "oneflow_gpt.training", "launch_container.py",
         "pretrain_1n8d_2x4x1_16_1536x16.sh", "distribute_pretrain_4n8d_2x4x4_512_2304x24.sh",
     ],
-    "002": [
+    2: [
         "", "-c", "", "", "", "", "tar", "create_pretraining_data.py", "", "", "run_pretrain.py",
         "run_pretrain_static.py", "run_eval.py", "run_eval.py", "run_eval.py", "export_model.py", "inference.py",
     ],
-    "003": ["run.sh", "run_pretrain_static.py"],
-    "004": ["run_mindformer.py", "run_distribute.sh", "convert_weight.py"],
+    3: ["run.sh", "run_pretrain_static.py"],
+    4: ["run_mindformer.py", "run_distribute.sh", "convert_weight.py"],
 }  # fmt: skip
-# Output and data that stand between the same marks as commands.
-_NOT_SHELL = re.compile(r"(?:json|yaml|text|python)\n|\n?\[20|\n?\{\"src|\n?\|-|\n?import ")
 
 
 @pytest.mark.parametrize("number", DOCUMENTS)
 def test_every_block_of_a_document_as_it_stands(
-    number: str, shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    number: int, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("task_name", "gpt-mp2-sharding4")
-    (document,) = (shared_data.parent / "seeds").glob(f"{number}_*.txt")
     found = []
-    for block in re.findall(r"^``` ?(\w*\n.*?)^```", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
-        if _NOT_SHELL.match(block):
-            continue
-        text = block.partition("\n")[2].partition("# 生成的文本")[0]  # behind it stands what the command printed
+    for block in foreign.shell_blocks(shared_data, number):
+        text = block.partition("# 生成的文本")[0]  # behind it stands what the command printed
         lines = list(pasted.lines([text], os.environ, tmp_path))
         pasted.check(lines)
         found.append(" ".join(Path(line.command.program).name for line in lines if line.command))

@@ -1,14 +1,17 @@
 """nanoGPT's train.py, sample.py and prepare.py as its README starts them. Row of the conformance list: W-06."""
 
+import io
 import json
 import math
 import pickle
+import shutil
 from pathlib import Path
 
 import foreign_runs as foreign
 import numpy as np
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from gptworks.checkpoint.systems import registry
 from gptworks.cli.main import main
@@ -171,6 +174,46 @@ def test_prepare_train_and_sample_as_one_story(
     assert main(["run", "--cwd", str(tmp_path), "--", sample]) == 0
     told = capsys.readouterr().out
     assert told.count("\nThe") == 2 and "--num-return-sequences 2" in told
+    letters = sorted(set(corpus_file.read_text(encoding="utf-8")))
+    assert len(letters) < 200 and "--top-k 0" in told, "their top_k of 200 keeps all there are"
+    assert registry.open_any(tmp_path / "out-shakespeare-char" / "ckpt.pt", {}).model.vocab_size == len(letters)
+
+
+def test_data_with_its_meta_pkl_trains_and_then_writes_text_as_pasted(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder / "data", tmp_path / "data")
+    sample = (
+        "python sample.py --out_dir=out-shakespeare-char --device=cpu --num_samples=2 --max_new_tokens=8 --start=An"
+    )
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"$ {TRAIN} --max_iters=3\n$ {sample}\n"))
+    assert main(["run", "--device", "cpu", "--shrink", "tiny", "--cwd", str(tmp_path), "-"]) == 0
+    told = capsys.readouterr().out
+    texts = told.rpartition("$ gptworks generate")[2].partition("\n\n")[2].split("---\n")
+    letters = set(pickle.loads((folder / "data" / "shakespeare_char" / "meta.pkl").read_bytes())["stoi"])
+    assert [len(text.removesuffix("\n")) for text in texts] == [10, 10] and set("".join(texts)) <= letters | {"\n"}
+
+
+def test_a_checkpoint_of_theirs_writes_with_the_characters_of_its_dataset(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder / "data", tmp_path / "data")
+    size = int((folder / "data" / "shakespeare_char" / "size").read_text(encoding="utf-8"))
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=size, n_embd=8, n_head=2, n_layer=1, n_positions=16)).state_dict()
+    flipped = ("attn.c_attn.weight", "c_proj.weight", "mlp.c_fc.weight")
+    state = {name: (each.T if name.endswith(flipped) else each).clone() for name, each in model.items()}
+    numbers = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 16, "bias": True, "vocab_size": size}
+    (tmp_path / "out").mkdir()
+    content = {"model": state, "model_args": numbers, "iter_num": 3, "config": {"dataset": "shakespeare_char"}}
+    torch.save(content, tmp_path / "out" / "ckpt.pt")
+    sample = "python sample.py --device=cpu --num_samples=1 --max_new_tokens=5 --start=An"
+    assert main(["run", "--cwd", str(tmp_path), "--", sample]) == 0
+    told = capsys.readouterr().out
+    assert "--tokenizer data/shakespeare_char/meta.pkl" in told and "--top-k 0" in told
+    content["config"] = {"dataset": "openwebtext"}
+    torch.save(content, tmp_path / "out" / "ckpt.pt")
+    told = foreign.translate(capsys, sample, "--cwd", str(tmp_path))
+    assert told["arguments"][2:4] == ["--tokenizer", "gpt2"]
 
 
 def test_sample_py_in_our_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,7 +135,7 @@ def test_s1_01_json_key_and_the_published_vocabulary(tmp_path: Path, capsys: pyt
     (tmp_path / "my-corpus.json").write_text('{"body": "The quick brown fox"}\n', encoding="utf-8")
     command = PREPARE.replace("--append-eod", "--append-eod --json-key body")
     assert foreign.run(tmp_path, command) == 0
-    assert "come with us" in capsys.readouterr().out  # gpt2-vocab.json is not in this folder
+    assert "ship with gptworks" in capsys.readouterr().out  # gpt2-vocab.json is not in this folder
     assert Store(tmp_path / "gpt_sample_dataset_body_document").tokens[:].tolist() == [464, 2068, 7586, 21831, 50256]
 
 

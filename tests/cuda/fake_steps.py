@@ -168,7 +168,7 @@ def run(case: Case, rank: int = 0) -> dict[str, Seen]:
         found["step"] = Seen() if case.waits else seen
         if case.evaluates:
             with Watch() as seen:
-                held_out_loss(part, Numbers(), borders, micro_size=2, num_batches=2, device=DEVICE, world=world)
+                held_out_loss(part, Numbers(), borders, micro_size=2, num_samples=4, device=DEVICE, world=world)
             found["evaluation"] = seen
     return found
 

@@ -33,8 +33,8 @@ def dataset(small_store: Path) -> Dataset:
 def test_ranks_share_the_batches_and_agree_on_the_sum(run_layout, dataset: Dataset, layout: Layout) -> None:
     total = dataset.samples("held_out").per_epoch
     which: list[dict[str, Any]] = [
-        {"micro_size": 4, "num_batches": 5},  # a number that the ranks do not divide
-        {"micro_size": 4, "num_batches": 1},  # fewer batches than ranks
+        {"micro_size": 4, "num_samples": 20},  # a number that the ranks do not divide
+        {"micro_size": 4, "num_samples": 4},  # fewer batches than ranks
         {"micro_size": total - 1},  # a last batch of one row
     ]
     stages = (1, 3) if layout.fsdp > 1 else (0,)
@@ -62,7 +62,7 @@ def test_training_goes_on_as_if_nothing_had_been_measured(run_layout, dataset: D
             batches = micro_batches(world, step, 2)
             reports.append(train_step(part, optimizer, batches, world, scaler, clip=1.0, seed=1, step=step))
             if measured:
-                measure(world, part, dataset, micro_size=4, num_batches=3)
+                measure(world, part, dataset, micro_size=4, num_samples=12)
                 assert part.training
                 assert all(hasattr(p, "placements") for p in part.parameters()), "parameters are left gathered"
         assert torch.equal(shard.local(part.wte.weight), shard.local(part.head.weight))

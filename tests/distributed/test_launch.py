@@ -324,7 +324,8 @@ def settings(small_store: Path) -> list[str]:
     return (
         "model.num_layers=2 model.hidden_size=16 model.num_heads=2 model.vocab_size=512 model.max_positions=16 "
         f"data.path={small_store} data.split=90,10 data.seq_len=16 batch.global_size=4 train.log_every=1 "
-        "train.steps=24 checkpoint.every=8 checkpoint.portable=false run.device=cpu run.threads=1 optim.lr=3e-3"
+        "evaluate.every=0 train.steps=24 checkpoint.every=8 checkpoint.portable=false run.device=cpu run.threads=1 "
+        "optim.lr=3e-3"
     ).split()
 
 

@@ -9,7 +9,8 @@ import pydantic
 import pytest
 import yaml
 
-from gptworks.config import contradictions, from_dict, load, load_with_origins
+from gptworks.config import contradictions, from_dict, load, load_with_origins, other_names
+from gptworks.config.derive import derived
 from gptworks.config.load import flatten, known_keys
 from gptworks.config.schema import OptimConfig, RunConfig
 from gptworks.errors import ConfigError
@@ -159,6 +160,21 @@ def test_every_field_has_a_description() -> None:
         ("xyzzy.q=1", "xyzzy.q: unknown key. Sections: model, init, data, batch, optim,"),
         ("model=3", "model: 3 is not a section. Put its keys below it, indented."),
         ("precision.scaler=7", "precision.scaler: 7 is not a section."),
+        # What other tools call it: nanoGPT, Hugging Face, litgpt, Megatron, and what people say.
+        ("optim.learning_rate=1", "optim.learning_rate: unknown key; did you mean 'lr'?"),
+        ("learning-rate=1", "learning-rate: unknown key; did you mean 'optim.lr'?"),
+        ("optim.lerning_rate=1", "optim.lerning_rate: unknown key; did you mean 'lr'?"),
+        ("train.max_iters=1", "train.max_iters: unknown key; did you mean 'steps'?"),
+        ("max_steps=1", "max_steps: unknown key; did you mean 'train.steps'?"),
+        ("model.n_layer=1", "model.n_layer: unknown key; did you mean 'num_layers'?"),
+        ("model.n_embd=1", "model.n_embd: unknown key; did you mean 'hidden_size'?"),
+        ("model.hidden_dim=1", "model.hidden_dim: unknown key; did you mean 'hidden_size'?"),
+        ("model.num_attention_heads=1", "model.num_attention_heads: unknown key; did you mean 'num_heads'?"),
+        ("train.micro_batch_size=1", "train.micro_batch_size: unknown key; did you mean 'batch.micro_size'?"),
+        ("train.lr_warmup_steps=1", "train.lr_warmup_steps: unknown key; did you mean 'optim.warmup_steps'?"),
+        ("batch_size=1", "batch_size: unknown key; did you mean 'batch.global_size' or 'batch.micro_size'?"),
+        ("model.block_size=1", "model.block_size: unknown key; did you mean 'data.seq_len' or 'max_positions'?"),
+        ("tensor-model-parallel-size=2", "tensor-model-parallel-size: unknown key; did you mean 'parallel.tp'?"),
         ("model.num_layers.deep=1", "model.num_layers.deep: unknown key; did you mean 'num_layers'?"),
     ],
 )
@@ -242,8 +258,18 @@ def test_wrong_values_are_named(override: str, key: str, shown: str) -> None:
             ["evaluate.every=5", "data.split=1"],
             "evaluate.every: 5, but data.split [1.0] leaves nothing held out.",
         ),
-        (["checkpoint.keep_best=true"], "checkpoint.keep_best: true needs a held-out loss. Set evaluate.every."),
-        (["evaluate.patience=3"], "evaluate.patience: 3 needs a held-out loss. Set evaluate.every."),
+        (
+            ["checkpoint.keep_best=true", "evaluate.every=0"],
+            "checkpoint.keep_best: true needs a held-out loss. Set evaluate.every.",
+        ),
+        (
+            ["checkpoint.keep_best=true", "data.split=1"],
+            "checkpoint.keep_best: true needs a held-out loss. Set a second share such as data.split='949,50,1'",
+        ),
+        (
+            ["evaluate.patience=3", "evaluate.every=0"],
+            "evaluate.patience: 3 needs a held-out loss. Set evaluate.every.",
+        ),
     ],
 )
 def test_contradictions_give_both_numbers(overrides: list[str], expected: str) -> None:
@@ -406,3 +432,66 @@ def test_config_schema_describes_every_section(run_cli) -> None:
     num_heads, empty = schema["$defs"]["ModelConfig"]["properties"]["num_heads"]["anyOf"]
     assert num_heads["description"].startswith("Attention heads") and empty == {"type": "null"}
     assert schema["$defs"]["ModelConfig"]["additionalProperties"] is False
+
+
+def test_what_other_tools_call_a_setting_is_a_setting_of_ours() -> None:
+    tables = (
+        other_names.NANOGPT,
+        other_names.MEGATRON,
+        other_names.HUGGING_FACE,
+        other_names.LITGPT,
+        other_names.OTHERS,
+    )
+    known = {*known_keys(), "--resume"}
+    for table in tables:
+        assert all(name == name.lower() and "-" not in name for name in table)
+        assert {key for keys in table.values() for key in keys} <= known
+
+
+def test_two_tools_that_use_a_name_mean_the_same_by_it() -> None:
+    """Where they do not, the table must not hide one of the meanings."""
+    meanings: dict[str, set[tuple[str, ...]]] = {}
+    for table in (
+        other_names.NANOGPT,
+        other_names.MEGATRON,
+        other_names.HUGGING_FACE,
+        other_names.LITGPT,
+        other_names.OTHERS,
+    ):
+        for name, keys in table.items():
+            meanings.setdefault(name, set()).add(keys)
+    assert {name: found for name, found in meanings.items() if len(found) > 1} == {}
+
+
+def test_what_is_derived_of_the_batch_and_the_evaluation() -> None:
+    assert derived(load(preset="tiny", overrides=["train.steps=200"])) == {
+        "batch.global_size": (16, "suits a model of this size, 128 tokens each"),
+        "batch.micro_size": (16, "from the rest of the batch"),
+        "batch.accumulation": (1, "from the rest of the batch"),
+        "evaluate.every": (20, "a tenth of train.steps, or train.log_every"),
+    }
+    said = load(preset="tiny", overrides=["batch.micro_size=4", "evaluate.every=0", "train.steps=200"])
+    assert derived(said) == {
+        "batch.global_size": (4, "from the rest of the batch"),
+        "batch.accumulation": (1, "from the rest of the batch"),
+    }
+    assert derived(load(preset="tiny", overrides=["batch.global_size=8", "data.split=1", "parallel.dp=auto"])) == {}
+
+
+def test_the_vocabulary_is_that_of_the_data_where_nothing_else_says() -> None:
+    asked: list[tuple[list[str], str]] = []
+
+    def vocabulary_of(paths: list[str], tokenizer: str) -> int | None:
+        asked.append((paths, tokenizer))
+        return 512 if paths == ["data/a", "data/b"] else None
+
+    def found(*overrides: str, preset: str = "") -> tuple[int, str]:
+        loaded = load_with_origins(preset=preset, overrides=overrides, vocabulary_of=vocabulary_of)
+        return loaded.config.model.vocab_size, loaded.origins.get("model.vocab_size", "default")
+
+    assert found("data.path=[data/a, data/b]") == (512, "tokenizer of data/a, data/b")
+    assert found("data.path=[data/a, data/b]", "model.vocab_size=600") == (600, "override model.vocab_size=600")
+    assert found("data.path=[data/a, data/b]", preset="tiny") == (50257, "preset tiny")
+    assert found("data.path=data/c", "data.tokenizer=mine") == (50257, "default")  # nobody knows it
+    assert found() == (50257, "default")
+    assert asked == [(["data/a", "data/b"], ""), (["data/c"], "mine")]

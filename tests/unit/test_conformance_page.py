@@ -54,35 +54,42 @@ def test_ids_in_names(maker: ModuleType, name: str, ids: list[str]) -> None:
     assert maker.ids_in(name) == ids
 
 
-ROW = [{"id": "S0-01", "document": "A", "promise": "p `a | b`", "holds": "h"}]
+ROW = [{"id": "S0-01", "document": "A", "promise": "p `a | b`", "holds": "h", "pasted": "yes"}]
 OURS = "tests/unit/test_a.py::test_s0_01_x"
 THEIRS = "tests/conformance/test_run_a.py::test_s0_01_y"
+PASTED = "tests/conformance/test_pasted_a.py::test_s0_01_p"
 LIVE = "tests/interop/test_b.py::test_s0_01_z"
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "ours", "theirs"),
+    ("outcomes", "ours", "theirs", "pasted"),
     [
-        ({OURS: "passed", THEIRS: "passed"}, "passed<br>[s0_01_x]", "passed<br>[s0_01_y]"),
-        ({OURS: "passed"}, "passed<br>[s0_01_x]", "1 not run<br>[s0_01_y]"),
-        ({OURS: "skipped", THEIRS: "failed"}, "1 skipped<br>", "1 failed<br>"),
-        ({LIVE: "passed"}, "1 not run<br>[s0_01_x](../tests/unit/test_a.py)<br>[s0_01_z]", "1 not run"),
+        (dict.fromkeys((OURS, THEIRS, PASTED), "passed"), *(f"passed<br>[s0_01_{x}]" for x in "xyp")),
+        ({OURS: "passed"}, "passed<br>[s0_01_x]", "1 not run<br>[s0_01_y]", "1 not run<br>[s0_01_p]"),
+        ({OURS: "skipped", THEIRS: "failed", PASTED: "failed"}, "1 skipped<br>", "1 failed<br>", "1 failed<br>"),
+        ({LIVE: "passed"}, "1 not run<br>[s0_01_x](../tests/unit/test_a.py)<br>[s0_01_z]", "1 not run", "1 not run"),
     ],
 )
 def test_nothing_is_shown_as_done_that_was_not_run(
-    maker: ModuleType, outcomes: dict[str, str], ours: str, theirs: str
+    maker: ModuleType, outcomes: dict[str, str], ours: str, theirs: str, pasted: str
 ) -> None:
-    page = maker.text(ROW, {OURS: ["S0-01"], THEIRS: ["S0-01"], LIVE: ["S0-01"]}, outcomes)
+    page = maker.text(ROW, {test: ["S0-01"] for test in (OURS, THEIRS, PASTED, LIVE)}, outcomes)
     line = next(line for line in page.splitlines() if line.startswith("| S0-01"))
     cells = line.replace("\\|", "/").split(" | ")
     assert cells[1] == "p `a / b`" and cells[3].startswith(ours) and cells[4].startswith(theirs)
-    done = [list(outcomes.items()).count((test, "passed")) for test in (OURS, THEIRS)]
-    told = f"Of 1 rows, 1 have a half in our words, of which {done[0]} pass, and 1 in theirs, of which {done[1]} pass."
+    assert cells[5].startswith(pasted)
+    done = [list(outcomes.items()).count((test, "passed")) for test in (OURS, THEIRS, PASTED)]
+    told = (
+        f"Of 1 rows, 1 have a half in our words, of which {done[0]} pass, and 1 in theirs, of which {done[1]} pass; "
+        f"1 have a block that is pasted, of which {done[2]} pass."
+    )
     assert told in page
 
 
 def test_a_row_without_tests_says_so(maker: ModuleType) -> None:
-    assert "| no test | no test |" in maker.text(ROW, {}, {})
+    assert "| no test | no test | no test |" in maker.text(ROW, {}, {})
+    without = {key: value for key, value in ROW[0].items() if key != "pasted"}
+    assert "| no test | no test | - |" in maker.text([without], {}, {})
 
 
 @pytest.mark.parametrize(("only", "cells"), [("ours", "| no test | - |"), ("theirs", "| - | no test |")])

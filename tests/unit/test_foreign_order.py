@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from gptworks.config import DataConfig
-from gptworks.config.schema import EvaluateConfig
 from gptworks.data import corpus, prepare
 from gptworks.data.dataset import Dataset
 from gptworks.data.foreign_order import ORDERS, IndexedSource, build_samples, num_samples, refuse_unfit, sample_index
@@ -36,8 +35,8 @@ def write_store(prefix: Path, lengths: list[int]) -> Store:
     ],
 )
 def test_how_many_samples_the_originals_ask_for(part: str, every: int, batches: int, expected: int | None) -> None:
-    evaluate = EvaluateConfig(every=every, batches=batches)
-    assert num_samples(part, steps=100, global_size=8, evaluate=evaluate) == expected
+    asked = num_samples(part, steps=100, global_size=8, evaluate_every=every, evaluate_batches=batches)
+    assert asked == expected
 
 
 def test_wide_offsets_where_32_bits_do_not_do() -> None:

@@ -13,7 +13,6 @@ import safetensors.torch
 import torch
 
 from gptworks.checkpoint.formats import gguf_file, llmc_weights, pdparams, torch_file
-from gptworks.checkpoint.formats.pickle_machine import Object, PickleMachine, shown
 from gptworks.checkpoint.inspect import inspect
 from gptworks.checkpoint.rules import match, our_shapes, split
 from gptworks.checkpoint.stored import Stored, in_memory
@@ -21,6 +20,7 @@ from gptworks.checkpoint.systems import huggingface, megatron, nanogpt, paddlenl
 from gptworks.checkpoint.systems.contract import Weights
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
+from gptworks.safe_pickle import Object, PickleMachine, shown
 
 MODEL = ModelConfig(num_layers=2, hidden_size=8, num_heads=2, vocab_size=12, max_positions=6)
 
@@ -242,7 +242,7 @@ def test_no_codec_is_imported(tmp_path: Path) -> None:
     """In a process of its own, where nothing else has imported it."""
     script = (
         "import sys\n"
-        "from gptworks.checkpoint.formats.pickle_machine import PickleMachine\n"
+        "from gptworks.safe_pickle import PickleMachine\n"
         "from gptworks.errors import CheckpointError\n"
         'program = b"c_codecs\\nencode\\n(X\\x01\\0\\0\\0aX\\x05\\0\\0\\0cp037tR."\n'
         "try:\n"

@@ -151,11 +151,11 @@ SMALL = ["model.num_layers=4", "model.hidden_size=24", "model.num_heads=6", "mod
         ),
         (
             ["parallel.tp=2", "model.vocab_size=1"],
-            "parallel.tp: 2 leaves a rank without words of model.vocab_size (1).",
+            "parallel.tp: 2 leaves a rank without rows of model.vocab_size (1).",
         ),
         (
             ["parallel.tp=6", "parallel.sequence=false", "model.vocab_size=10"],
-            "parallel.tp: 6 leaves a rank without words of model.vocab_size",
+            "parallel.tp: 6 leaves a rank without rows of model.vocab_size",
         ),
         (
             ["parallel.tp=3"],
@@ -173,8 +173,8 @@ SMALL = ["model.num_layers=4", "model.hidden_size=24", "model.num_heads=6", "mod
         ),
         (
             ["parallel.pp=4", "batch.accumulation=3"],
-            "batch.accumulation: 3 micro-batches per step and data-parallel rank are fewer than the 4 pipeline stages, "
-            "so that some would never work. Needed: 4 or more.",
+            "batch.accumulation: 3 micro-batches per step and data-parallel rank are fewer than the 4 pipeline stages: "
+            "some stages would have no work. Needed: 4 or more.",
         ),
         (
             ["parallel.pp=4", "batch.global_size=6", "batch.micro_size=2"],

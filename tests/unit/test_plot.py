@@ -42,6 +42,27 @@ def test_both_curves_are_drawn(tmp_path: Path) -> None:
     assert points_of(held_out)[0][1] == pytest.approx(ys[0])
 
 
+def test_the_axes_say_what_they_show(tmp_path: Path) -> None:
+    root = ElementTree.fromstring(plot.svg({"training": [(1, 2.0), (2, 1.0)]}, "x"))
+    labels = {text.text: text.attrib for text in root.findall(f"{SVG}text")}
+    assert "step" in labels and "rotate(-90" in labels["loss (nats per token)"]["transform"]
+
+
+def test_many_losses_have_a_smoothed_line_beside_them() -> None:
+    """Of a line with waves of three steps around it: the line, whose ends are not those of the waves."""
+    training = [(step, 8.0 - step / 50 + (0.5, 0.0, -0.5)[step % 3]) for step in range(1, 301)]
+    root = ElementTree.fromstring(plot.svg({"training": training, "held-out": [(300, 2.0)]}, "x"))
+    raw, smoothed, _ = root.findall(f"{SVG}polyline")
+    assert float(raw.attrib["stroke-opacity"]) < 1 and "stroke-opacity" not in smoothed.attrib
+    texts = [text.text for text in root.findall(f"{SVG}text")]
+    assert {"training", "training, smoothed", "held-out"} <= set(texts)
+    assert [x for x, _ in points_of(smoothed)] == [x for x, _ in points_of(raw)]
+    means = plot._with_smoothed({"training": training})["training, smoothed"]
+    assert all(mean == pytest.approx(8.0 - step / 50, abs=0.2) for step, mean in means[5:])
+    few = ElementTree.fromstring(plot.svg({"training": training[:10]}, "x"))
+    assert len(few.findall(f"{SVG}polyline")) == 1
+
+
 @pytest.mark.parametrize("name", ["a<b", "x&y", 'quo"te', "损失", "]]>"])
 def test_any_name_of_a_run_gives_a_well_formed_picture(name: str, tmp_path: Path) -> None:
     run = tmp_path / name

@@ -134,10 +134,10 @@ BAD_LINES = {
     '{"text": "a"} trailing': "not JSON (Extra data",
     "[1, 2]": "needs an object with key 'text', got list",
     '"words"': "needs an object with key 'text', got str",
-    '{"body": "b", "title": "t"}': "key 'text' is not a text; keys here: body, title",
-    '{"text": 5}': "key 'text' is not a text; got int",
-    '{"text": null}': "key 'text' is not a text; got NoneType",
-    '{"text": "half \\ud83d pair"}': "key 'text' is not a text: half of a surrogate pair",
+    '{"title": "t", "body": "longer"}': "key 'text' is missing; keys here: title, body; --key body takes that one",
+    '{"text": 5}': "key 'text' is not a string; got int",
+    '{"text": null}': "key 'text' is not a string; got NoneType",
+    '{"text": "half \\ud83d pair"}': "key 'text' is not valid Unicode: half of a surrogate pair",
     '{"x": ' + "9" * 5000 + "}": "not JSON (",
     '{"x": ' + "[" * 100_000 + "]" * 100_000 + "}": "not JSON (",
 }
@@ -184,7 +184,7 @@ def test_prompt_and_completion_are_two_sequences_of_one_document(prepared, tmp_p
     store = Store(tmp_path / "out")
     assert store.contents.documents.tolist() == [0, 2, 4]
     assert store.sidecar.kind == "examples"
-    assert summary.skipped.first == [f"{source}:3: key 'a' is not a text; keys here: q"]
+    assert summary.skipped.first == [f"{source}:3: key 'a' is missing; keys here: q"]
 
 
 @pytest.mark.parametrize("completion", ["", " \n"])
@@ -295,8 +295,8 @@ def test_all_unusable_inputs_are_named_at_once(prepared, tmp_path: Path) -> None
     with pytest.raises(DataError) as caught:
         prepared(str(tmp_path / "gone.txt"), picture, str(folder), str(tmp_path / "gone.jsonl"))
     known = (
-        ".txt, .text, .md, .jsonl, .ndjson, .json, .tokens, .raw, .parquet, any of them with .gz, .zst, .xz, .bz2, "
-        "or .tar, .tgz, .txz"
+        ".txt, .text, .md, .jsonl, .ndjson, .json, .tokens, .raw, .csv, .tsv, .parquet, .arrow, any of them with .gz, "
+        ".zst, .xz, .bz2, or .tar, .tgz, .txz"
     )
     assert str(caught.value).splitlines() == [
         f"{tmp_path / 'gone.txt'}: no such file. Check the path.",
@@ -322,7 +322,17 @@ def test_corpus_of_bad_lines_only_shows_the_first(prepared, tmp_path: Path) -> N
         prepared(source)
     assert str(caught.value) == (
         f"{source}: no text found; 2 lines were skipped. "
-        f"First problem: {source}:1: key 'text' is not a text; keys here: body."
+        f"First problem: {source}:1: key 'text' is missing; keys here: body; --key body takes that one."
+    )
+
+
+def test_no_text_is_said_before_anything_about_a_vocabulary(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", {"number": 1}, {"body": "y"})
+    with pytest.raises(DataError) as caught:
+        prepare.train_tokenizer([str(source)], 512, corpus.TextRules())
+    assert str(caught.value) == (
+        f"{source}: no text found; 2 lines were skipped. First problem: {source}:1: key 'text' is missing; keys here: "
+        "number."
     )
 
 
@@ -337,12 +347,12 @@ def test_no_end_of_document_token(tmp_path: Path) -> None:
 
 def test_places_that_cannot_be_written(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
     source = write(tmp_path / "a.txt", "a")
-    with pytest.raises(DataError, match=r"a\.txt/x\.bin cannot be written"):
+    with pytest.raises(DataError, match=r"a\.txt is not a folder"):
         prepare.prepare([source], tmp_path / "a.txt" / "x", small_tokenizer)
     with pytest.raises(DataError, match="--out: '/' has no name"):
         prepare.prepare([source], "/", small_tokenizer)
     (tmp_path / "x.part").write_text("a file where a folder is needed")
-    with pytest.raises(DataError, match=r"x\.bin cannot be written: File exists"):
+    with pytest.raises(DataError, match=r"x\.part is not a folder\. Needed: a folder"):
         prepare.prepare([source], tmp_path / "x", small_tokenizer)
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from gptworks import folder_lock
 from gptworks.errors import UsageError
 from gptworks.launch import signals
-from gptworks.train import folder_lock, run_folder
+from gptworks.train import run_folder
 from gptworks.train.run_folder import Interrupts, locked
 
 # The lock
@@ -113,6 +114,16 @@ def test_without_locks_a_file_names_the_owner(number: int, tmp_path: Path, flock
         assert owner.exists()
     assert not owner.exists()
     run_folder.refuse_foreign(tmp_path, "never")
+
+
+def test_an_owner_that_a_file_names_is_on_the_disk_too(
+    tmp_path: Path, flock: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock(errno.ENOSYS)
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
+    with locked(tmp_path):
+        assert (tmp_path / folder_lock.OWNER).stat().st_ino in synced
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EACCES])

@@ -92,6 +92,10 @@ BLOCKS = {
     "set": "set -ex\npython a\nset +x",
     "or exit": "python a || exit 1\npython b",
     "inner quotes": "python --cmd \"python x --y 'a b' \\\n   --z\"",
+    "declared": 'B="x y"\nexport A=$B C=$UNSET:z LIST\nLIST=~/w\nexport LIST2=~/v\npython "$A" $C "$LIST" "$LIST2"',
+    "readonly": "readonly A=1\npython $A",
+    "the other test": 'A=5\ntest $A -gt 4 && python gt\nif test -z "$B"; then python none; fi\ntest -d no || python or',
+    "pipes of both": "python a |& tee log.txt\npython b 2>&1 |\n  tee -a log.txt",
     "home": "python ~/x ~ a~b '~/y'",
 }
 
@@ -162,6 +166,13 @@ def test_any_block_starts_what_bash_starts(lines: list[str], tmp_path_factory: p
         ("for ((i=0; i<3; i++)); do python $i; done", "((", 1),
         ("eval python a", "eval", 1),
         ("python ${A##*/}", "${A##*/}", 1),
+        ("python $[1+2]", "$[...]", 1),
+        ('python $"x"', '$"..."', 1),
+        ("python a\nfor A in 1 2; do python $A; done > log", "> behind done", 2),
+        ("if [ -f x ]; then python a; fi | tee log", "| behind fi", 1),
+        ("> log\npython a", "> without a command", 1),
+        ("python a < text", "< (text", 1),
+        ("export -f A\npython a", "export -f", 1),
     ],
 )
 def test_what_is_not_read_is_named_with_its_line(block: str, what: str, line: int, tmp_path: Path) -> None:
@@ -176,6 +187,26 @@ def test_nothing_is_given_out_before_all_is_read(tmp_path: Path) -> None:
         shell_block.commands("python a\npython b\nwhile true; do python c; done", "block", {}, tmp_path, find)
 
 
+@pytest.mark.parametrize(
+    ("inside", "what"),
+    [
+        ("python $(whoami)", "$(whoami)"),
+        ("python ${A##*/}", "${A##*/}"),
+        ("python ${A:-$(whoami)}", "$(whoami)"),
+        ("python a > $(date)", "$(date)"),
+        ("A=$(pwd; date)", "$(pwd; date)"),
+        ("python a || python b", "|| behind a command"),
+        ("echo $?", "$?"),
+    ],
+)
+def test_a_branch_that_is_not_taken_is_read_too(inside: str, what: str, tmp_path: Path) -> None:
+    """It may be taken when the commands before it have run."""
+    for block in (f"python a\nif [ -d made ]; then\n{inside}\nfi", f"python a\nfor B in ; do\n\n{inside}; done"):
+        with pytest.raises(UsageError) as refused:
+            shell_block.commands(block, "block", {}, tmp_path, find)
+        assert what in str(refused.value) and "line " in str(refused.value)
+
+
 def test_an_unset_name_in_a_command_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"block, line 2: \$task_name is not set. Set it \(export task_name=...\)"):
         list(shell_block.commands("A=1\npython --out output/$task_name", "block", {}, tmp_path, find))
@@ -184,6 +215,29 @@ def test_an_unset_name_in_a_command_is_a_mistake(tmp_path: Path) -> None:
 def test_prompts_of_terminals(tmp_path: Path) -> None:
     block = "(venv) me@host:~/gpt$ python a.py --x 1 \\\n> --y 2\n$ python b.py\n"
     assert [started[0] for started in by_ours(block, tmp_path)] == [["a.py", "--x", "1", "--y", "2"], ["b.py"]]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["[root@node1 gpt]# ", "root@f3a2:/workspace# ", "(base) [me@login ~]$ ", "  $ ", "bash-4.2$ ", "sh-5.1# "],
+)
+def test_prompts_of_other_terminals(prompt: str, tmp_path: Path) -> None:
+    block = f"{prompt}python a.py --x 1\n# {prompt}python no.py\n{prompt}python b.py\n"
+    assert [started[0] for started in by_ours(block, tmp_path)] == [["a.py", "--x", "1"], ["b.py"]]
+
+
+def test_what_looks_like_a_blank_is_one(tmp_path: Path) -> None:
+    """As pages have it, in the place of a blank and at the end of a line that goes on; not between quotes."""
+    block = "\ufeffpython a.py\u00a0--x\u30001 \\\u00a0\n\u3000--y '\u3000'"
+    assert [started[0] for started in by_ours(block, tmp_path)] == [["a.py", "--x", "1", "--y", "\u3000"]]
+
+
+def test_a_file_that_sets_up_a_shell_is_left_to_the_caller(tmp_path: Path) -> None:
+    block = "source venv/bin/activate\n. ~/.bashrc\nsource /usr/local/Ascend/ascend-toolkit/set_env.sh\npython a"
+    found = shell_block.commands(block, "block", {"HOME": "/home/me"}, tmp_path, find)
+    assert [each.words[0] for each in found] == ["source", ".", "source", "python"]
+    with pytest.raises(UsageError, match=r"line 1: settings.sh: no such file in "):
+        list(shell_block.commands("source settings.sh\npython a", "block", {}, tmp_path, find))
 
 
 def test_scripts_that_call_scripts(tmp_path: Path) -> None:
@@ -195,7 +249,9 @@ def test_scripts_that_call_scripts(tmp_path: Path) -> None:
     (tmp_path / "scripts" / "last.sh").write_text('if [ -z "$B" ]; then python last $1 $A; fi\n')
     block = "A=5 bash scripts/outer.sh > log"
     assert by_ours(block, tmp_path) == by_bash(block, tmp_path)
-    assert [each.output for each in shell_block.commands(block, "block", {}, tmp_path, find)] == ["log", "log"]
+    found = list(shell_block.commands(f"{block} 2>&1", "block", {}, tmp_path, find))
+    assert [(each.output, each.errors_too) for each in found] == [("log", True)] * 2
+    assert [each.appends for each in found] == [False, True]  # or the second would wipe out the first
 
 
 def test_what_a_started_program_writes_goes_where_the_block_says(tmp_path: Path) -> None:
@@ -205,6 +261,24 @@ def test_what_a_started_program_writes_goes_where_the_block_says(tmp_path: Path)
     assert (both.output, both.shown, both.appends) == ("both.log", True, True)
     assert "nohup" in behind.remarks[0] and "&" in behind.remarks[1]
     assert "time" in timed.remarks[0]
+
+
+@pytest.mark.parametrize(
+    ("redirections", "output", "errors_too", "errors"),
+    [
+        ("> log 2> err", "log", False, "err"),
+        ("2>> err", "", False, "err"),
+        ("2>&1 > log", "log", False, ""),  # errors go where the output went before
+        ("> log 2>&1", "log", True, ""),
+        ("&> log", "log", True, ""),
+    ],
+)
+def test_where_errors_go(redirections: str, output: str, errors_too: bool, errors: str, tmp_path: Path) -> None:
+    (found,) = shell_block.commands(f"python a {redirections}", "block", {}, tmp_path, find)
+    assert (found.output, found.errors_too, found.errors) == (output, errors_too, errors)
+    assert found.appends_errors == (">>" in redirections)
+    with pytest.raises(UsageError, match=r"\$OUT is not set"):
+        list(shell_block.commands("python a > $OUT/log", "block", {}, tmp_path, find))
 
 
 def test_words_that_a_shell_has_cut_are_not_looked_up_again(tmp_path: Path) -> None:

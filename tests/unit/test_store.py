@@ -14,7 +14,7 @@ from gptworks.config import DataConfig
 from gptworks.data import corpus, prepare
 from gptworks.data.dataset import Dataset
 from gptworks.data.formats.megatron import beside
-from gptworks.data.store import Store
+from gptworks.data.store import Store, vocabulary_of
 from gptworks.errors import DataError, TokenizerError
 from gptworks.tokenizer import Tokenizer
 
@@ -68,6 +68,15 @@ def test_tokens_are_mapped_not_loaded(small_store: Path) -> None:
 @pytest.mark.parametrize("suffix", ["", ".bin", ".idx"])
 def test_prefix_or_either_file(suffix: str, small_store: Path) -> None:
     assert Store(f"{small_store}{suffix}").file == beside(small_store, ".bin")
+
+
+def test_how_many_tokens_the_tokenizer_of_datasets_has(small_store: Path, tmp_path: Path) -> None:
+    assert vocabulary_of([str(small_store)]) == 512
+    assert vocabulary_of([str(small_store), str(small_store)], "gpt2") == 512
+    assert vocabulary_of([str(tmp_path / "nowhere")], "gpt2") is None  # what is wrong is said when it is opened
+    np.arange(100, dtype=np.uint16).tofile(tmp_path / "bare.bin")
+    assert vocabulary_of([str(tmp_path / "bare.bin")]) is None
+    assert vocabulary_of([str(tmp_path / "bare.bin")], "gpt2") == 50257
 
 
 def test_tokenizer_beside_the_store(small_store: Path, small_tokenizer: Tokenizer) -> None:

@@ -164,7 +164,7 @@ def test_elements_of_an_array_that_are_no_objects(tmp_path: Path) -> None:
         f"{source}[1]: needs an object with key 'text', got str",
         f"{source}[3]: needs an object with key 'text', got NoneType",
         f"{source}[4]: needs an object with key 'text', got list",
-        f"{source}[5]: key 'text' is not a text; got int",
+        f"{source}[5]: key 'text' is not a string; got int",
     ]
 
 
@@ -249,7 +249,7 @@ def test_parquet_columns_and_places(tmp_path: Path) -> None:
     source = write(tmp_path / "a.parquet", parquet(["one", None, "three"]))
     documents, skipped = read(source)
     assert documents == ["one", "three"]
-    assert skipped.first == [f"{source} row 2: key 'text' is not a text; got NoneType"]
+    assert skipped.first == [f"{source} row 2: key 'text' is not a string; got NoneType"]
     with pytest.raises(DataError, match=r"no column 'body'\. Columns: id, text\. Choose one with --key\."):
         read(source, keys=("body",))
     with pytest.raises(DataError, match="read from its end, so not from an archive"):
@@ -265,8 +265,8 @@ def test_parquet_with_bytes_that_are_no_text(tmp_path: Path) -> None:
     documents, skipped = read(str(tmp_path / "a.parquet"))
     assert documents == ["good"]
     assert [message.split(": ", 1)[1] for message in skipped.first] == [
-        "key 'text' is not a text; got bytes",
-        "key 'text' is not a text; got NoneType",
+        "key 'text' is not a string; got bytes",
+        "key 'text' is not a string; got NoneType",
     ]
 
 

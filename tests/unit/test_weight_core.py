@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gptworks.checkpoint.formats import torch_file
-from gptworks.checkpoint.formats.pickle_machine import Bytes, Object, PickleMachine
 from gptworks.checkpoint.rules import OURS, Rule, Table, block_rules, match, our_shapes, split
 from gptworks.checkpoint.stored import Stored, in_memory
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
+from gptworks.safe_pickle import Bytes, Object, PickleMachine
 
 
 def machine(data: bytes) -> Any:

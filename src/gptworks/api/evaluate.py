@@ -11,19 +11,25 @@ from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.config.load import from_dict
 from gptworks.data.dataset import Dataset
+from gptworks.data.prepare import prepare
+from gptworks.data.text_blocks import TextRules
 from gptworks.errors import TokenizerError, UsageError
 from gptworks.evaluate import run
 from gptworks.evaluate.heldout import HeldOut, held_out_loss
 from gptworks.evaluate.run import PARTS, data_section
+from gptworks.python_words import in_python_words
+from gptworks.train.text_inputs import is_raw_text
 
 
+@in_python_words
 def evaluate(
-    model: str | Path | PretrainedGPT, data: str | Path | Iterable[str], *, task: str = "heldout", **settings: Any
+    model: str | Path | PretrainedGPT, data: str | Path | Iterable[Any], *, task: str = "heldout", **settings: Any
 ) -> Any:
-    """How well a model predicts data. The model is a folder, a name or a `GPT`; the data a dataset or a list of texts.
+    """How well a model predicts data. The model is a folder, a name or a `GPT`; the data a dataset, a file or folder of
+    text, or a list of texts, of {"text": ...} or of {"prompt": ..., "completion": ...}.
 
     Tasks: `heldout`, whose result has loss, perplexity, bits_per_byte, tokens. Its settings: `split` (train, held-out,
-    test or all; by default held-out of a dataset and all of a list), `shares` of the split and `seq_len` (by default
+    test or all; by default held-out of a dataset and all of texts), `shares` of the split and `seq_len` (by default
     those of training), `batch_size`, `device`. `wikitext` and `lambada` take a folder or name and a file, and give
     what `gptworks eval --json` prints; settings: `protocol`, `overlap`, `limit`, `batch_size`.
 
@@ -35,7 +41,7 @@ def evaluate(
 
 def held_out(
     model: str | Path | PretrainedGPT,
-    data: str | Path | Iterable[str],
+    data: str | Path | Iterable[Any],
     *,
     split: str | None = None,
     shares: str | None = None,
@@ -45,7 +51,8 @@ def held_out(
 ) -> HeldOut:
     """As `gptworks eval --task heldout`."""
     texts = as_texts(data, "evaluate: data")
-    split = split or ("held-out" if texts is None else "all")
+    file = str(data) if texts is None and is_raw_text(str(data)) else ""
+    split = split or ("all" if texts is not None or file else "held-out")
     if split not in PARTS:
         raise UsageError(f"evaluate: split: got {split!r}; needs one of {', '.join(PARTS)}.")
     loaded = model if isinstance(model, PretrainedGPT) else PretrainedGPT.from_pretrained(model, device=device)
@@ -54,12 +61,19 @@ def held_out(
     if seq_len is not None:
         cut["seq_len"] = seq_len
     seed = trained.get("train", {}).get("seed", 0)
-    if texts is None:
+    if texts is None and not file:
         return measure(loaded, cut, part=PARTS[split], batch_size=batch_size, seed=seed)
     if loaded.tokenizer is None:
         raise TokenizerError("evaluate: the model has no tokenizer to read texts with. Put one beside its weights.")
     with tempfile.TemporaryDirectory() as folder:
-        path = write_store(texts, Path(folder) / "texts", loaded.tokenizer)
+        path = str(Path(folder) / "texts")
+        if texts is None:
+            has_eod = loaded.tokenizer.eod_id is not None
+            prepare(
+                [file], path, loaded.tokenizer, rules=TextRules(keep_separator=False), append_eod=has_eod, strict=True
+            )
+        else:
+            write_store(texts, Path(path), loaded.tokenizer)
         return measure(loaded, cut | {"path": path}, part=PARTS[split], batch_size=batch_size, seed=seed)
 
 

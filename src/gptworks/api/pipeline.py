@@ -9,12 +9,14 @@ from gptworks.api.tasks import TEXT_GENERATION, require_task
 from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.errors import GenerationError, TokenizerError, UsageError
-from gptworks.generate.engine import generations_up_to, require_fitting, settings_of
+from gptworks.generate.engine import drawing_anew, generations_up_to, require_fitting, settings_of
+from gptworks.python_words import generation_in_python_words
 from gptworks.tokenizer import Tokenizer
 
 RESULT = "text_generation_text"
 # Two ways to say how long: with the prompt, and without it.
 _TOTAL, _NEW = "max_length", "max_new_tokens"
+_FULL = "return_full_text"
 
 
 class Pipeline:
@@ -25,8 +27,11 @@ class Pipeline:
         self.model, self.tokenizer, self.settings = copy.copy(model), tokenizer, settings
         self.model.tokenizer = tokenizer
 
+    @generation_in_python_words
     def __call__(self, text: str | Iterable[str], **settings: Any) -> list[dict[str, list[str]]]:
         """Prompt and continuation of each text. Settings given here come before those of the pipeline.
+
+        `return_full_text=False` leaves the prompt out. Each call draws anew unless a `seed` is given.
 
         >>> write(["I love Beijing, because", "Hello"], strategy="greedy", max_new_tokens=8)   # doctest: +SKIP
         """
@@ -37,15 +42,18 @@ class Pipeline:
         if not texts:
             raise GenerationError("pipeline: no text. Give at least one.")
         wanted = combined(self.settings, settings)
-        total = wanted.pop(_TOTAL, None)
+        total, with_prompt = wanted.pop(_TOTAL, None), wanted.pop(_FULL, True)
+        if not isinstance(with_prompt, bool):
+            raise UsageError(f"pipeline: {_FULL}: got {with_prompt!r}; needs True or False.")
         lengths = None
         if total is not None:
             lengths = [_room(total, len(self.tokenizer.encode(item)), number) for number, item in enumerate(texts, 1)]
             wanted[_NEW] = max(lengths)
-        found = generations_up_to(self.model, texts, settings_of(wanted), lengths)
-        return _results(texts, [generation.text for generation in found])
+        found = generations_up_to(self.model, texts, settings_of(drawing_anew(wanted)), lengths)
+        return _results(texts if with_prompt else [""] * len(texts), [generation.text for generation in found])
 
 
+@generation_in_python_words
 def pipeline(
     task: str = TEXT_GENERATION,
     model: str | Path | PretrainedGPT = "gpt2",
@@ -60,7 +68,7 @@ def pipeline(
 
     weights: fp32, bf16 or int8, see `GPT.from_pretrained`.
     `max_length` counts the prompt too, `max_new_tokens` does not. The result has one dictionary per text, with the
-    prompt and what follows it, in the form MindFormers gives.
+    prompt (unless `return_full_text=False`) and what follows it, in the form MindFormers gives.
 
     >>> write = gptworks.pipeline("text_generation", model="gpt2", max_length=20)   # doctest: +SKIP
     >>> write("I love Beijing, because", top_k=3)   # doctest: +SKIP
@@ -80,6 +88,7 @@ def pipeline(
         )
     require_fitting(chosen.vocab_size, loaded)
     of_the_run = folders.config_of(loaded.folder).get("generate", {}) if loaded.folder else {}
+    of_the_run = {name: value for name, value in of_the_run.items() if name != "seed"}  # a call draws anew
     return Pipeline(loaded, chosen, combined(of_the_run, settings))
 
 

@@ -1,31 +1,67 @@
 """Texts in memory, made into a store as `gptworks prepare` makes one of files."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from gptworks.data.prepare import prepare
+from gptworks.data.text_blocks import TextRules
 from gptworks.errors import DataError, UsageError
 from gptworks.tokenizer import Tokenizer
 
+_TEXT, _PAIR = ("text",), ("prompt", "completion")
+_NEEDED = 'needs a text, {"text": ...} or {"prompt": ..., "completion": ...}'
 
-def as_texts(data: object, what: str) -> list[str] | None:
-    """The texts of a list; None for a path."""
+
+@dataclass(frozen=True)
+class Texts:
+    """Documents: one text each, or a prompt and its completion, of which only the second is scored."""
+
+    keys: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+def as_texts(data: object, what: str) -> Texts | None:
+    """The texts of a list of texts or dictionaries; None for a path."""
     if isinstance(data, str | Path):
         return None
+    if isinstance(data, Mapping):  # also a DatasetDict of Hugging Face
+        raise UsageError(
+            f"{what}: got a {type(data).__name__} with {', '.join(map(str, data))}; needs one list. Give one of them, "
+            f"such as [{next(iter(data), 'train')!r}]."
+        )
+    if hasattr(data, "iterrows"):  # a table of pandas, which gives the names of its columns when it is walked through
+        raise UsageError(f"{what}: got a {type(data).__name__}; needs a list. Give its rows: .to_dict('records').")
     if not isinstance(data, Iterable):
         raise UsageError(f"{what}: got {data!r}; needs the path of a dataset, or a list of texts.")
-    texts = list(data)
-    for number, text in enumerate(texts, 1):
-        if not isinstance(text, str):
-            raise UsageError(f"{what}: item {number} is {text!r}; needs a text.")
-        if _names_a_file(text):
-            raise UsageError(
-                f"{what}: item {number} is {text!r}, which is a file and not a text. Give the path without the list; "
-                "several paths go into data.path of the configuration."
-            )
-    if not texts:
+    items = list(data)
+    if not items:
         raise DataError(f"{what}: an empty list. Needed: at least one text.")
+    keys = _keys(items[0], what)
+    return Texts(keys, [_row(item, number, keys, what) for number, item in enumerate(items, 1)])
+
+
+def _keys(first: object, what: str) -> tuple[str, ...]:
+    """Those of the first item, which all the others must have too."""
+    if not isinstance(first, Mapping) or "text" in first:
+        return _TEXT
+    if set(_PAIR) <= set(first):
+        return _PAIR
+    raise UsageError(f"{what}: item 1 has the keys {', '.join(map(str, first))}; {_NEEDED}. Rename them.")
+
+
+def _row(item: object, number: int, keys: tuple[str, ...], what: str) -> tuple[str, ...]:
+    found = tuple(item.get(key) for key in keys) if isinstance(item, Mapping) else (item,)
+    if len(found) != len(keys) or not all(isinstance(text, str) for text in found):
+        wanted = _NEEDED if keys == _TEXT else "needs a prompt and a completion, as those before it"
+        raise UsageError(f"{what}: item {number} is {item!r}; {wanted}.")
+    texts = tuple(str(text) for text in found)
+    if keys == _TEXT and isinstance(item, str) and _names_a_file(item):
+        raise UsageError(
+            f"{what}: item {number} is {item!r}, which is a file and not a text. Give the path without the list; "
+            "several paths go into data.path of the configuration."
+        )
     return texts
 
 
@@ -39,15 +75,16 @@ def _names_a_file(text: str) -> bool:
         return False
 
 
-def write_store(texts: list[str], prefix: Path, tokenizer: Tokenizer) -> str:
-    """One document per text, each with its end marked."""
+def write_store(texts: Texts, prefix: Path, tokenizer: Tokenizer) -> str:
+    """One document per item, each with its end marked."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     file = prefix.with_name(f"{prefix.name}.texts.jsonl")
     with file.open("w", encoding="utf-8") as lines:
-        for text in texts:
-            lines.write(json.dumps({"text": text}) + "\n")
+        for row in texts.rows:
+            lines.write(json.dumps(dict(zip(texts.keys, row, strict=True))) + "\n")
+    has_eod = tokenizer.eod_id is not None
     try:
-        prepare([str(file)], prefix, tokenizer, append_eod=tokenizer.eod_id is not None, strict=True)
+        prepare([str(file)], prefix, tokenizer, rules=TextRules(texts.keys), append_eod=has_eod, strict=True)
     finally:
         file.unlink()
     return str(prefix)

@@ -9,23 +9,24 @@ from gptworks import names
 from gptworks.api.evaluate import measure
 from gptworks.api.pipeline import pipeline
 from gptworks.api.tasks import TEXT_GENERATION, require_task
-from gptworks.api.texts import as_texts, write_store
+from gptworks.api.texts import Texts, as_texts, write_store
 from gptworks.checkpoint.pretrained import Pretrained, PretrainedGPT, unseen
-from gptworks.checkpoint.systems import huggingface
 from gptworks.config import presets
 from gptworks.config.load import flatten, load_with_origins
 from gptworks.config.schema import ModelConfig, RunConfig
+from gptworks.data.store import vocabulary_of
 from gptworks.errors import UsageError
 from gptworks.evaluate.heldout import HeldOut
 from gptworks.launch import process_group, rank_env
 from gptworks.launch.ranks import Ranks
-from gptworks.model.inference import StoredMatrix
+from gptworks.python_words import generation_in_python_words, in_python_words
 from gptworks.tokenizer import Tokenizer
+from gptworks.train import text_inputs
 from gptworks.train.loop import Outcome, train
+from gptworks.train.metrics import Observer
 from gptworks.train.run_folder import refuse_foreign
 
 DEFAULT_OUT = "runs/trainer"
-_INPUTS = ".inputs"  # in the run folder: what was given in memory and training reads from disk
 
 
 class Trainer:
@@ -33,9 +34,13 @@ class Trainer:
 
     model: the name of a preset (fresh weights of that shape), a ModelConfig or a dictionary of its keys (likewise); a
     folder, another name such as gpt2-en, or a `GPT` (training starts from its weights, which stay as they are).
-    train_dataset, eval_dataset: whatever `data.path` takes, or a list of texts. config: a YAML file, a dictionary or a
-    RunConfig. More settings are keywords with a dictionary per section; they come before those of the config. One epoch
-    is trained where nothing says how long.
+    train_dataset, eval_dataset: whatever `data.path` takes, or a list of texts, of {"text": ...} or of {"prompt": ...,
+    "completion": ...}; the second is evaluated during training. config: a YAML file, a dictionary or a RunConfig. More
+    settings are keywords with a dictionary per section; they come before those of the config. One epoch is trained
+    where nothing says how long.
+
+    callbacks: functions that get each line of metrics.jsonl as a dictionary: step, loss, lr, ... or held_out_loss. They
+    are observers: what they do with it changes nothing, and one that fails is named and not called again.
 
     >>> trainer = gptworks.Trainer(task="text_generation", model="tiny", train_dataset="data/corpus", out="runs/mine",
     ...                            train={"steps": 100}, optim={"lr": 1e-3})   # doctest: +SKIP
@@ -44,19 +49,22 @@ class Trainer:
     [{'text_generation_text': ['I love Beijing, because ...']}]
     """
 
+    @in_python_words
     def __init__(
         self,
         task: str = TEXT_GENERATION,
         model: str | Path | PretrainedGPT | ModelConfig | dict[str, Any] | None = None,
-        train_dataset: str | Path | Iterable[str] | None = None,
-        eval_dataset: str | Path | Iterable[str] | None = None,
+        train_dataset: str | Path | Iterable[Any] | None = None,
+        eval_dataset: str | Path | Iterable[Any] | None = None,
         *,
         config: str | Path | dict[str, Any] | RunConfig | None = None,
         tokenizer: str | Path | Tokenizer | None = None,
         out: str | Path | None = None,
         download: bool | None = None,
+        callbacks: Iterable[Observer] = (),
         **overrides: Any,
     ) -> None:
+        self.callbacks = _functions(callbacks)
         self.task = require_task(task, [TEXT_GENERATION], "Trainer")
         self.given_model, self.download = model, download
         self.config_file = config if isinstance(config, str | Path) else None
@@ -66,7 +74,7 @@ class Trainer:
         if out is not None:
             self.above["run.out"] = str(out)
         # Texts become stores in the run folder, whose place is known only with the configuration.
-        self.texts: dict[str, list[str]] = {}
+        self.texts: dict[str, Texts] = {}
         for key, data, what in (
             ("path", train_dataset, "train_dataset"),
             ("held_out_path", eval_dataset, "eval_dataset"),
@@ -85,6 +93,7 @@ class Trainer:
         self._trained: Path | None = None
         self._model: PretrainedGPT | None = None
 
+    @in_python_words
     def train(self, *, resume: str = "never") -> Outcome:
         """As `gptworks train`, with fresh weights for a preset or a shape. `resume`: never, auto, or a checkpoint.
 
@@ -93,6 +102,7 @@ class Trainer:
         """
         return self._train(self.config, resume)
 
+    @in_python_words
     def finetune(self, *, resume: str = "never") -> Outcome:
         """Training that starts from weights, also where the model is the name of a preset: gpt2, gpt2-medium, ...
 
@@ -101,24 +111,27 @@ class Trainer:
         self.config = self._load(from_weights=True)
         return self._train(self.config, resume)
 
+    @in_python_words
     def evaluate(self, *, batch_size: int = 8) -> HeldOut:
         """The loss on eval_dataset, or else on the held-out share of train_dataset.
 
         >>> trainer.evaluate().perplexity   # doctest: +SKIP
         """
         self._write_texts(self.config)
+        self.config = text_inputs.prepared(self.config, "auto", tokenizer=self.model.tokenizer)
         data, part = self.config.data.model_dump(), "held_out"
         if not data["path"]:  # nothing to train on: all there is is held out
             data |= {"path": data["held_out_path"], "held_out_path": (), "split": (1.0, 0.0, 0.0)}
             part = "train"
         return measure(self.model, data, part=part, batch_size=batch_size, seed=self.config.train.seed)
 
+    @generation_in_python_words
     def predict(self, input_data: str | Iterable[str], **settings: Any) -> list[dict[str, list[str]]]:
         """As a `pipeline` of the model: one dictionary per text, with the prompt and what follows it.
 
         >>> trainer.predict(input_data="I love Beijing, because", top_k=3)   # doctest: +SKIP
         """
-        below = self.config.generate.model_dump(exclude_unset=True)
+        below = self.config.generate.model_dump(exclude_unset=True)  # a seed too, where it was given
         tokenizer = None if self.model.tokenizer else self._tokenizer()
         return pipeline(self.task, self.model, tokenizer=tokenizer, **below)(input_data, **settings)
 
@@ -160,12 +173,14 @@ class Trainer:
                 f"Trainer: model: got {given!r}; needs a name, a folder, a GPT, a ModelConfig or a dictionary of it."
             )
         values = self.below | model | self.above
-        config = load_with_origins(self.config_file, preset=self.preset, values=values, shape_of=self._shape_of).config
+        config = load_with_origins(
+            self.config_file, preset=self.preset, values=values, shape_of=self._shape_of, vocabulary_of=vocabulary_of
+        ).config
         folder = Path(config.run.out or DEFAULT_OUT)
-        data = {key: (str(folder / _INPUTS / key),) for key in self.texts}
+        data = {key: (str(folder / text_inputs.FOLDER / key),) for key in self.texts}
         run, init, length = {"out": str(folder)}, {}, {}
         if isinstance(given, PretrainedGPT):
-            init["checkpoint"] = str(folder / _INPUTS / "model")
+            init["checkpoint"] = str(folder / text_inputs.FOLDER / "model")
         if from_weights and not (init or config.init.checkpoint):
             raise UsageError(
                 f"Trainer: model {given!r} has no weights to start from. Give a folder, a GPT, or one of the names "
@@ -192,10 +207,11 @@ class Trainer:
     def _train(self, config: RunConfig, resume: str) -> Outcome:
         _main_does(config, lambda: refuse_foreign(Path(config.run.out), resume))
         self._write_texts(config)
+        self.config = config = text_inputs.prepared(config, resume)
         given = self.given_model
         if isinstance(given, PretrainedGPT):
-            _main_does(config, lambda: _write_model(given, Path(config.init.checkpoint)))
-        outcome = train(config, resume_from=resume)
+            _main_does(config, lambda: given.save_pretrained(config.init.checkpoint))
+        outcome = train(config, resume_from=resume, observers=self.callbacks)
         self._trained, self._model = outcome.folder, None
         return outcome
 
@@ -243,13 +259,8 @@ def _main_does(config: RunConfig, function: Callable[[], None]) -> None:
     Ranks(None if alone else process_group.start(config.parallel, config.run)).main_does(function)
 
 
-def _write_model(model: PretrainedGPT, folder: Path) -> None:
-    if any(isinstance(module, StoredMatrix) for module in model.modules()):
-        raise UsageError(
-            "Trainer: the model's matrices are kept in fewer bits (weights=), so it can predict but not be trained or "
-            'saved. Load it with weights="fp32".'
-        )
-    eod_id = model.tokenizer.eod_id if model.tokenizer else None
-    huggingface.save(folder, model.cfg, dict(model.named_parameters()), eod_id=eod_id)
-    if model.tokenizer:
-        model.tokenizer.save(folder)
+def _functions(callbacks: object) -> tuple[Observer, ...]:
+    found = tuple(callbacks) if isinstance(callbacks, Iterable) else (None,)
+    if not all(callable(each) for each in found):
+        raise UsageError(f"Trainer: callbacks: got {callbacks!r}; needs a list of functions that take a dictionary.")
+    return found

@@ -203,7 +203,7 @@ def _prove(
     numbers = {name: value for name, value in stated.items() if name in ModelConfig.model_fields}
     result = target.open(part, {**unsaid, **numbers}).require_whole()
     if result.model.vocab_size != opened.model.vocab_size:
-        raise VerificationError(f"{part}: {result.model.vocab_size} words, needed {opened.model.vocab_size}.")
+        raise VerificationError(f"{part}: vocabulary {result.model.vocab_size}, needed {opened.model.vocab_size}.")
     same = [torch.equal(each.read(), result.tensors[name].read()) for name, each in weights.tensors.items()]
     tokens = proof.sample_tokens(opened.model)
     expected = proof.logits(opened.model, weights.tensors, tokens)

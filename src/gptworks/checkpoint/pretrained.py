@@ -10,15 +10,18 @@ from torch import Tensor
 
 from gptworks import cpu, names
 from gptworks.checkpoint import folder as folders
-from gptworks.checkpoint.systems import registry
+from gptworks.checkpoint.systems import huggingface, registry
 from gptworks.checkpoint.systems.contract import Opened
-from gptworks.config.schema import ModelConfig
-from gptworks.errors import TokenizerError, UsageError
+from gptworks.config import presets
+from gptworks.config.load import from_dict
+from gptworks.config.schema import InitConfig, ModelConfig, TrainConfig
+from gptworks.errors import CheckpointError, TokenizerError, UsageError
 from gptworks.launch.devices import pick_device
 from gptworks.launch.world import World
 from gptworks.model import GPT
-from gptworks.model.inference import require_kind, store_weights
-from gptworks.parallel.apply import build
+from gptworks.model.inference import StoredMatrix, require_kind, store_weights
+from gptworks.parallel.apply import FreshWeights, build
+from gptworks.python_words import in_python_words
 from gptworks.tokenizer import Tokenizer, gpt2_for
 
 
@@ -128,6 +131,58 @@ class PretrainedGPT(GPT):
         return super().forward(tokens_BT, **options)
 
     @classmethod
+    @in_python_words
+    def from_config(
+        cls,
+        config: ModelConfig | Mapping[str, Any] | str,
+        *,
+        seed: int = TrainConfig().seed,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        tokenizer: str | Path | Tokenizer | None = None,
+    ) -> Self:
+        """Fresh weights of a shape: a `ModelConfig`, a dictionary of its keys, or the name of a preset.
+
+        They are those with which `gptworks train` begins for the same shape and `train.seed`, in evaluation mode.
+
+        >>> model = gptworks.GPT.from_config(gptworks.ModelConfig(num_layers=2, hidden_size=64, num_heads=4))
+        >>> model = gptworks.GPT.from_config("tiny", tokenizer="gpt2")   # doctest: +SKIP
+        """
+        if isinstance(config, str):
+            config = presets.find(config)
+        shape = config if isinstance(config, ModelConfig) else from_dict({"model": dict(config)}, "GPT").model
+        fresh = FreshWeights(InitConfig(), shape.num_layers, seed)
+        model = build(shape, World(pick_device(device)), dtype, fresh, model_type=cls)
+        assert isinstance(model, cls)
+        model.tokenizer = Tokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
+        return model.eval()
+
+    @in_python_words
+    def save_pretrained(self, folder: str | Path) -> None:
+        """A Hugging Face folder with the weights and the tokenizer, which `from_pretrained` and `transformers` read.
+
+        >>> model.save_pretrained("mine")   # doctest: +SKIP
+        >>> model = gptworks.GPT.from_pretrained("mine")   # doctest: +SKIP
+        """
+        if any(isinstance(module, StoredMatrix) for module in self.modules()):
+            raise UsageError(
+                "save_pretrained: the model's matrices are kept in fewer bits (weights=), so it can predict but not be "
+                'trained or saved. Load it with weights="fp32".'
+            )
+        folder = Path(folder)
+        if (folder / "checkpoints").is_dir() or folder.is_file():
+            what = "a file" if folder.is_file() else "the folder of a run, which has its own weights"
+            raise UsageError(f"save_pretrained: {folder} is {what}. Name another folder.")
+        eod_id = self.tokenizer.eod_id if self.tokenizer else None
+        try:
+            huggingface.save(folder, self.cfg, dict(self.named_parameters()), eod_id=eod_id)
+            if self.tokenizer:
+                self.tokenizer.save(folder)
+        except OSError as error:
+            raise CheckpointError(f"{folder}: cannot be written ({error.strerror}). Name another folder.") from None
+
+    @classmethod
+    @in_python_words
     def from_pretrained(
         cls,
         name_or_path: str | Path,

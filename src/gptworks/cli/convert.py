@@ -76,7 +76,7 @@ def _convert_weights(args: argparse.Namespace) -> int:
         print(json.dumps(values))
         return 0
     model = done.source.model
-    shape = f"{model.num_layers} x {model.hidden_size}, {model.num_heads} heads, {model.vocab_size:,} words"
+    shape = f"{model.num_layers} x {model.hidden_size}, {model.num_heads} heads, vocabulary {model.vocab_size:,}"
     print(f"{done.source.path} ({done.source.system}) -> {done.to}: {len(done.source.tensors)} tensors; {shape}")
     _print_files(done.files)
     for note in done.notes:

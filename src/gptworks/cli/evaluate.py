@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", choices=["heldout", "wikitext", "lambada"], default="heldout", help="what to measure")
     parser.add_argument(
         "--data",
-        required=True,
         metavar="PATH",
-        help="heldout: a store made by `gptworks prepare`; wikitext: a text file; lambada: JSON lines",
+        help="heldout: a store made by `gptworks prepare` (default: what the run was trained on); wikitext: a text "
+        "file; lambada: JSON lines",
     )
     parser.add_argument(
         "--protocol",
@@ -58,6 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="rows per forward pass")
     parser.add_argument("--baselines", action="store_true", help="heldout: unigram, bigram and gzip beside it")
     parser.add_argument(
+        "--published", action="store_true", help="wikitext, lambada: figures that others published beside it"
+    )
+    parser.add_argument(
         "--log-style", choices=["gptworks", "fleetx"], default="gptworks", help="fleetx: the log lines of PaddleNLP"
     )
     options.add_weights_option(parser)
@@ -77,13 +80,18 @@ def _overlap(text: str) -> int | None:
 def run(args: argparse.Namespace) -> int:
     from gptworks.errors import UsageError
     from gptworks.evaluate import progress, report
-    from gptworks.evaluate.run import Request, evaluate
+    from gptworks.evaluate.run import Request, evaluate, own_data
 
+    data, split = args.data, args.split
+    if data is None:
+        if args.task != "heldout":
+            raise UsageError(f"--data: not given. Needed: the file of --task {args.task}.")
+        data, split = own_data(args.model[0], split)
     request = Request(
         tokenizer=args.tokenizer,
         shape=options.stated_model(args.override),
         task=args.task,
-        data=args.data,
+        data=data,
         protocol=args.protocol,
         overlap=args.overlap,
         limit=args.limit,
@@ -92,10 +100,11 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         weights=args.weights,
         per_document=Path(args.per_document) if args.per_document else None,
-        split=args.split,
+        split=split,
         shares=args.shares,
         seq_len=args.seq_len,
         baselines=args.baselines,
+        published=args.published,
     )
     in_paddle_style = args.log_style == "fleetx"
     if in_paddle_style and args.task == "heldout":

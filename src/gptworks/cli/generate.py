@@ -15,7 +15,7 @@ HELP = "text from a checkpoint"
 # key of the generate section -> (kind, metavar, help); what is not given comes from the run, else from the schema.
 _SETTINGS: dict[str, tuple[Any, str, str]] = {
     "strategy": (("greedy", "sampling", "beam"), "", "how tokens are chosen (default: the run's, else sampling)"),
-    "max_new_tokens": (int, "N", "default: the run's, else 64"),
+    "max_new_tokens": (int, "N", "default: the run's, else 64, or as many as fit the context"),
     "min_new_tokens": (int, "N", "no end of document before so many"),
     "temperature": (float, "X", "logits are divided by this (default: the run's, else 1)"),
     "top_k": (int, "K", "keep the K likeliest tokens; 0 = all"),
@@ -91,8 +91,7 @@ def run(args: argparse.Namespace) -> int:
     from gptworks.errors import UsageError
     from gptworks.generate.engine import can_stream, settings_of
 
-    of_the_run = {} if _is_gguf(args) else folder.config_of(Path(args.model)).get("generate", {})
-    given = of_the_run | _given(args)
+    given = ({} if _is_gguf(args) else _said_in_run(folder.config_of(Path(args.model)))) | _given(args)
     cfg = settings_of(given)
     prompts = [] if args.interactive else prompts_of(args)
     if args.interactive and args.json:
@@ -103,11 +102,28 @@ def run(args: argparse.Namespace) -> int:
         from gptworks.cli.interactive import converse
 
         return converse(engine, given)
+    tell_fewer(engine, prompts, given)
     if wants_stream:
         show_stream(engine, prompts[0], given)
         return 0
     show_all(engine.generations(prompts, **given), as_json=args.json, style=args.log_style)
     return 0
+
+
+def _said_in_run(config: dict[str, Any]) -> dict[str, Any]:
+    """What the configuration of a run, which has every default, says of its own about generation."""
+    from gptworks.config.schema import GenerateConfig
+
+    usual = GenerateConfig().model_dump(mode="json")
+    return {key: value for key, value in config.get("generate", {}).items() if value != usual.get(key)}
+
+
+def tell_fewer(engine: Any, prompts: list[str], settings: dict[str, Any]) -> None:
+    """Where nobody asked for a number of new tokens, and the usual one does not fit the context."""
+    for number, fewer in enumerate(engine.new_tokens_that_fit(prompts, **settings), start=1):
+        if fewer is not None:
+            which = f"prompt {number}: " if len(prompts) > 1 else ""
+            print(f"note: {which}at most {fewer} new tokens, as many as fit the model's context", file=sys.stderr)
 
 
 def _engine(args: argparse.Namespace) -> Any:
@@ -201,7 +217,7 @@ def _read_prompts(name: str) -> list[str]:
     needed = "one prompt per line" if not name.endswith(".jsonl") else 'one {"prompt": "..."} per line'
     try:
         text = _standard_input() if name == "-" else Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (FileNotFoundError, UnicodeDecodeError) as error:
         raise UsageError(f"{name}: cannot be read ({error}). Needed: a UTF-8 text file with {needed}.") from None
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:

@@ -14,13 +14,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--prompts", metavar="FILE", help='one prompt per line, or .jsonl with {"prompt": ...}; - = standard input'
     )
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", default=64, help="default: 64")
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="default: 64, or as many as fit")
     options.add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from gptworks.export.infer import Inference
 
-    found = Inference(args.folder).generations(generate.prompts_of(args), max_new_tokens=args.max_new_tokens)
-    generate.show_all(found, as_json=args.json)
+    model = Inference(args.folder)
+    prompts = generate.prompts_of(args)
+    if args.max_new_tokens is None:
+        generate.tell_fewer(model, prompts, {})
+    generate.show_all(model.generations(prompts, max_new_tokens=args.max_new_tokens), as_json=args.json)
     return 0

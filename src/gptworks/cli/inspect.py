@@ -52,7 +52,8 @@ def _print_weights(report: "WeightsReport") -> None:
     heads = f"{model.num_heads} heads" if report.heads_known else "heads not stored (-o model.num_heads=N converts it)"
     print(
         f"model: {model.num_layers} layers of {model.hidden_size}, {heads}, feed-forward {model.ffn_size:,}, "
-        f"{model.vocab_size:,} words, {model.max_positions:,} positions, head {'tied' if model.tied else 'of its own'}"
+        f"vocabulary {model.vocab_size:,}, {model.max_positions:,} positions, "
+        f"head {'tied' if model.tied else 'of its own'}"
     )
     print(f"weights: {found['parameters']:,} parameters, {', '.join(found['dtype'])}, {found['bytes']:,} bytes")
     for key, value in found["about"].items():

@@ -101,11 +101,12 @@ def _shown(value: object) -> str:
 
 
 def _answer(engine: Any, prompt: str, settings: dict[str, Any], earlier: int) -> None:
-    from gptworks.cli.generate import show_stream
+    from gptworks.cli.generate import show_stream, tell_fewer
     from gptworks.generate.engine import can_stream, settings_of
 
     cfg = settings_of(settings)
     settings = settings | {"seed": cfg.seed + earlier}
+    tell_fewer(engine, [prompt], settings)
     if can_stream(cfg):
         show_stream(engine, prompt, settings)
         return

@@ -1,13 +1,12 @@
 """gptworks VERB ... : finds the verb, runs it, turns our errors into exit code 2."""
 
 import argparse
-import errno
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 
-from gptworks import __version__
+from gptworks import __version__, file_errors
 from gptworks.cli import (
     completion,
     config,
@@ -28,6 +27,7 @@ from gptworks.cli import (
     verify,
 )
 from gptworks.errors import GPTWorksError
+from gptworks.python_words import command_line
 
 # Each module has HELP, add_arguments(parser) and run(args); none of them imports torch or pydantic before run().
 VERBS = {
@@ -52,15 +52,14 @@ VERBS = {
 
 _READS_MODELS = {"train", "eval", "generate", "export", "run"}
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gptworks", description="One toolkit for the whole life of a GPT model.")
     parser.add_argument("--version", action="version", version=f"gptworks {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, module in VERBS.items():
-        verb = verbs.add_parser(name, help=module.HELP, description=module.HELP)
+        # No abbreviations: --length would be --length-penalty, whatever was meant.
+        verb = verbs.add_parser(name, help=module.HELP, description=module.HELP, allow_abbrev=False)
         module.add_arguments(verb)
         if name in _READS_MODELS:
             verb.add_argument(
@@ -70,13 +69,18 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    with command_line():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     parser = build_parser()
     args, left = parser.parse_known_args(argv)
     # argparse takes bare KEY=VALUE arguments from one place only; people put them before and after options.
     if hasattr(args, "overrides") and not any(text.startswith("-") for text in left):
         args.overrides += left
     elif left:
-        _unknown(parser, args.verb, left)
+        _unknown(parser, args, left, list(sys.argv[1:] if argv is None else argv))
     args.parser = parser
     args.argv = list(sys.argv[1:] if argv is None else argv)
     if getattr(args, "download", False):
@@ -94,22 +98,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        message = file_errors.explain(error)
+        if not message:
             return _own_fault()
-        print(f"error: {error.filename or 'disk'}: {error.strerror}. Free some space.", file=sys.stderr)
+        print(f"error: {message}", file=sys.stderr)
         return 2
     except Exception:
         return _own_fault()
 
 
-def _unknown(parser: argparse.ArgumentParser, verb: str, left: list[str]) -> None:
-    """Ends the program, with the nearest option that there is."""
+def _unknown(parser: argparse.ArgumentParser, args: argparse.Namespace, left: list[str], argv: list[str]) -> None:
+    """Ends the program, with the option or setting that there is instead: by its meaning, then by its spelling."""
     import difflib
 
+    verb, first = args.verb, next((word for word in left if word.startswith("-")), left[0])
     known = completion.options_of(parser, verb)
-    near = difflib.get_close_matches(left[0].partition("=")[0].replace("_", "-"), known, 1)
-    hint = f"; did you mean {near[0]}?" if near else f". `gptworks {verb} --help` lists what there is."
-    parser.exit(2, f"error: {verb}: unknown argument {left[0]}{hint}\n")
+    name = first.partition("=")[0].replace("_", "-")
+    near = _by_meaning(first, argv, known, takes_settings=hasattr(args, "overrides"))
+    near = near or difflib.get_close_matches(name, known, 1, 0.7)
+    hint = f"; did you mean {' or '.join(near)}?" if near else f". `gptworks {verb} --help` lists what there is."
+    parser.exit(2, f"error: {verb}: unknown argument {first}{hint}\n")
+
+
+def _by_meaning(option: str, argv: list[str], known: list[str], *, takes_settings: bool) -> list[str]:
+    """Such as optim.lr=1e-3 for --lr 1e-3."""
+    if not option.startswith("-"):
+        return []
+    from gptworks.config import other_names
+    from gptworks.config.load import known_keys
+
+    name, _, value = option.partition("=")
+    if not value:
+        after = argv[argv.index(option) + 1 : argv.index(option) + 2]
+        value = after[0] if after and not after[0].startswith("-") and "=" not in after[0] else "VALUE"
+    last = name.lstrip("-").replace("-", "_").rpartition(".")[2]
+    keys = [key for key in known_keys() if key.rpartition(".")[2] == last and not key.startswith("generate.")]
+    keys = keys or list(other_names.find(name))
+    options = [
+        option for key in keys if (option := "--" + key.rpartition(".")[2].replace("_", "-").lstrip("-")) in known
+    ]
+    if options:
+        return options[:1]
+    return [f"{key}={value}" for key in keys] if takes_settings else []
 
 
 def _own_fault() -> int:

@@ -28,7 +28,20 @@ def load_config(
     from gptworks.config.load import load_with_origins
 
     overrides = [*args.override, *args.overrides, *more]
-    return load_with_origins(args.config, preset=args.preset, overrides=overrides, shape_of=shape_of, without=without)
+    return load_with_origins(
+        args.config,
+        preset=args.preset,
+        overrides=overrides,
+        shape_of=shape_of,
+        vocabulary_of=vocabulary_of_data,
+        without=without,
+    )
+
+
+def vocabulary_of_data(paths: list[str], tokenizer: str) -> int | None:
+    from gptworks.data.store import vocabulary_of
+
+    return vocabulary_of(paths, tokenizer)
 
 
 def shape_of_checkpoint(checkpoint: str, stated: dict[str, Any]) -> dict[str, Any]:

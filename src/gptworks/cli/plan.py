@@ -25,6 +25,7 @@ HELP = "memory, time and cost of a layout; --search finds the best one"
 # Parts of a choice that a search leaves alone when they are said on the command line.
 _FIXED = ("parallel.", "batch.micro_size", "batch.accumulation", "train.recompute")
 _EXAMPLES = 3  # of each reason
+_WORTH_SAYING = 1.05  # times as fast
 _NUMBERS: dict[str, tuple[Callable[[str], float], str]] = {
     "devices": (int, "1 or more"),
     "nodes": (int, "1 or more"),
@@ -296,42 +297,50 @@ def parse_count(text: str, option: str) -> float:
 
 
 def _given(asked: _Asked) -> "tuple[Choice, list[str]]":
-    """With what is left open of the batch; or what a run would refuse."""
+    """As a run would have it, also where the batch is left open; or what a run would refuse."""
     from gptworks.config import contradictions
-    from gptworks.config.derive import solve_batch, solve_layout, with_layout
-    from gptworks.config.schema import BatchConfig
+    from gptworks.config.derive import plan_batch, solve_layout, with_layout
     from gptworks.errors import ConfigError
     from gptworks.plan.job import Choice
-    from gptworks.plan.search import best_micro_size
 
-    config, batch = asked.config, asked.config.batch
-    notes: list[str] = []
+    config = asked.config
     layout = solve_layout(config.parallel, asked.devices, partial(contradictions.suits, config))
     parallel = with_layout(config.parallel, layout)
-    is_open = not batch.micro_size and not batch.accumulation
-    if is_open and not batch.global_size:
-        batch = BatchConfig(global_size=_usual_batch(asked, notes))
-    elif is_open:  # one micro-batch, as a run has it, unless a pipeline needs several
-        is_open = bool(contradictions.stages_are_busy(batch, parallel))
-    if is_open:
-        micro = best_micro_size(asked.job, parallel, batch.global_size, config.train.recompute, *asked.here)
-        batch = BatchConfig(global_size=batch.global_size, micro_size=micro)
-        notes.append(f"batch.micro_size is not set: {micro} is taken. Say it to `gptworks train` too.")
-    problems = contradictions.find({**dict(config), "parallel": parallel, "batch": batch})
+    problems = contradictions.find({**dict(config), "parallel": parallel})
     if problems:
         raise ConfigError(str(asked.args.config or "config"), problems)
-    return Choice(parallel, solve_batch(batch, layout.data_parallel), config.train.recompute), notes
+    plan = plan_batch(config.batch, config.model, config.data.seq_len, parallel)
+    choice = Choice(parallel, plan, config.train.recompute)
+    return choice, _about_batch(asked, choice)
 
 
-def _usual_batch(asked: _Asked, notes: list[str]) -> int:
-    from gptworks.plan.search import usual_batch
+def _about_batch(asked: _Asked, choice: "Choice") -> list[str]:
+    """What nobody chose, and a micro-batch that would be faster, or would fit."""
+    from gptworks.plan.search import best_micro_size, timed
 
-    global_size = usual_batch(asked.job, asked.devices)
-    notes.append(
-        f"batch.global_size is not set: {global_size:,} samples of {asked.job.seq_len:,} tokens are taken, about what "
-        "GPT-3 of this size was trained with."
+    batch, given = choice.batch, asked.config.batch
+    if given.micro_size or given.accumulation:
+        return []
+    notes = [] if given.global_size else [_usual_batch(asked, batch.global_size)]
+    if given.global_size and choice.layout.pp == 1:
+        return notes  # one micro-batch, which has been said with the batch
+    note = f"batch.micro_size is not set: {batch.micro_size} is taken, as `gptworks train` does."
+    micro = best_micro_size(asked.job, choice.parallel, batch.global_size, choice.recompute, *asked.here)
+    accumulation = batch.micro_size * batch.accumulation // micro
+    best = replace(choice, batch=replace(batch, micro_size=micro, accumulation=accumulation))
+    ratio = timed(asked.job, choice, *asked.here).total / timed(asked.job, best, *asked.here).total
+    if choice.peak(asked.job) > asked.here[0].capacity >= best.peak(asked.job):
+        note += f" batch.micro_size={micro} fits."
+    elif ratio > _WORTH_SAYING:
+        note += f" batch.micro_size={micro} is {ratio:.2f} times as fast."
+    return [*notes, note]
+
+
+def _usual_batch(asked: _Asked, global_size: int) -> str:
+    return (
+        f"batch.global_size is not set: {global_size:,} samples of {asked.job.seq_len:,} tokens are taken, which suit "
+        "a model of this size."
     )
-    return global_size
 
 
 def _best_of_all(asked: _Asked, made: "Report") -> "Fit | None":
@@ -358,7 +367,7 @@ def _fixed(asked: _Asked) -> dict[str, Any]:
 
 def _searched(asked: _Asked) -> "tuple[Found, int, list[str]]":
     from gptworks.config.schema import AXES
-    from gptworks.plan.search import search
+    from gptworks.plan.search import search, usual_batch
 
     fixed, devices = _fixed(asked), asked.devices
     sizes = {f"parallel.{axis}": fixed.get(f"parallel.{axis}", "auto") for axis in AXES}
@@ -372,7 +381,10 @@ def _searched(asked: _Asked) -> "tuple[Found, int, list[str]]":
             f"--devices {-(-devices // product) * product}."
         )
     notes: list[str] = []
-    global_size = asked.config.batch.global_size or _usual_batch(asked, notes)
+    global_size = asked.config.batch.global_size
+    if not global_size:
+        global_size = usual_batch(asked.job, asked.devices)
+        notes.append(_usual_batch(asked, global_size))
     return search(asked.job, *asked.here, devices, global_size, fixed=fixed), global_size, notes
 
 

@@ -24,16 +24,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="text, JSON lines, a JSON array, parquet or WikiText; .gz .zst .xz .bz2 and tars of them; a folder; - for "
-        "standard input; or sample:python",
+        help="text, JSON lines, a JSON array, CSV, TSV, parquet, arrow or WikiText; .gz .zst .xz .bz2 and tars of "
+        "them; a folder, also of Hugging Face datasets; - for standard input; or sample:python",
     )
     parser.add_argument("--out", required=True, metavar="PREFIX", help="writes PREFIX.bin, PREFIX.idx, PREFIX.json")
     parser.add_argument(
-        "--tokenizer", metavar="NAME", help="gpt2 (the default), a folder, a tokenizer.json or a sentencepiece .model"
+        "--tokenizer",
+        metavar="NAME",
+        help="gpt2 (the default), a folder, a tokenizer.json, a sentencepiece .model or a meta.pkl",
     )
     parser.add_argument("--vocab-file", metavar="FILE", help="vocab.json of a byte-level BPE, with --merge-file")
     parser.add_argument("--merge-file", metavar="FILE", help="merges.txt")
-    parser.add_argument("--train-tokenizer", type=int, metavar="N", help="learn a new BPE of N tokens from the input")
+    parser.add_argument(
+        "--train-tokenizer",
+        type=_size_of_vocabulary,
+        metavar="N|chars",
+        help="learn from the input: a new BPE of N tokens, or its single characters",
+    )
     parser.add_argument(
         "--key",
         action="append",
@@ -46,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--completion-key", metavar="KEY", help="prompt/completion examples: what is to be learned")
     parser.add_argument(
         "--input-format",
-        choices=["auto", "text", "jsonl", "json", "wikitext"],
+        choices=["auto", "text", "jsonl", "json", "wikitext", "csv", "tsv"],
         default="auto",
         help="what the inputs are, when their names do not tell; wikitext: a document begins at each ` = Title = `",
     )
@@ -69,6 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--strict", action="store_true", help="stop at the first bad line instead of skipping it")
     options.add_json_option(parser)
+
+
+def _size_of_vocabulary(text: str) -> int | str:
+    if text == "chars" or text.removeprefix("-").isdecimal():
+        return text if text == "chars" else int(text)
+    raise argparse.ArgumentTypeError(f"got {text!r}; needs a number of tokens, such as 4096, or chars")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -122,8 +135,10 @@ def _tokenizer(args: argparse.Namespace, rules: "TextRules") -> "Tokenizer":
         names = " and ".join(f"--{name.replace('_', '-')}" for name in given)
         raise UsageError(f"{names}: each of them names the tokenizer. Give one.")
     if args.train_tokenizer is not None:
-        tokenizer = preparation.train_tokenizer(args.inputs, args.train_tokenizer, rules, strict=args.strict)
-        if tokenizer.vocab_size < args.train_tokenizer:
+        tokenizer = preparation.train_tokenizer(
+            args.inputs, args.train_tokenizer, rules, strict=args.strict, with_eod=args.append_eod
+        )
+        if isinstance(args.train_tokenizer, int) and tokenizer.vocab_size < args.train_tokenizer:
             found = f"--train-tokenizer: the text gives {tokenizer.vocab_size} tokens, not {args.train_tokenizer}"
             print(f"{found}; no pair of tokens is left that occurs twice", file=sys.stderr)
         return tokenizer

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptworks.errors import UsageError
@@ -16,29 +17,27 @@ if TYPE_CHECKING:
 @contextmanager
 def redirected(started: "Started") -> Iterator[None]:
     """At the level of the process, so that those it starts write there too."""
-    if not started.output:
-        yield
-        return
-    how = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if started.appends else os.O_TRUNC)
-    try:
-        file = os.open(started.output, how, 0o666)
-    except OSError as error:
-        raise UsageError(f"{started.where}: {started.output}: cannot be written ({error.strerror}).") from None
-    streams = [1, 2] if started.errors_too else [1]
+    targets: dict[int, int] = {}  # stream -> the file it goes to
+    if started.output:
+        targets[1] = _opened(started, started.output, appends=started.appends)
+    if started.errors:
+        targets[2] = _opened(started, started.errors, appends=started.appends_errors)
+    elif started.output and started.errors_too:
+        targets[2] = os.dup(targets[1])
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = {stream: os.dup(stream) for stream in streams}
+    kept = {stream: os.dup(stream) for stream in targets}
     copier = None
-    if started.shown:
+    if started.output and started.shown:
         # tee itself: a thread of ours would not outlive a fork, and ranks are forks.
         copier = subprocess.Popen(["tee", "-a", started.output], stdin=subprocess.PIPE, start_new_session=True)
         assert copier.stdin is not None
-        target = copier.stdin.fileno()
-    else:
-        target = file
+        for stream in (1, 2) if started.errors_too and not started.errors else (1,):
+            os.dup2(copier.stdin.fileno(), targets[stream])
     try:
-        for stream in streams:
+        for stream, target in targets.items():
             os.dup2(target, stream)
+            os.close(target)
         yield
     finally:
         sys.stdout.flush()
@@ -49,4 +48,13 @@ def redirected(started: "Started") -> Iterator[None]:
         if copier is not None and copier.stdin is not None:
             copier.stdin.close()
             copier.wait()
-        os.close(file)
+
+
+def _opened(started: "Started", name: str, *, appends: bool) -> int:
+    """Its folder is made: a mkdir in the block is answered by that."""
+    how = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if appends else os.O_TRUNC)
+    try:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        return os.open(name, how, 0o666)
+    except OSError as error:
+        raise UsageError(f"{started.where}: {name}: cannot be written ({error.strerror}).") from None

@@ -53,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"{line.started.where}: {' '.join(_quoted(word) for word in line.started.words)}", flush=True)
         if line.answer:
             print(f"  {line.answer}\n", flush=True)
+            if not args.dry_run:
+                pasted.make_folders(line)
             continue
         code = _run_line(args, line, earlier)
         if code:
@@ -107,7 +109,8 @@ def _run_line(args: argparse.Namespace, line: "Line", earlier: "list[Translation
     from gptworks.interop import worker_logs
 
     with _inside(folder, translation):
-        number = node_rank(translation.arguments)
+        with in_their_words(translation):
+            number = node_rank(translation.arguments)
         is_first = number == 0  # machines share the folder of a run: one of them is enough
         if is_first and translation is not as_written and has_its_model(as_written):
             _write_their_names(as_written)  # a run that was killed could not

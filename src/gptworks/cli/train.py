@@ -45,22 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     more = [f"run.device={args.device}"] if args.device else []
-    config = options.load_config(args, *more, shape_of=options.shape_of_checkpoint).config
+    loaded = options.load_config(args, *more, shape_of=options.shape_of_checkpoint)
+    config = _with_replicas(args, loaded)
     if args.out or not config.run.out:
         folder = args.out or options.default_run_folder(args)
         config = config.model_copy(update={"run": config.run.model_copy(update={"out": folder})})
 
-    if args.show_batch:
-        import torch
+    if args.show_batch or args.dry_run:
+        from gptworks.train import text_inputs
 
-        from gptworks.config.derive import Layout
-        from gptworks.launch.world import World
-        from gptworks.train.setup import prepare, show_first_batch
-
-        print(show_first_batch(prepare(config, World(torch.device("cpu"), Layout.known(config.parallel)))))
-        return 0
-    if args.dry_run:
-        print(_dry_run(args, config))
+        with text_inputs.for_trial(config) as config:
+            print(_trial(args, config))
         return 0
     if args.world is not None:
         raise UsageError(f"--world: {args.world} without --dry-run. To train, start the processes with --nproc.")
@@ -79,6 +74,34 @@ def run(args: argparse.Namespace) -> int:
 
         train(config, resume_from=_resume_from(args, config), command=["gptworks", *sys.argv[1:]])
     return 0
+
+
+def _trial(args: argparse.Namespace, config: Any) -> str:
+    """What --show-batch or --dry-run prints."""
+    if not args.show_batch:
+        return _dry_run(args, config)
+    import torch
+
+    from gptworks.config.derive import Layout
+    from gptworks.launch.world import World
+    from gptworks.train.setup import prepare, show_first_batch
+
+    return show_first_batch(prepare(config, World(torch.device("cpu"), Layout.known(config.parallel))))
+
+
+def _with_replicas(args: argparse.Namespace, loaded: Any) -> Any:
+    """Where processes are asked for and no layout is, each is a replica: --nproc 2 alone means parallel.dp=2."""
+    from gptworks.config.schema import AXES
+    from gptworks.launch import rank_env
+
+    config = loaded.config
+    world_size = rank_env.read(os.environ).world_size
+    is_asked = args.nproc is not None or args.world is not None or world_size > 1
+    if not is_asked or any(f"parallel.{axis}" in loaded.origins for axis in AXES):
+        return config
+    # Before the processes are there, `auto` stands for as many as there will be.
+    replicas: int | str = world_size if rank_env.is_supervised(os.environ) or world_size > 1 else "auto"
+    return config.model_copy(update={"parallel": config.parallel.model_copy(update={"dp": replicas})})
 
 
 def _dry_run(args: argparse.Namespace, config: Any) -> str:
@@ -241,7 +264,7 @@ def _pod_options(args: argparse.Namespace) -> dict[str, str]:
 def _refuse_unfit(config: Any, found: Any, nproc: int) -> None:
     """What the run would refuse with as few machines as it may have, or with all of them."""
     from gptworks.config.contradictions import fit_layout
-    from gptworks.config.derive import solve_batch, solve_layout
+    from gptworks.config.derive import plan_batch, solve_layout
 
     if found.at_least < found.count and _processes_of_layout(config):
         raise UsageError(
@@ -251,8 +274,8 @@ def _refuse_unfit(config: Any, found: Any, nproc: int) -> None:
     batches = set()
     for machines in {found.at_least, found.count}:
         layout = solve_layout(config.parallel, sum(found.nproc) or nproc * machines)
-        fit_layout(config, layout)
-        batches.add(solve_batch(config.batch, layout.data_parallel).global_size)
+        parallel = fit_layout(config, layout)
+        batches.add(plan_batch(config.batch, config.model, config.data.seq_len, parallel).global_size)
     if len(batches) > 1:
         fewest, most = sorted(batches)
         raise UsageError(

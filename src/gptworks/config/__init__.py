@@ -1,6 +1,6 @@
 """Configuration: frozen sections, YAML with overrides, presets. Never imports torch."""
 
-from gptworks.config.derive import BatchPlan, Layout, num_steps, solve_batch, solve_layout
+from gptworks.config.derive import BatchPlan, Layout, num_steps, plan_batch, solve_batch, solve_layout
 from gptworks.config.load import from_dict, load, load_with_origins
 from gptworks.config.schema import (
     BatchConfig,
@@ -40,6 +40,7 @@ __all__ = [
     "load",
     "load_with_origins",
     "num_steps",
+    "plan_batch",
     "solve_batch",
     "solve_layout",
 ]

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Collection
 from typing import Any
 
-from gptworks.config.derive import Layout, cooldown_steps, solve_batch, with_layout
+from gptworks.config.derive import Layout, cooldown_steps, has_held_out, plan_batch, with_layout
 from gptworks.config.schema import (
     BatchConfig,
     CheckpointConfig,
@@ -63,10 +63,10 @@ def warmup_fits(optim: OptimConfig, last: int, name: str) -> Complaints:
     return complaints
 
 
-def batch_equation(batch: BatchConfig, parallel: ParallelConfig) -> Complaints:
+def batch_equation(batch: BatchConfig, model: ModelConfig, data: DataConfig, parallel: ParallelConfig) -> Complaints:
     if "auto" in (parallel.dp, parallel.fsdp):
         return []  # how many ranks read data is known when the world is: checked again then
-    return _refused_by(solve_batch, batch, Layout.known(parallel).data_parallel)
+    return _refused_by(plan_batch, batch, model, data.seq_len, parallel)
 
 
 def matrices_divide(model: ModelConfig, parallel: ParallelConfig) -> Complaints:
@@ -85,7 +85,7 @@ def matrices_divide(model: ModelConfig, parallel: ParallelConfig) -> Complaints:
     each = -(-model.vocab_size // parallel.tp)  # words of a rank; the last one has what is left
     if each * (parallel.tp - 1) >= model.vocab_size:
         complaints.append(
-            f"parallel.tp: {parallel.tp} leaves a rank without words of model.vocab_size ({model.vocab_size}). "
+            f"parallel.tp: {parallel.tp} leaves a rank without rows of model.vocab_size ({model.vocab_size}). "
             "Use a smaller tp."
         )
     return complaints
@@ -105,11 +105,11 @@ def stages_have_layers(model: ModelConfig, parallel: ParallelConfig) -> Complain
     return _refused_by(assign_layers, model.num_layers, Layout.known(parallel).pp * parallel.virtual_stages)
 
 
-def stages_are_busy(batch: BatchConfig, parallel: ParallelConfig) -> Complaints:
+def stages_are_busy(batch: BatchConfig, model: ModelConfig, data: DataConfig, parallel: ParallelConfig) -> Complaints:
     layout = Layout.known(parallel)
-    if layout.pp == 1 or "auto" in (parallel.dp, parallel.fsdp) or batch_equation(batch, parallel):
+    if layout.pp == 1 or "auto" in (parallel.dp, parallel.fsdp) or batch_equation(batch, model, data, parallel):
         return []
-    plan = solve_batch(batch, layout.data_parallel)
+    plan = plan_batch(batch, model, data.seq_len, parallel)
     return _refused_by(check_micro_batches, parallel.schedule, plan.accumulation, layout.pp)
 
 
@@ -141,8 +141,9 @@ def sharding_has_shards(parallel: ParallelConfig) -> Complaints:
 
 def evaluation_has_data(evaluate: EvaluateConfig, data: DataConfig, checkpoint: CheckpointConfig) -> Complaints:
     complaints = []
-    held_out = data.held_out_path or (data.split[1] if len(data.split) > 1 else 0.0)
-    if evaluate.every and not held_out:
+    held_out = has_held_out(data)
+    is_on = evaluate.every != 0 and (held_out or evaluate.every != "auto")
+    if is_on and not held_out:
         complaints.append(
             f"evaluate.every: {evaluate.every}, but data.split {list(data.split)} leaves nothing held out. "
             "Set evaluate.every=0, a second share such as data.split='949,50,1', or data.held_out_path."
@@ -151,8 +152,13 @@ def evaluation_has_data(evaluate: EvaluateConfig, data: DataConfig, checkpoint: 
         ("checkpoint.keep_best", checkpoint.keep_best),
         ("evaluate.patience", evaluate.patience),
     ):
-        if wanted and not evaluate.every:
-            complaints.append(f"{name}: {str(wanted).lower()} needs a held-out loss. Set evaluate.every.")
+        if wanted and not is_on:
+            fix = (
+                "Set evaluate.every."
+                if held_out
+                else "Set a second share such as data.split='949,50,1', or data.held_out_path."
+            )
+            complaints.append(f"{name}: {str(wanted).lower()} needs a held-out loss. {fix}")
     return complaints
 
 

@@ -5,8 +5,27 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gptworks.config.schema import AXES, BatchConfig, OptimConfig, ParallelConfig, TrainConfig
+from gptworks.config.schema import (
+    AXES,
+    BatchConfig,
+    DataConfig,
+    EvaluateConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    RunConfig,
+    TrainConfig,
+)
+from gptworks.config.stages import check_micro_batches
 from gptworks.errors import ConfigError, UsageError
+
+# Tokens of a step where nobody says, up to so many parameters in the matrices of the blocks: those of the quickstart,
+# of nanoGPT's shakespeare_char, half-way, and from GPT-2 on those of Brown et al. 2020 (GPT-3), table 2.1.
+_USUAL_TOKENS = ((2e6, 2**11), (2e7, 2**14), (6e7, 2**17), (1e9, 2**19), (5e9, 2**20), (1e11, 2**21))
+_MOST_USUAL_TOKENS = 3 * 2**20
+_MICRO_NUMBERS = 2**22  # of the hidden states of one micro-batch where nobody says: 4 samples of GPT-2's 1,024 x 768
+_MICRO_BATCHES_PER_STAGE = 4  # of a pipeline where nobody says: its ranks wait less than a fifth of the time
+_EVALUATIONS = 10  # of a run where nobody says
 
 
 @dataclass(frozen=True)
@@ -117,8 +136,82 @@ class BatchPlan:
     data_parallel: int
 
 
+def usual_samples(model: ModelConfig, seq_len: int, multiple_of: int = 1) -> int:
+    """Samples of a step where nobody says how many: such as suit a model of this size. Rounded up to the multiple."""
+    matrices = model.num_layers * (4 * model.hidden_size**2 + 2 * model.hidden_size * model.ffn_size)
+    tokens = next((tokens for most, tokens in _USUAL_TOKENS if matrices <= most), _MOST_USUAL_TOKENS)
+    return max(1, -(-tokens // seq_len // multiple_of)) * multiple_of
+
+
+def plan_batch(batch: BatchConfig, model: ModelConfig, seq_len: int, parallel: ParallelConfig) -> BatchPlan:
+    """The batch of a run, or of a plan, whose degrees are known. Where nobody says anything of it, it is the usual one
+    of such a model; a pipeline gets micro-batches enough to keep its stages busy."""
+    layout = Layout.known(parallel)
+    is_open = not batch.micro_size and not batch.accumulation
+    if is_open and not batch.global_size:
+        samples = usual_samples(model, seq_len, layout.data_parallel * layout.pp)
+    elif is_open and layout.pp > 1:
+        samples = batch.global_size
+    else:
+        return solve_batch(batch, layout.data_parallel)
+    plan = solve_batch(BatchConfig(global_size=samples), layout.data_parallel)
+    most = max(1, _MICRO_NUMBERS // (model.hidden_size * seq_len))
+    micro_size = _micro_size(plan.micro_size, most, layout.pp, parallel.schedule)
+    return BatchPlan(samples, micro_size, plan.micro_size // micro_size, layout.data_parallel)
+
+
+def _micro_size(of_a_rank: int, most: int, pp: int, schedule: str) -> int:
+    """The largest up to `most` that divides the samples of a rank, with several for each pipeline stage if there can be
+    so many. Where no number of them keeps the stages busy it is all of them, which is refused elsewhere."""
+
+    def is_busy(size: int) -> bool:
+        try:
+            check_micro_batches(schedule, of_a_rank // size, pp)
+        except ConfigError:
+            return False
+        return True
+
+    sizes = [size for size in range(1, min(of_a_rank, most) + 1) if of_a_rank % size == 0]
+    if pp == 1:
+        return max(sizes)
+    busy = [size for size in sizes if is_busy(size)]
+    many = [size for size in busy if of_a_rank // size >= _MICRO_BATCHES_PER_STAGE * pp]
+    return max(many) if many else min(busy, default=of_a_rank)
+
+
+def derived(cfg: RunConfig) -> dict[str, tuple[int, str]]:
+    """What a run would take for keys that are left open, and why, as far as the configuration tells."""
+    found: dict[str, tuple[int, str]] = {}
+    if "auto" not in (cfg.parallel.dp, cfg.parallel.fsdp, cfg.parallel.pp):
+        plan = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, cfg.parallel)
+        is_said = any(dict(cfg.batch).values())
+        origin = (
+            "from the rest of the batch" if is_said else f"suits a model of this size, {cfg.data.seq_len:,} tokens each"
+        )
+        found["batch.global_size"] = (plan.global_size, origin)
+        found["batch.micro_size"] = (plan.micro_size, "from the rest of the batch")
+        found["batch.accumulation"] = (plan.accumulation, "from the rest of the batch")
+    if cfg.train.steps and has_held_out(cfg.data):
+        found["evaluate.every"] = (
+            evaluate_every(cfg.evaluate, cfg.train.steps, cfg.train.log_every),
+            "a tenth of train.steps, or train.log_every",
+        )
+    given = {"evaluate.every": cfg.evaluate.every} | {f"batch.{name}": size for name, size in cfg.batch}
+    return {key: value for key, value in found.items() if given[key] in (0, "auto") and value[0] != given[key]}
+
+
+def has_held_out(data: DataConfig) -> bool:
+    """Whether the configuration holds out anything; of a small corpus it may still be nothing."""
+    return bool(data.held_out_path) or (len(data.split) > 1 and data.split[1] > 0)
+
+
+def evaluate_every(evaluate: EvaluateConfig, last_step: int, log_every: int) -> int:
+    """Steps between evaluations; `auto` is ten evaluations in a run, but no more of them than log lines."""
+    return max(log_every, last_step // _EVALUATIONS) if evaluate.every == "auto" else evaluate.every
+
+
 def solve_batch(batch: BatchConfig, data_parallel: int) -> BatchPlan:
-    """Fill in what is missing of the batch equation."""
+    """Fill in what is missing of the batch equation, of which one number at least is given."""
     total, micro, accumulation = batch.global_size, batch.micro_size, batch.accumulation
     equation = "batch.global_size = batch.micro_size x batch.accumulation x data-parallel"
 
@@ -132,6 +225,8 @@ def solve_batch(batch: BatchConfig, data_parallel: int) -> BatchPlan:
             raise refuse(f"{what} is not a multiple of {name} = {by}", f"Nearest: global_size={nearest}.")
         return what // by
 
+    if not (total or micro or accumulation):
+        raise ValueError("nothing is given of the batch equation: plan_batch knows what is usual")
     if not total:
         micro, accumulation = micro or 1, accumulation or 1
         return BatchPlan(micro * accumulation * data_parallel, micro, accumulation, data_parallel)

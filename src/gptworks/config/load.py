@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from gptworks.config import contradictions, presets, yaml_text
+from gptworks.config import contradictions, other_names, presets, yaml_text
 from gptworks.config.schema import ModelConfig, RunConfig, Section
 from gptworks.errors import ConfigError
 
@@ -20,6 +20,8 @@ NOT_SECTIONS = ("base", "preset")
 
 # The model section of a checkpoint; the second: what of it is stated, for systems whose files do not carry all of it.
 ShapeOf = Callable[[str, dict[str, Any]], dict[str, Any]]
+# How many tokens the tokenizer of datasets has; the second: what data.tokenizer says. None where it is not known.
+VocabularyOf = Callable[[list[str], str], int | None]
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,13 @@ def load_with_origins(
     overrides: Iterable[str] = (),
     values: dict[str, Any] | None = None,
     shape_of: ShapeOf | None = None,
+    vocabulary_of: VocabularyOf | None = None,
     without: Collection[Callable[..., list[str]]] = (),
 ) -> Loaded:
     """`values` are overrides of a program, dotted or nested; `without`: checks of contradictions.py to leave out.
 
-    `shape_of` gives the model section of the folder in `init.checkpoint`, so that fine-tuning need not repeat it.
+    `shape_of` gives the model section of the folder in `init.checkpoint`, so that fine-tuning need not repeat it;
+    `vocabulary_of` the vocabulary of the data, where neither file, preset nor checkpoint says the model's.
     """
     leaves: dict[str, Leaf] = {}
     problems: list[str] = []
@@ -81,7 +85,19 @@ def load_with_origins(
         below |= {f"model.{key}": Leaf(value, f"checkpoint {checkpoint.value}") for key, value in shape.items()}
     if preset:
         below |= {f"model.{key}": Leaf(value, f"preset {preset}") for key, value in presets.find(preset).items()}
+    if vocabulary_of and "model.vocab_size" not in below | leaves:
+        below |= _vocabulary(leaves, vocabulary_of)
     return _validate(below | leaves, str(path or "config"), problems, without)
+
+
+def _vocabulary(leaves: dict[str, Leaf], vocabulary_of: VocabularyOf) -> dict[str, Leaf]:
+    given = {key: leaves[key].value for key in ("data.path", "data.tokenizer") if key in leaves}
+    path = given.get("data.path") or []
+    paths = list(path) if isinstance(path, list | tuple) else [path]
+    if not paths or not all(isinstance(each, str) for each in paths):
+        return {}  # what is wrong with it is said with all that is wrong
+    found = vocabulary_of(paths, str(given.get("data.tokenizer") or ""))
+    return {"model.vocab_size": Leaf(found, f"tokenizer of {', '.join(paths)}")} if found else {}
 
 
 def from_dict(values: dict[str, Any], source: str = "config") -> RunConfig:
@@ -178,7 +194,7 @@ def _validate(
         try:
             sections[name] = section_type.model_validate(given.get(name, {}))
         except ValidationError as error:
-            for key, problem in _explain(name, error):
+            for key, problem in explain(name, error):
                 problems.append(_located(problem, leaves.get(key)))
     origins.setdefault("model.ffn_size", "4 x model.hidden_size")
     problems += contradictions.find(sections, without)
@@ -198,31 +214,42 @@ def _located(problem: str, leaf: Leaf | None) -> str:
     return f"{problem} ({leaf.origin})" if leaf is not None and leaf.origin else problem
 
 
+def meant(key: str, known: Collection[str]) -> list[str]:
+    """The keys that an unknown one may mean: of that name in another section, by what other tools call it, or by its
+    spelling."""
+    elsewhere = {k.rpartition(".")[2]: k for k in sorted(known)}
+    last = key.rpartition(".")[2]
+    if last in elsewhere:
+        return [elsewhere[last]]
+    by_meaning = [k for k in other_names.find(key) if k in known]
+    near = by_meaning or difflib.get_close_matches(key, sorted(known), 1, 0.6)
+    return near or [elsewhere[found] for found in difflib.get_close_matches(last, elsewhere, 1, 0.8)]
+
+
 def _unknown(key: str, known: set[str], value: Any) -> str:
     section, _, name = key.partition(".")
     if key in {k.rpartition(".")[0] for k in known}:
         return f"{key}: {value!r} is not a section. Put its keys below it, indented."
-    elsewhere = {k.rpartition(".")[2]: k for k in sorted(known)}
-    last = key.rpartition(".")[2]
-    near = [elsewhere[last]] if last in elsewhere else difflib.get_close_matches(key, sorted(known), 1, 0.6)
-    if not near:
-        near = [elsewhere[found] for found in difflib.get_close_matches(last, elsewhere, 1, 0.8)]
+    near = meant(key, known)
     if near:
-        same_section = near[0].partition(".")[0] == section and name
-        return f"{key}: unknown key; did you mean '{near[0].partition('.')[2] if same_section else near[0]}'?"
+        shown = [k.partition(".")[2] if k.partition(".")[0] == section and name else k for k in near]
+        return f"{key}: unknown key; did you mean {' or '.join(repr(k) for k in shown)}?"
     if section in RunConfig.model_fields:
         names = [k.partition(".")[2] for k in known_keys() if k.startswith(f"{section}.")]
         return f"{key}: unknown key. Keys of {section}: {', '.join(names)}."
     return f"{key}: unknown key. Sections: {', '.join([*RunConfig.model_fields, *NOT_SECTIONS])}."
 
 
-def _explain(section: str, error: ValidationError) -> list[tuple[str, str]]:
+def explain(section: str, error: ValidationError) -> list[tuple[str, str]]:
     """(dotted key, message) for each thing pydantic found."""
     explained = []
     for item in error.errors():
         if item["type"] == "default_factory_not_called":
             continue  # follows from another error of the same section
         path = ".".join([section, *(str(part) for part in item["loc"] if isinstance(part, str))])
+        if item["type"] == "extra_forbidden":
+            explained.append((path, _unknown(path, set(known_keys()), item["input"])))
+            continue
         message = item["msg"].removeprefix("Value error, ")
         if not item["loc"]:  # a check over the whole section names its key itself
             key = f"{section}.{message.partition(':')[0]}"

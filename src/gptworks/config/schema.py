@@ -4,9 +4,11 @@ Checks that need one section live in that section; checks that need several live
 An empty value (`key:` or null) always means "the default".
 """
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from gptworks.errors import ConfigError
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Count = Annotated[int, Field(ge=1)]
@@ -22,11 +24,36 @@ def _whole_or_auto(value: Any) -> Any:
     return value
 
 
+def _count_or_auto(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise ValueError("needs a whole number of 0 or more, or auto")
+    return value
+
+
+CountOrAuto = Annotated[Annotated[int, Field(ge=0)] | Literal["auto"], BeforeValidator(_count_or_auto)]
 Degree = Annotated[Count | Literal["auto"], BeforeValidator(_whole_or_auto)]
 AXES = ("pp", "dp", "fsdp", "tp")  # outermost first
 
 
-class Section(BaseModel):
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass as _SectionType
+else:
+
+    class _SectionType(type(BaseModel)):
+        def __call__(cls, *args: Any, **values: Any) -> Any:
+            """A section that a Python program makes by hand is refused in the same words as one in a file."""
+            try:
+                return super().__call__(*args, **values)
+            except ValidationError as error:
+                from gptworks.config.load import explain
+
+                section = cls.__name__.removesuffix("Config").lower()
+                raise ConfigError(cls.__name__, [problem for _, problem in explain(section, error)]) from None
+
+
+class Section(BaseModel, metaclass=_SectionType):
     # strict: "12" is not a number and 1 is not true; YAML has already told them apart.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
@@ -48,7 +75,11 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
-    """The shape of the network. GPT-2 as Hugging Face computes it, with the variations the five systems need."""
+    """The shape of the network. GPT-2 as Hugging Face computes it, with the variations the five systems need.
+
+    >>> ModelConfig(num_layers=2, hidden_size=64, num_heads=4, vocab_size=512, max_positions=128).ffn_size
+    256
+    """
 
     num_layers: Count = Field(12, description="Transformer blocks.")
     hidden_size: Count = Field(768, description="Width of the residual stream.")
@@ -103,7 +134,9 @@ class DataConfig(Section):
     """What is read and how it is cut into samples."""
 
     path: tuple[str, ...] = Field(
-        (), description="Prefix, file, folder or pattern (shards/*.bin) of a dataset in any known format, or a list."
+        (),
+        description="Prefix, file, folder or pattern (shards/*.bin) of a dataset in any known format, a file or folder "
+        "of text of up to 64 MB, or a list.",
     )
     held_out_path: tuple[str, ...] = Field(
         (), description="The same for held-out text of its own; the second share of data.path is then trained on."
@@ -124,8 +157,11 @@ class DataConfig(Section):
         "steps.",
     )
     tokenizer: str = Field(
-        "", description="The tokenizer of stores that do not say which it is: gpt2, a folder or a file."
+        "",
+        description="The tokenizer of stores that do not say which it is, and of text: gpt2, a folder or a file; "
+        "chars: the characters of the text.",
     )
+    key: str = Field("", description="Key or column of the text, where data.path is text; empty = text.")
     mask_eod: bool = Field(False, description="Do not score what follows an end-of-document token.")
     reset_positions: bool = Field(False, description="Positions start at 0 after each end-of-document token.")
     reset_attention: bool = Field(False, description="Attention does not cross an end-of-document token.")
@@ -165,10 +201,19 @@ class DataConfig(Section):
 
 
 class BatchConfig(Section):
-    """global_size = micro_size x accumulation x data-parallel degree. Give any; what is missing is derived."""
+    """global_size = micro_size x accumulation x data-parallel degree. Give any; what is missing is derived. Without
+    any of them the batch is one that suits the size of the model; `gptworks config show --origin` shows it."""
 
-    global_size: CountOrOff = Field(0, description="Samples per optimizer step over all devices; 0 = derived.")
-    micro_size: CountOrOff = Field(0, description="Samples per forward pass on one device; 0 = derived.")
+    global_size: CountOrOff = Field(
+        0,
+        description="Samples per optimizer step over all devices; 0 = derived from the other two, else by the size of "
+        "the model: 2,048 tokens for tiny ones, 16,384 from 2M parameters in its blocks, 0.5M tokens for GPT-2.",
+    )
+    micro_size: CountOrOff = Field(
+        0,
+        description="Samples per forward pass on one device; 0 = derived: all of a global_size that is given, "
+        "several per stage of a pipeline.",
+    )
     accumulation: CountOrOff = Field(0, description="Forward passes per optimizer step; 0 = derived.")
 
 
@@ -318,8 +363,14 @@ class CheckpointConfig(Section):
 class EvaluateConfig(Section):
     """Evaluation on the held-out split during training."""
 
-    every: CountOrOff = Field(0, description="Steps between evaluations; 0 = none.")
-    batches: CountOrOff = Field(10, description="Micro-batches per evaluation; 0 = the whole split.")
+    every: CountOrAuto = Field(
+        "auto",
+        description="Steps between evaluations; 0 = none; auto = a tenth of the run, but not below train.log_every, "
+        "where something is held out.",
+    )
+    batches: CountOrOff = Field(
+        10, description="Batches of batch.global_size samples per evaluation; 0 = the whole split."
+    )
     patience: CountOrOff = Field(0, description="Stop after this many evaluations without a new best; 0 = never.")
 
 

@@ -63,7 +63,7 @@ def check_micro_batches(schedule: str, num_micro_batches: int, pp: int) -> None:
     """Refuse a step that leaves ranks without work, or that the schedule has no order for."""
     problem = ""
     if num_micro_batches < pp:
-        problem = f"fewer than the {pp} pipeline stages, so that some would never work. Needed: {pp} or more"
+        problem = f"fewer than the {pp} pipeline stages: some stages would have no work. Needed: {pp} or more"
     elif schedule in {"interleaved", "zero_bubble"} and num_micro_batches % pp:
         below = num_micro_batches // pp * pp
         problem = f"not a multiple of pp = {pp}, which schedule {schedule} needs. Nearest: {below} or {below + pp}"

@@ -1,7 +1,5 @@
 """A dataset from one format to another, streamed: tokens are never all in memory."""
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -9,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gptworks import staging_folder
 from gptworks.data.formats.contents import Contents, Tokens, as_rows, blocks, document_starts
 from gptworks.data.formats.registry import FORMATS, Format, Located, locate, mains
 from gptworks.data.inspect import damage_in
@@ -109,8 +108,12 @@ def _common_sidecar(stores: list[Store], given: Tokenizer | None) -> tuple[Sidec
                     f"holds {sidecars[0].kind} ending with {sidecars[0].eod_id}. Convert them one by one."
                 )
         return replace(sidecars[0], eod_appended=all(each.eod_appended for each in sidecars)), tokenizer
+    given = given or stores[0].load_tokenizer()
     if given is None:
         return None, None
+    for store in stores:
+        if beside := store.load_tokenizer():
+            given.require(beside.identity, what=f"{store.file} ({beside.name})")
     return describe(given, kind="text", eod_appended=all(_ends_with_eod(store, given) for store in stores)), given
 
 
@@ -180,15 +183,9 @@ def _joined(parts: list[Contents]) -> Contents:
 
 @contextmanager
 def _staging(prefix: Path) -> Iterator[Path]:
-    folder = prefix.with_name(f"{prefix.name}.part-{os.getpid()}")
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise DataError(f"{prefix}: cannot be written: {error.strerror} ({error.filename}).") from None
-    try:
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    with staging_folder.beside(prefix) as folder:
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _refuse_own_source(written: list[Path], prefix: Path, stores: list[Store]) -> None:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from gptworks.data.tables import Record
 from gptworks.data.text_blocks import Block, FileRange, TextRules, cut, split_articles
 from gptworks.data.text_files import list_inputs
 from gptworks.errors import DataError
@@ -56,7 +57,7 @@ def parse(block: Block, rules: TextRules) -> Parsed:
 
 def _parse(block: Block, rules: TextRules) -> Parsed:
     if isinstance(block.data, list):
-        return _parse_rows(block.data, rules.keys)
+        return (_parse_table if block.kind == "table" else _parse_rows)(block.data, rules.keys)
     data = block.data.read() if isinstance(block.data, FileRange) else block.data
     if block.kind in ("text", "wikitext"):
         return _parse_text(block, data, rules)
@@ -137,11 +138,15 @@ def _take_record(parsed: Parsed, number: int, record: Any, keys: tuple[str, ...]
         value = record.get(missing[0])
         if missing[0] not in record:
             found = f"keys here: {', '.join(record)}"
+            texts = [key for key, each in record.items() if isinstance(each, str)]
+            if texts and len(keys) == 1:
+                found += f"; --key {max(texts, key=lambda key: len(record[key]))} takes that one"
         else:
             found = "got list: join its texts into one" if isinstance(value, list) else f"got {type(value).__name__}"
-        problem = f"key '{missing[0]}' is not a text; {found}"
+        is_there = "is not a string" if missing[0] in record else "is missing"
+        problem = f"key '{missing[0]}' {is_there}; {found}"
     elif broken := [key for key in keys if not _is_text(record[key])]:
-        problem = f"key '{broken[0]}' is not a text: half of a surrogate pair, from a broken \\u escape"
+        problem = f"key '{broken[0]}' is not valid Unicode: half of a surrogate pair, from a broken \\u escape"
     elif len(keys) == 2 and not record[keys[1]].strip():
         problem = f"key '{keys[1]}' is empty: there is nothing to learn"
     else:
@@ -155,6 +160,18 @@ def _parse_rows(rows: list[Any], keys: tuple[str, ...]) -> Parsed:
     for number, row in enumerate(rows, 1):
         values = row if isinstance(row, tuple) else (row,)
         _take_record(parsed, number, dict(zip(keys, values, strict=True)), keys)
+    return parsed
+
+
+def _parse_table(records: list[Record], keys: tuple[str, ...]) -> Parsed:
+    parsed = Parsed()
+    for num_lines, found in records:
+        number = parsed.num_lines + 1
+        if isinstance(found, str):
+            parsed.problems.append((number, found))
+        elif found is not None:
+            _take_record(parsed, number, dict(zip(keys, found, strict=True)), keys)
+        parsed.num_lines += num_lines
     return parsed
 
 

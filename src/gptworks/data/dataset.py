@@ -103,6 +103,10 @@ class Dataset:
     def _common_tokenizer(self, of_model: Tokenizer | None) -> Tokenizer | None:
         described = [store for store in self._all_stores if store.sidecar]
         given = Tokenizer.from_pretrained(self.cfg.tokenizer) if self.cfg.tokenizer else None
+        for store in self._all_stores:
+            if store.sidecar is None and (beside := store.load_tokenizer()):
+                given = given or beside
+                given.require(beside.identity, what=f"{store.file} ({beside.name})")
         if not described:
             return given or of_model
         for store in described:

@@ -11,7 +11,9 @@ import numpy as np
 
 from gptworks.data import corpus
 from gptworks.data.text_blocks import SAFE_CUT, Block, TextRules
+from gptworks.errors import TokenizerError
 from gptworks.tokenizer import Tokenizer
+from gptworks.tokenizer.characters import CharacterTokenizer
 from gptworks.tokenizer.fast import FastEncoder, agrees, fast_encoder, is_plain_byte_level
 
 _PIECE_BYTES = 1 << 20  # of a long document, encoded at a time: the reference library needs some 100 bytes a token
@@ -41,7 +43,7 @@ class Encoder:
     ) -> None:
         self.tokenizer, self.rules, self.dtype, self.append_eod = tokenizer, rules, dtype, append_eod
         self.quick: FastEncoder | None = fast_encoder(tokenizer) if may_be_quick else None
-        self.may_cut = is_plain_byte_level(tokenizer)
+        self.may_cut = is_plain_byte_level(tokenizer) or isinstance(tokenizer, CharacterTokenizer)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For a worker that starts from nothing: the quick library's tables are built again there."""
@@ -53,6 +55,8 @@ class Encoder:
         as_bytes = [text.encode() for text in texts]
         try:
             tokens, sizes = self._ids(texts, as_bytes)
+        except TokenizerError as error:
+            raise TokenizerError(f"{block.name}: {error}") from None
         except BaseException as error:
             if self.quick is None or isinstance(error, KeyboardInterrupt | SystemExit):
                 raise

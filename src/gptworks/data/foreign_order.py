@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gptworks.config.schema import DataConfig, EvaluateConfig
+from gptworks.config.schema import DataConfig
 from gptworks.data import split
 from gptworks.data.cxx_shuffle import CxxShuffle
 from gptworks.data.store import Store
 from gptworks.data.windows import Sample
-from gptworks.errors import DataError
+from gptworks.errors import DataError, EmptyPartError
 
 Shuffle = Callable[[np.ndarray], None]
 
@@ -32,14 +32,14 @@ _MOST_ENTRIES = 2**31  # 25 GB of tables: a slip of the pen in train.steps, not 
 _MOST_STORES = 32767
 
 
-def num_samples(part: str, *, steps: int, global_size: int, evaluate: EvaluateConfig) -> int | None:
+def num_samples(part: str, *, steps: int, global_size: int, evaluate_every: int, evaluate_batches: int) -> int | None:
     """How many samples the originals would ask for in a run of `steps`; None = one epoch of the part."""
     if part == "train":
         return steps * global_size
-    if not evaluate.batches:
+    if not evaluate_batches:
         return None
-    times = steps // evaluate.every + 1 if evaluate.every else 1
-    return times * evaluate.batches * global_size
+    times = steps // evaluate_every + 1 if evaluate_every else 1
+    return times * evaluate_batches * global_size
 
 
 def refuse_unfit(stores: list[Store], cfg: DataConfig, seed: int) -> None:
@@ -176,7 +176,7 @@ def per_epoch(store: Store, part: str, cfg: DataConfig) -> int:
     sequences = _sequences(store, part, cfg)
     tokens = _num_tokens(store, sequences)
     if tokens <= cfg.seq_len:
-        raise DataError(
+        raise EmptyPartError(
             f"{store.file}: the {part} part has {len(sequences)} of {len(store.contents.sizes)} sequences and {tokens} "
             f"tokens; one sample needs {cfg.seq_len + 1}. Use more text, a smaller data.seq_len, or another data.split "
             f"(now {','.join(f'{share:g}' for share in cfg.split)}; with data.order: {cfg.order} it counts sequences)."

@@ -1,5 +1,6 @@
 """Text to a store: cut, encoded by workers, written in order, published when whole; stopped half-way, it goes on."""
 
+import itertools
 import json
 import os
 import sys
@@ -7,7 +8,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from gptworks.data import corpus, sample_corpus, text_blocks
+from gptworks.data import corpus, hf_folder, sample_corpus, text_blocks
 from gptworks.data.encode import Encoded, Encoder, encode_in_worker, start_worker
 from gptworks.data.formats import megatron, registry
 from gptworks.data.publish import check_row_length, describe, output_prefix
@@ -25,6 +26,7 @@ from gptworks.data.text_files import InputFile, list_inputs
 from gptworks.data.work_folder import WORK_VERSION, State, WorkFolder, WorkIsKept, plan_of
 from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer
+from gptworks.tokenizer.characters import CharacterTokenizer
 
 _SMALL_BYTES = 4 * text_blocks.BLOCK_BYTES  # below this, starting processes costs more than they save
 _AHEAD = 3  # blocks per worker that are under way
@@ -135,12 +137,11 @@ def _run(request: _Request, *, may_be_quick: bool) -> Summary:
                 if request.progress:
                     request.progress(work.state, total)
         if work.state.tokens == 0:
-            first = f" First problem: {skipped.first[0]}." if skipped.first else ""
-            raise DataError(f"{', '.join(request.inputs)}: no text found; {skipped.count} lines were skipped.{first}")
+            raise _no_text(request.inputs, skipped)
         kind = "examples" if request.is_examples else "text"
         sidecar = describe(tokenizer, kind=kind, eod_appended=request.append_eod)
         work.finish(request.format, tokenizer, sidecar, len(rules.keys), request.row_length)
-    state, notes = work.state, work.notes
+    state, notes = work.state, [*hf_folder.notes(request.inputs), *work.notes]
     left = state.tokens % request.row_length if request.row_length else 0
     if left:
         notes.append(f"the last {left:,} tokens do not fill a row of {request.row_length} and are left out")
@@ -166,11 +167,30 @@ def _can_be_read_again(file: InputFile) -> bool:
     return file.name.startswith(sample_corpus.PREFIX) or (file.path is not None and file.path.is_file())
 
 
-def train_tokenizer(inputs: list[str], vocab_size: int, rules: TextRules, *, strict: bool = False) -> Tokenizer:
-    """A new BPE learned from the corpus itself."""
+CHARACTERS = "chars"  # instead of a number of tokens
+
+
+def train_tokenizer(
+    inputs: list[str], vocab_size: int | str, rules: TextRules, *, strict: bool = False, with_eod: bool = True
+) -> Tokenizer:
+    """A vocabulary learned from the corpus itself: a BPE of so many tokens, or its characters.
+
+    `with_eod`: characters get an end of document; a BPE always has one.
+    """
     skipped = corpus.Skipped(strict)
     texts = (text for document in corpus.read_documents(inputs, rules, skipped) for text in document)
-    return Tokenizer.train(texts, vocab_size)
+    first = next(texts, None)
+    if first is None:
+        raise _no_text(inputs, skipped)
+    all_texts = itertools.chain([first], texts)
+    if vocab_size == CHARACTERS:
+        return CharacterTokenizer.learn(all_texts, with_eod=with_eod)
+    return Tokenizer.train(all_texts, int(vocab_size))
+
+
+def _no_text(inputs: Sequence[str], skipped: corpus.Skipped) -> DataError:
+    first = f" First problem: {skipped.first[0]}." if skipped.first else ""
+    return DataError(f"{', '.join(inputs)}: no text found; {skipped.count} lines were skipped.{first}")
 
 
 def _check_request(

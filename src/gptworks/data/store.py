@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from gptworks.data.formats import registry
 from gptworks.data.formats.contents import Tokens, document_starts
 from gptworks.data.formats.registry import Located
 from gptworks.errors import DataError
-from gptworks.tokenizer import Tokenizer
+from gptworks.tokenizer import Tokenizer, nanogpt_meta
 
 SIDECAR_VERSION = 1
 INDEX_SUFFIXES = {".idx", "_idx.npz"}
@@ -136,12 +137,35 @@ class Store:
 
     def load_tokenizer(self) -> Tokenizer | None:
         """The tokenizer this store was made with; None where nobody wrote it down."""
+        if self.sidecar is None and (meta := self._meta_of_nanogpt()):
+            return nanogpt_meta.read_tokenizer(meta) if nanogpt_meta.read(meta).ids else None
         if self.sidecar is None or not self.sidecar.tokenizer:
             return None
         name = self.sidecar.tokenizer
         tokenizer = Tokenizer.from_pretrained(name if name == "gpt2" else self.located.main.parent / name)
         tokenizer.require(self.sidecar.tokenizer_identity, what=str(self.file))
         return tokenizer.with_eod(self.sidecar.eod_id)
+
+    def _meta_of_nanogpt(self) -> Path | None:
+        """The file in which nanoGPT keeps the characters of the data in its folder."""
+        file = self.located.main.with_name(nanogpt_meta.NAME)
+        return file if self.located.format.NAME == "nanogpt" and file.is_file() else None
+
+
+def vocabulary_of(paths: Sequence[str], tokenizer_name: str = "") -> int | None:
+    """How many tokens the tokenizer of datasets has; where they do not say, the one that is named. None: not known."""
+    sizes = []
+    try:
+        for located in (each for path in paths for each in locate_stores(path)):
+            if located.sidecar.is_file():
+                sizes.append(Sidecar.read(located.sidecar).vocab_size)
+            elif (tokenizer := Store(located).load_tokenizer()) is not None:
+                sizes.append(tokenizer.vocab_size)
+    except DataError:
+        return None  # opening them to train says what is wrong
+    if not sizes and tokenizer_name:
+        sizes.append(Tokenizer.from_pretrained(tokenizer_name).vocab_size)
+    return max(sizes, default=None)
 
 
 def sha256_of(file: Path) -> str:

@@ -6,13 +6,12 @@ Where the cuts fall depends on the text alone, so any number of workers gives th
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
-from gptworks.data import sample_corpus
+from gptworks.data import row_files, sample_corpus, tables
 from gptworks.data.text_files import InputFile, TextStream, open_streams
 from gptworks.errors import DataError
 
@@ -42,7 +41,7 @@ class TextRules:
     separator: str = "\n\n"  # of plain text; empty = the whole file is one document
     keep_separator: bool = True  # it stays in the text unless an end-of-document token takes its place
     strip: bool = False  # take off the blanks around each document
-    kind: str = "auto"  # of all inputs: text, jsonl, wikitext; auto = by name
+    kind: str = "auto"  # of all inputs: text, jsonl, wikitext, csv, ...; auto = by name
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class FileRange:
 @dataclass(frozen=True)
 class Block:
     name: str  # of the stream
-    kind: str  # lines (JSON, one object each), array (the same, from a JSON array), text, wikitext, rows
+    kind: str  # lines (JSON, one object each), array (the same, from a JSON array), text, wikitext, rows, table
     data: bytes | FileRange | list[Any]
     position: int  # bytes of the inputs read up to its end
     is_first: bool  # of its stream
@@ -89,7 +88,7 @@ def cut(
         if len(rules.keys) > 1 and stream.kind in ("text", "wikitext", "sample"):
             raise DataError(
                 f"{stream.name}: plain text has no keys, so no prompts and completions. Needed: JSON lines, a JSON "
-                "array or parquet."
+                "array, a table (.csv, .tsv), parquet or arrow."
             )
         if stream.kind == "jsonl" and stream.path is not None:
             yield from _ranges_of_lines(stream)
@@ -97,8 +96,10 @@ def cut(
             yield from _lines(stream)
         elif stream.kind == "json":
             yield from _array_elements(stream)
-        elif stream.kind == "parquet":
-            yield from _parquet_rows(stream, rules.keys)
+        elif stream.kind in ("parquet", "arrow"):
+            yield from _batches(stream, row_files.rows(stream, rules.keys))
+        elif stream.kind in ("csv", "tsv"):
+            yield from _table(stream, rules.keys)
         elif stream.kind == "sample":
             yield from _batches(stream, iter(sample_corpus.documents(stream.name)))
         else:
@@ -201,43 +202,17 @@ def _split_array(file: IO[bytes], name: str) -> Iterator[bytes]:
         rest = file.read(_READ_BYTES)
 
 
-def _parquet_rows(stream: TextStream, keys: tuple[str, ...]) -> Iterator[Block]:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise DataError(f'{stream.name}: reading .parquet needs a package: pip install "gptworks[interop]".') from None
-    from pyarrow.lib import ArrowException
-
-    if stream.path is None:
-        raise DataError(f"{stream.name}: a parquet file is read from its end, so not from an archive. Unpack it first.")
-    try:
-        with pyarrow.parquet.ParquetFile(stream.path) as table:
-            missing = [key for key in keys if key not in table.schema_arrow.names]
-            if missing:
-                raise DataError(
-                    f"{stream.name}: no column '{missing[0]}'. Columns: {', '.join(table.schema_arrow.names)}. Choose "
-                    "one with --key."
-                )
-            batches = table.iter_batches(batch_size=1024, columns=list(keys))
-            rows = (row for batch in batches for row in zip(*(_column(batch, k) for k in keys), strict=True))
-            yield from _batches(stream, (row if len(keys) > 1 else row[0] for row in rows))
-    except (ArrowException, OSError) as error:
-        raise DataError(f"{stream.name}: not a readable parquet file ({error}). Copy it again.") from None
-
-
-def _column(batch: Any, key: str) -> list[Any]:
-    """The library checks the UTF-8 of texts only when they are taken out, all at once. A broken one stays bytes."""
-    import pyarrow
-
-    column = batch.column(key)
-    try:
-        values: list[Any] = column.to_pylist()
-    except UnicodeDecodeError:
-        values = column.cast(pyarrow.large_binary()).to_pylist()
-        for number, value in enumerate(values):
-            with suppress(UnicodeDecodeError):
-                values[number] = value if value is None else value.decode()
-    return values
+def _table(stream: TextStream, keys: tuple[str, ...]) -> Iterator[Block]:
+    batch: list[tables.Record] = []
+    size, first = 0, True
+    for record in tables.records(stream, keys):
+        batch.append(record)
+        size += sum(map(len, record[1])) if isinstance(record[1], tuple) else 1
+        if size >= BLOCK_BYTES:
+            yield Block(stream.name, "table", batch, stream.position(), first)
+            batch, size, first = [], 0, False
+    if batch:
+        yield Block(stream.name, "table", batch, stream.position(), first)
 
 
 def _batches(stream: TextStream, rows: Iterator[Any]) -> Iterator[Block]:

@@ -14,10 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, Self, cast
 
-from gptworks.data import sample_corpus
+from gptworks import file_errors
+from gptworks.data import hf_folder, sample_corpus
 from gptworks.errors import DataError
 
-Kind = Literal["text", "jsonl", "json", "wikitext", "parquet", "sample"]
+Kind = Literal["text", "jsonl", "json", "wikitext", "csv", "tsv", "parquet", "arrow", "sample"]
 
 STDIN = "-"
 _KINDS: dict[str, Kind] = {
@@ -29,7 +30,10 @@ _KINDS: dict[str, Kind] = {
     ".json": "json",  # one array, or one object a line: its first byte tells
     ".tokens": "wikitext",
     ".raw": "wikitext",
+    ".csv": "csv",
+    ".tsv": "tsv",
     ".parquet": "parquet",
+    ".arrow": "arrow",
 }
 _COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
 _ARCHIVES = (".tar", ".tgz", ".txz")
@@ -76,12 +80,14 @@ def list_inputs(inputs: list[str], kind: str = "auto") -> tuple[list[InputFile],
             found.append(InputFile(name, None))
         elif path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path))
+            inside = _without_what_is_no_text(inside)
             known = [file for file in inside if _is_known(file.name) and not _is_ours(file)]
             passed_over += [str(file) for file in inside if not _is_known(file.name) or _is_ours(file)]
             if not known:
                 problems.append(f"{name}: no text in this folder. Needed: files ending in {_known_names()}.")
             found += [_input_file(file) for file in known]
         elif not path.exists():
+            file_errors.refuse_unreadable(path)
             problems.append(f"{name}: no such file. Check the path.")
         elif kind == "auto" and not _is_known(path.name):
             problems.append(
@@ -95,6 +101,13 @@ def list_inputs(inputs: list[str], kind: str = "auto") -> tuple[list[InputFile],
     if sum(each.name == STDIN for each in found) > 1:
         raise DataError("- (standard input): given twice, but it can be read only once.")
     return found, passed_over
+
+
+def is_text(path: str) -> bool:
+    """Whether a path is a file or folder of text, judged by names; a folder with something else in it may be, too."""
+    if Path(path).is_dir():
+        return any(_is_known(file.name) and not _is_ours(file) for file in Path(path).rglob("*") if file.is_file())
+    return Path(path).is_file() and _is_known(path)
 
 
 def open_streams(files: list[InputFile], kind: str, passed_over: list[str]) -> Iterator[TextStream]:
@@ -333,6 +346,17 @@ def _is_ours(file: Path) -> bool:
     with file.open("rb") as opened:
         start = opened.read(4096)
     return file.name.endswith(".tokenizer.json") or b'"format": "gptworks-store"' in start
+
+
+def _without_what_is_no_text(files: list[Path]) -> list[Path]:
+    """Of folders of Hugging Face `datasets`, only the files that are read."""
+    for folder in sorted({file.parent for file in files if hf_folder.is_mark(file)}):
+        is_left = any(file.parent == folder for file in files)  # not taken off with a folder around it
+        dataset = hf_folder.recognise(folder) if is_left else None
+        if dataset is not None:
+            wanted = set(dataset.files)
+            files = [file for file in files if folder not in file.parents or file in wanted]
+    return files
 
 
 def _without_compression(name: str) -> str:

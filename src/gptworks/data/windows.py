@@ -10,7 +10,7 @@ from gptworks.config.schema import DataConfig
 from gptworks.data import order, split
 from gptworks.data.formats.contents import Tokens
 from gptworks.data.store import Store
-from gptworks.errors import DataError
+from gptworks.errors import DataError, EmptyPartError
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def build_source(store: Store, part: str, cfg: DataConfig) -> Source:
         tokens = int(store.document_starts[documents.stop] - store.document_starts[documents.start])
         found = f"{len(documents)} of {store.num_documents} documents and {tokens} tokens"
     if not len(source):
-        raise DataError(
+        raise EmptyPartError(
             f"{store.file}: the {part} part has {found}; "
             f"one sample needs {cfg.seq_len + 1}. Use more text, a smaller data.seq_len, or another data.split "
             f"(now {','.join(f'{share:g}' for share in cfg.split)})."

@@ -128,7 +128,7 @@ def processes() -> list[Finding]:
         fix = "Several processes cannot meet. Name a network interface that works: GLOO_SOCKET_IFNAME=lo (one machine)."
         found += note("gloo", failure, fix)
     else:
-        found += ok("gloo", "two members met and added up a number")
+        found += ok("gloo", "two processes connected and exchanged a number")
     if not torch.cuda.is_available():
         return [*found, Finding("nccl", "ok", "not needed: no CUDA device")]
     if not distributed.is_nccl_available():

@@ -18,7 +18,6 @@ EXTRAS = {
     "llama": "text from GGUF files by llama.cpp",
     "export": "ONNX and onnxruntime",
     "ctranslate2": "folders for CTranslate2",
-    "serve": "a server for text",
 }
 
 

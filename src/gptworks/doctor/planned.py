@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-from gptworks.config.derive import Layout, num_steps, solve_batch, solve_layout
+from gptworks.config.derive import Layout, num_steps, plan_batch, solve_layout, with_layout
 from gptworks.config.schema import CheckpointConfig, RunConfig
 from gptworks.doctor.finding import Finding, examine, note, ok, problem
 from gptworks.errors import ConfigError, UsageError
@@ -65,7 +65,7 @@ def layout(cfg: RunConfig) -> list[Finding]:
     import torch
 
     found = _solved(cfg)
-    batch = solve_batch(cfg.batch, found.data_parallel)
+    batch = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, with_layout(cfg.parallel, found))
     many = f"{found.degrees}: {found.world_size} processes" if found.world_size > 1 else "1 process"
     told = f"{many}; a step is {batch.accumulation} x {batch.micro_size} samples in each replica"
     on_cuda = cfg.run.device == "cuda" or (cfg.run.device == "auto" and torch.cuda.is_available())
@@ -150,7 +150,7 @@ def most_checkpoints(cfg: CheckpointConfig, last_step: int | None) -> int:
 def _last_step(cfg: RunConfig) -> int | None:
     if cfg.train.epochs or not (cfg.train.steps or cfg.train.tokens):
         return None
-    batch = solve_batch(cfg.batch, _solved(cfg).data_parallel)
+    batch = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, with_layout(cfg.parallel, _solved(cfg)))
     return num_steps(cfg.train, 0, batch.global_size, cfg.data.seq_len)
 
 

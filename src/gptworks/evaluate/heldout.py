@@ -17,7 +17,7 @@ from gptworks.parallel import shard
 from gptworks.parallel.parts import Part, device_number, sum_over
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HeldOut:
     """Sums over the scored tokens. `text_bytes` is 0 when the vocabulary does not tell bytes."""
 
@@ -38,6 +38,13 @@ class HeldOut:
     def bits_per_byte(self) -> float | None:
         return self.nats / math.log(2) / self.text_bytes if self.text_bytes else None
 
+    def __repr__(self) -> str:
+        bits = "" if self.bits_per_byte is None else f", bits_per_byte={self.bits_per_byte:.4f}"
+        return (
+            f"HeldOut(loss={self.loss:.4f}, perplexity={self.perplexity:.4f}{bits}, tokens={self.tokens}, "
+            f"samples={self.samples})"
+        )
+
 
 @torch.no_grad()
 def held_out_loss(
@@ -46,16 +53,16 @@ def held_out_loss(
     borders: Borders,
     *,
     micro_size: int,
-    num_batches: int = 0,
+    num_samples: int = 0,
     device: torch.device,
     byte_lengths: np.ndarray | None = None,
     world: World | None = None,
 ) -> HeldOut:
-    """Over the first `num_batches` micro-batches of the samples, or over all of them (0).
+    """Over the first `num_samples` of the samples, or over all of them (0).
 
     In a world of many ranks those that read different data share the batches; all of them know the result.
     """
-    total = samples.per_epoch if not num_batches else min(samples.per_epoch, num_batches * micro_size)
+    total = min(samples.per_epoch, num_samples or samples.per_epoch)
     loss_sums, tokens, text_bytes = [], 0, 0
     world = world or World(device)
     with evaluating(part):

@@ -43,6 +43,7 @@ class Request:
     shares: str | None = None
     seq_len: int | None = None  # predicted tokens per sample; None = as in training, or the model's context
     baselines: bool = False
+    published: bool = False  # others' figures beside the result
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def _score(
 
 def _file_head(request: Request, protocol: str) -> dict[str, Any]:
     if not Path(request.data).is_file():
-        raise DataError(f"{request.data}: no such file. --task {request.task} reads one file of text.")
+        raise DataError(f"{request.data}: no such file. The task {request.task} reads one file of text.")
     return {"task": request.task, "protocol": protocol, "data_sha256": sha256_of(Path(request.data))}
 
 
@@ -160,7 +161,7 @@ def _result(request: Request, head: dict[str, Any], rows: list[dict[str, Any]], 
         "limit": request.limit or None,
         "rows": rows,
         "remarks": remarks + ([f"only the first {request.limit} were measured"] if request.limit else []),
-        "published": published_beside(request.task),
+        "published": published_beside(request.task) if request.published else [],
     }
 
 
@@ -300,6 +301,17 @@ def _dataset_of(subject: Subject, request: Request) -> Dataset:
     # With an order of another system the seed decides where the samples begin.
     seed = trained.get("train", {}).get("seed", 0)
     return Dataset(config, vocab_size=model.cfg.vocab_size, seed=seed, tokenizer=model.tokenizer)
+
+
+def own_data(model: str, split: str) -> tuple[str, str]:
+    """What a run was trained on, and the part of it; text that it held out of its own is all held out."""
+    said = folder.config_of(Path(model)).get("data", {})
+    is_apart = split == "held-out" and said.get("held_out_path")
+    paths = said.get("held_out_path" if is_apart else "path") or []
+    if len(paths) != 1:
+        listed = f" It has {', '.join(paths)}: name one." if paths else ""
+        raise UsageError(f"--data: not given, and {model} does not name one dataset.{listed} Needed: a store.")
+    return str(paths[0]), "all" if is_apart else split
 
 
 def data_section(trained: dict[str, Any], context: int, data: str, split: str, shares: str | None) -> dict[str, Any]:

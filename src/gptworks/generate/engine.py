@@ -1,5 +1,6 @@
 """Prompts to texts.   Shapes: B rows, T tokens of the longest prompt, K beams, V vocabulary."""
 
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -15,6 +16,7 @@ from gptworks.generate.result import Sequence as NewTokens
 from gptworks.generate.text import TextOut
 from gptworks.model import GPT
 from gptworks.model.inference import evaluating
+from gptworks.python_words import generation_in_python_words
 from gptworks.tokenizer import Tokenizer
 
 
@@ -25,30 +27,54 @@ class Native:
         self.model = model
 
     def generations(self, prompts: str | Sequence[str], **settings: object) -> list[Generation]:
-        return generations(self.model, prompts, **settings)
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        return generations_up_to(self.model, texts, settings_of(settings), None)
 
     def stream(self, prompt: str, **settings: object) -> Iterator[str]:
         return stream_text(self.model, prompt, **settings)
 
+    def new_tokens_that_fit(self, prompts: list[str], **settings: object) -> list[int | None]:
+        """Of each prompt: fewer than usual, where nobody asked for a number; else None."""
+        return new_tokens_that_fit(self.model, prompts, settings)
 
-def generate(model: PretrainedGPT, prompts: str | Sequence[str], **settings: object) -> list[str]:
-    """The continuation of each prompt, without the prompt. Settings: see GenerateConfig.
 
-    With num_return_sequences the list is flat: all texts of the first prompt, then all of the second.
+@generation_in_python_words
+def generate(
+    model: PretrainedGPT, prompts: str | Sequence[str], *, return_full_text: bool = False, **settings: object
+) -> list[str]:
+    """The continuation of each prompt, without the prompt unless `return_full_text`.
+
+    Settings: those of the `generate` section of the configuration, such as max_new_tokens, temperature, top_k, stop.
+    Each call draws anew unless it gives a `seed`. With num_return_sequences the list is flat: all texts of the first
+    prompt, then all of the second.
 
     >>> gptworks.generate(model, "Once upon a time", max_new_tokens=20, strategy="greedy")   # doctest: +SKIP
     """
-    return [generation.text for generation in generations(model, prompts, **settings)]
+    found = generations(model, prompts, **settings)
+    return [generation.prompt + generation.text if return_full_text else generation.text for generation in found]
 
 
+@generation_in_python_words
 def generations(model: PretrainedGPT, prompts: str | Sequence[str], **settings: object) -> list[Generation]:
-    """The same with tokens, their log-probabilities, why each text ended, and its score.
+    """The same with tokens, their log-probabilities, why each text ended, its score, and the seed that gives it again.
 
     >>> best = gptworks.generations(model, "Once", strategy="beam", num_beams=4)[0]   # doctest: +SKIP
     >>> best.text, best.finish, best.score   # doctest: +SKIP
     """
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
-    return generations_up_to(model, texts, settings_of(settings), None)
+    return generations_up_to(model, texts, settings_of(drawing_anew(settings)), None)
+
+
+def drawing_anew(settings: Mapping[str, object]) -> dict[str, object]:
+    """The settings with a seed of their own, unless one is given."""
+    return {"seed": secrets.randbelow(2**31), **{name: each for name, each in settings.items() if each is not None}}
+
+
+def new_tokens_that_fit(model: PretrainedGPT, prompts: list[str], settings: Mapping[str, object]) -> list[int | None]:
+    """Where nobody asked for a number of new tokens and the usual one does not fit the context: as many as do."""
+    cfg, tokenizer = settings_of(settings), require_tokenizer(model)
+    limits = require_possible(model, [tokenizer.encode(prompt) for prompt in prompts], cfg, tokenizer.vocab_size)
+    return [limit if not is_length_asked(cfg) and limit < cfg.max_new_tokens else None for limit in limits]
 
 
 def generations_up_to(
@@ -62,7 +88,9 @@ def generations_up_to(
     encoded = [tokenizer.encode(text) for text in texts]
     found = continue_tokens(model, encoded, cfg, tokenizer=tokenizer, lengths=lengths)
     return [
-        _generation(text, _text_of(tokenizer, prompt, new, cfg), new)
+        Generation(
+            text, _text_of(tokenizer, prompt, new, cfg), new.tokens, new.logprobs, new.finish, new.score, cfg.seed
+        )
         for text, prompt, of_prompt in zip(texts, encoded, found, strict=True)
         for new in of_prompt
     ]
@@ -183,7 +211,10 @@ def require_fitting(vocab_size: int, model: GPT) -> None:
 def require_possible(
     model: GPT, prompts: list[list[int]], cfg: GenerateConfig, vocab_size: int, lengths: list[int] | None = None
 ) -> list[int]:
-    """How many new tokens each prompt may get; an error where prompts and settings cannot be honoured."""
+    """How many new tokens each prompt may get; an error where prompts and settings cannot be honoured.
+
+    A number that was asked for stays, or is an error; one that nobody asked for ends with the model's context.
+    """
     require_fitting(vocab_size, model)
     if not prompts:
         raise GenerationError("generate: no prompt. Give at least one.")
@@ -195,14 +226,20 @@ def require_possible(
     beyond = next((token for token in cfg.biases if token >= vocab_size), None)
     if beyond is not None:
         raise GenerationError(f"generate.logit_bias: token {beyond} is not in the vocabulary ({vocab_size} tokens).")
+    is_asked = lengths is not None or is_length_asked(cfg)
     lengths = lengths or [cfg.max_new_tokens] * len(prompts)
     return [
-        _room(model, number, prompt, wanted, cfg)
+        _room(model, number, prompt, wanted, cfg, is_asked=is_asked)
         for number, (prompt, wanted) in enumerate(zip(prompts, lengths, strict=True), start=1)
     ]
 
 
-def _room(model: GPT, number: int, prompt: list[int], wanted: int, cfg: GenerateConfig) -> int:
+def is_length_asked(cfg: GenerateConfig) -> bool:
+    """Whether somebody said how many new tokens; those of `rules: mindformers` count the prompt, and are never cut."""
+    return "max_new_tokens" in cfg.model_fields_set or cfg.rules == "mindformers"
+
+
+def _room(model: GPT, number: int, prompt: list[int], wanted: int, cfg: GenerateConfig, *, is_asked: bool) -> int:
     if not prompt:
         raise GenerationError(f"prompt {number} is empty. Needed: at least one token of text.")
     context = model.cfg.max_positions
@@ -214,10 +251,17 @@ def _room(model: GPT, number: int, prompt: list[int], wanted: int, cfg: Generate
                 f"which counts the prompt too with rules: mindformers. Set it to {len(prompt) + 1} or more."
             )
     room = context - len(prompt)
-    if wanted > room and cfg.window == "refuse":
+    if cfg.window == "slide":
+        return wanted
+    if not is_asked:
+        least = max(1, cfg.min_new_tokens)
+        if room >= least:
+            return min(wanted, room)
+        wanted = least
+    if wanted > room:
+        more = f" and {wanted} more were asked for" if is_asked or cfg.min_new_tokens else ""
         raise GenerationError(
-            f"prompt {number} has {len(prompt)} tokens and {wanted} more were asked for, "
-            f"but the model's context is {context}. "
+            f"prompt {number} has {len(prompt)} tokens{more}, but the model's context is {context}. "
             + (f"Ask for at most {room}" if room > 0 else f"Shorten it to {context - 1} or fewer")
             + ", or let the window slide (--window slide)."
         )
@@ -239,7 +283,3 @@ def _read(tokenizer: Tokenizer, prompt: list[int], tokens: list[int], cfg: Gener
     out = TextOut(tokenizer, prompt, cfg.stop)
     out.extend(tokens)
     return out
-
-
-def _generation(prompt: str, text: str, new: NewTokens) -> Generation:
-    return Generation(prompt, text, new.tokens, new.logprobs, new.finish, new.score)

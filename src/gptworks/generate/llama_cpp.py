@@ -6,7 +6,7 @@ from typing import Any
 
 from gptworks.config.schema import GenerateConfig
 from gptworks.errors import GenerationError, UsageError
-from gptworks.generate.engine import settings_of
+from gptworks.generate.engine import is_length_asked, settings_of
 from gptworks.generate.result import Finish, Generation
 from gptworks.generate.text import TextOut
 
@@ -61,15 +61,26 @@ class LlamaCpp:
         tokens: list[int] = self._llama.tokenize(text.encode(), add_bos=False, special=False)
         if not tokens:
             raise GenerationError(f"prompt {number} is empty. Needed: at least one token of text.")
-        about = self._llama.metadata
-        # llama.cpp rounds its own context up beyond the positions the model has.
-        context = min(self._llama.n_ctx(), int(about[f"{about['general.architecture']}.context_length"]))
-        if len(tokens) + cfg.max_new_tokens > context:
+        wanted = cfg.max_new_tokens if is_length_asked(cfg) else 1
+        if len(tokens) + wanted > self._context:
+            more = f" and {wanted} more were asked for" if is_length_asked(cfg) else ""
             raise GenerationError(
-                f"prompt {number} has {len(tokens)} tokens and {cfg.max_new_tokens} more were asked for, "
-                f"but the model's context is {context}. Ask for fewer, or shorten it."
+                f"prompt {number} has {len(tokens)} tokens{more}, but the model's context is {self._context}. Ask for "
+                "fewer, or shorten it."
             )
         return tokens
+
+    @property
+    def _context(self) -> int:
+        about = self._llama.metadata
+        # llama.cpp rounds its own context up beyond the positions the model has.
+        return min(self._llama.n_ctx(), int(about[f"{about['general.architecture']}.context_length"]))
+
+    def new_tokens_that_fit(self, prompts: list[str], **settings: object) -> list[int | None]:
+        """Of each prompt: fewer than usual, where nobody asked for a number; else None."""
+        cfg = _checked(settings)
+        rooms = [self._context - len(self._encode(number, text, cfg)) for number, text in enumerate(prompts, start=1)]
+        return [room if room < cfg.max_new_tokens else None for room in rooms]
 
     def _run(
         self, out: TextOut, tokens: list[int], cfg: GenerateConfig, *, seed: int
@@ -77,6 +88,7 @@ class LlamaCpp:
         """Pieces of text, and at the end why it ended."""
         self._llama.set_seed(seed)
         greedy = cfg.strategy == "greedy"
+        limit = min(cfg.max_new_tokens, self._context - len(tokens))  # smaller only where nobody asked for a number
         drawn = self._llama.generate(
             tokens,
             top_k=1 if greedy else cfg.top_k,
@@ -98,7 +110,7 @@ class LlamaCpp:
                 yield piece, "stop"
                 return
             yield piece, None
-            if len(out.tokens) == cfg.max_new_tokens:
+            if len(out.tokens) == limit:
                 return
 
 

@@ -35,3 +35,4 @@ class Generation:
     logprobs: list[float]  # empty where another engine wrote the text
     finish: Finish
     score: float | None
+    seed: int | None = None  # with which the same settings give the same text again

@@ -25,6 +25,7 @@ _TORCH = {
     )
     for name in (spelled, spelled.replace("_", "-"))
 }  # fmt: skip
+_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2212\uff0d"  # that editors and pages put in the place of -
 LAUNCHERS = dict.fromkeys(("paddle.distributed.fleet.launch", "paddle.distributed.launch"), _PADDLE)
 LAUNCHERS |= dict.fromkeys(("torch.distributed.launch", "torch.distributed.run", "torchrun"), _TORCH)
 
@@ -108,7 +109,12 @@ def flags(words: Sequence[str], switches: Collection[str], *, several: Collectio
     while left:
         word = left.pop(0)
         if not word.startswith("-") or word == "-":
-            raise UsageError(f"run: {word!r} stands where a flag was expected.")
+            hint = (
+                f" It begins with U+{ord(word[0]):04X}, which is not the - of a flag."
+                if word and word[0] in _DASHES
+                else ""
+            )
+            raise UsageError(f"run: {word!r} stands where a flag was expected.{hint}")
         name, equals, value = word.partition("=")
         if equals:
             found[name] = value

@@ -558,10 +558,8 @@ def _engine(settings: Settings) -> None:
         settings.same("Engine.run_mode", steps_end)
     else:
         settings.ignore("Engine.run_mode", "evaluation and checkpoints are counted in steps, not in epochs")
-    # A batch of theirs is that of a step, over all replicas; of ours, a micro-batch.
     times = settings["Engine.eval_iters"]
-    batches = times * settings.ours["batch.global_size"] // settings.ours["batch.micro_size"]
-    settings.map("Engine.eval_iters", {"evaluate.batches": batches})
+    settings.map("Engine.eval_iters", {"evaluate.batches": times})  # of a step, over all replicas, there and here
     settings.map("Engine.eval_freq", {"evaluate.every": settings["Engine.eval_freq"] if times else 0})
     settings.ours |= {"train.log_style": "fleetx", "train.nonfinite": "skip", "checkpoint.keep_last": 1_000_000}
     first_last = [int(number) for number in re.findall(r"\d+", str(settings["Profiler.scheduler"] or "1,5"))]

@@ -67,10 +67,10 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def _steps_per_epoch(run_folder: Path) -> int:
-    from gptworks.config.derive import Layout, solve_batch
+    from gptworks.config.derive import plan_batch
     from gptworks.config.load import load_with_origins
     from gptworks.data.dataset import Dataset
 
     cfg = load_with_origins(run_folder / "config.yaml").config
     samples = Dataset(cfg.data, vocab_size=cfg.model.vocab_size, seed=cfg.train.seed).samples_per_epoch("train")
-    return max(1, samples // solve_batch(cfg.batch, Layout.known(cfg.parallel).data_parallel).global_size)
+    return max(1, samples // plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, cfg.parallel).global_size)

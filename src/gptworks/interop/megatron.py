@@ -249,7 +249,7 @@ def _vocabulary(settings: Settings, folder: Path) -> int:
     """Words of their tokenizer: counted in its file."""
     kind = settings["--tokenizer-type"] or "GPT2BPETokenizer"
     files = ["--vocab-file", "--merge-file", "--tokenizer-type", "--tokenizer-model"]
-    settings.same(files, "the data say their tokenizer; how many words it has is model.vocab_size")
+    settings.same(files, "the data say their tokenizer; how many tokens it has is model.vocab_size")
     if settings["--vocab-size"]:
         return int(settings["--vocab-size"])
     if kind != "GPT2BPETokenizer":
@@ -273,10 +273,8 @@ def _layout(settings: Settings, world: int) -> None:
         )
     settings.same("--rampup-batch-size", "empty: one size")
     replicas = megatron_flags.batch(settings, world)
-    # A batch of theirs is the global one; of ours, a micro-batch.
     times = settings["--eval-iters"]
-    batches = times * settings.ours["batch.global_size"] // settings.ours["batch.micro_size"]
-    settings.map("--eval-iters", {"evaluate.batches": batches})
+    settings.map("--eval-iters", {"evaluate.batches": times})  # of the global batch, there and here
     settings.map("--eval-interval", {"evaluate.every": settings["--eval-interval"] if times else 0})
     per_stage = settings["--num-layers-per-virtual-pipeline-stage"]
     if per_stage:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from gptworks.config.other_names import MEGATRON
 from gptworks.errors import ConfigError
 from gptworks.interop.settings import Key, Settings, number, whole, words
 
@@ -12,40 +13,40 @@ REQUIRED = ("--num-layers", "--hidden-size", "--num-attention-heads")
 
 # Both systems, with the defaults they share.
 SHARED = [
-    Key("--num-layers", whole, "model.num_layers"),
-    Key("--hidden-size", whole, "model.hidden_size"),
-    Key("--num-attention-heads", whole, "model.num_heads"),
+    Key("--num-layers", whole, MEGATRON["num_layers"][0]),
+    Key("--hidden-size", whole, MEGATRON["hidden_size"][0]),
+    Key("--num-attention-heads", whole, MEGATRON["num_attention_heads"][0]),
     Key("--make-vocab-size-divisible-by", whole, default=128),
     Key("--seq-length", whole),
-    Key("--attention-dropout", number, "model.dropout_attention", default=0.1),
+    Key("--attention-dropout", number, MEGATRON["attention_dropout"][0], default=0.1),
     Key("--hidden-dropout", number, default=0.1),
-    Key("--weight-decay", number, "optim.weight_decay", default=0.01),
-    Key("--clip-grad", number, "optim.clip", default=1.0),
-    Key("--adam-beta1", number, "optim.beta1", default=0.9),
-    Key("--adam-beta2", number, "optim.beta2", default=0.999),
-    Key("--adam-eps", number, "optim.eps", default=1e-8),
+    Key("--weight-decay", number, MEGATRON["weight_decay"][0], default=0.01),
+    Key("--clip-grad", number, MEGATRON["clip_grad"][0], default=1.0),
+    Key("--adam-beta1", number, MEGATRON["adam_beta1"][0], default=0.9),
+    Key("--adam-beta2", number, MEGATRON["adam_beta2"][0], default=0.999),
+    Key("--adam-eps", number, MEGATRON["adam_eps"][0], default=1e-8),
     Key("--micro-batch-size", whole),
     Key("--global-batch-size", whole),
     Key("--train-iters", whole),
     Key("--train-samples", whole),
     Key("--checkpoint-activations", words, switch=True),
-    Key("--min-lr", number, "optim.min_lr", default=0.0),
+    Key("--min-lr", number, MEGATRON["min_lr"][0], default=0.0),
     Key("--lr-decay-style", words, default="linear"),
     Key("--lr-decay-iters", whole),
     Key("--lr-warmup-fraction", number),
     Key("--lr-warmup-iters", whole, default=0),
-    Key("--init-method-std", number, "init.std", default=0.02),
+    Key("--init-method-std", number, MEGATRON["init_method_std"][0], default=0.02),
     Key("--fp16", words, switch=True),
     Key("--loss-scale", number),
     Key("--initial-loss-scale", number, default=2.0**32),
-    Key("--loss-scale-window", whole, "precision.scaler.window", default=1000),
-    Key("--tensor-model-parallel-size", whole, "parallel.tp", default=1),
-    Key("--pipeline-model-parallel-size", whole, "parallel.pp", default=1),
-    Key("--split", words, "data.split", default="969,30,1"),
+    Key("--loss-scale-window", whole, MEGATRON["loss_scale_window"][0], default=1000),
+    Key("--tensor-model-parallel-size", whole, MEGATRON["tensor_model_parallel_size"][0], default=1),
+    Key("--pipeline-model-parallel-size", whole, MEGATRON["pipeline_model_parallel_size"][0], default=1),
+    Key("--split", words, MEGATRON["split"][0], default="969,30,1"),
     Key("--load", words),
     Key("--save", words),
     Key("--save-interval", whole),
-    Key("--log-interval", whole, "train.log_every", default=100),
+    Key("--log-interval", whole, MEGATRON["log_interval"][0], default=100),
     Key("--no-bias-gelu-fusion", words, switch=True),
     Key("--no-query-key-layer-scaling", words, switch=True, same=SAME_NUMBER),
 ]

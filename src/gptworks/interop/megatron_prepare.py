@@ -30,7 +30,7 @@ KEYS = [
     Key("--vocab-size", whole, why="the tokenizer's files say it"),
 ]
 FORMATS = {"mmap": "megatron", "cached": "tnt", "lazy": "tnt"}
-# The files their documents let one download, which come with us.
+# The files their documents let one download, which ship with gptworks.
 _PUBLISHED = {"gpt2-vocab.json", "vocab.json", "gpt2-merges.txt", "merges.txt"}
 
 
@@ -109,7 +109,7 @@ def _tokenizer(settings: Settings, folder: Path, remarks: list[str]) -> list[str
     }
     absent = [name for name in files.values() if not (folder / name).is_file()]
     if len(absent) == 2 and all(Path(name).name in _PUBLISHED for name in absent):
-        remarks.append(f"{' and '.join(absent)} are not here: GPT-2's own, which come with us, are used.")
+        remarks.append(f"{' and '.join(absent)} are not here: GPT-2's own, which ship with gptworks, are used.")
         on_command_line(
             settings, ["--tokenizer-type", "--vocab", "--vocab-file", "--merge-file"], {"--tokenizer": "gpt2"}
         )

@@ -57,7 +57,8 @@ def recognise_yaml(values: Mapping[str, Any]) -> bool:
 
 def read_yaml(path: Path, seen: tuple[Path, ...] = (), told: list[str] | None = None) -> dict[str, Any]:
     """With the files of `base_config`: of these a later one takes the place of a whole block; the file itself changes
-    single keys of what they give. One that is not there may be among those that come with us: `told` takes a remark."""
+    single keys of what they give. One that is not there may be among those that ship with gptworks: `told` takes a
+    remark."""
     if path.resolve() in seen:
         raise ConfigError(str(path), ["base_config: the files include each other."])
     values = yaml_files.read(path)

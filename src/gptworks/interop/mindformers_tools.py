@@ -169,7 +169,7 @@ def _lines(settings: Settings, folder: Path) -> tuple[str, list[str], list[str]]
         for name in files:
             tokenizer += _told(settings, name, name.replace("_", "-"), _needed(settings, name))
     else:
-        remarks.append(f"{' and '.join(files.values())} are not here: GPT-2's own, which come with us, are used.")
+        remarks.append(f"{' and '.join(files.values())} are not here: GPT-2's own, which ship with gptworks, are used.")
         settings.map(list(files), {"--tokenizer": "gpt2"})
         del settings.ours["--tokenizer"]
         tokenizer = ["--tokenizer", "gpt2"]

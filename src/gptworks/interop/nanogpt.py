@@ -5,17 +5,20 @@ A file of settings is Python; it is read, never run.
 
 import ast
 import json
+import math
 import operator
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gptworks.errors import CheckpointError, ConfigError, UsageError
+from gptworks.config.other_names import NANOGPT
+from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import torch_launch
 from gptworks.interop.megatron_flags import on_command_line
 from gptworks.interop.settings import Key, Settings, number, truth, whole, words
 from gptworks.interop.translation import AfterTraining, Command, Translation
+from gptworks.tokenizer import nanogpt_meta
 
 NAME = "nanogpt"
 TITLE = "nanoGPT"
@@ -25,8 +28,8 @@ _LOGS = "the run folder has metrics.jsonl and TensorBoard files; nothing is sent
 TRAINING = [
     Key("out_dir", words, default="out"),
     Key("eval_interval", whole, default=2000),
-    Key("log_interval", whole, "train.log_every", default=1),
-    Key("eval_iters", whole, "evaluate.batches", default=200),
+    Key("log_interval", whole, NANOGPT["log_interval"][0], default=1),
+    Key("eval_iters", whole, default=200),
     Key("eval_only", truth, default=False),
     Key("always_save_checkpoint", truth, default=True),
     Key("init_from", words, default="scratch"),
@@ -35,17 +38,17 @@ TRAINING = [
     Key("gradient_accumulation_steps", whole, default=40),
     Key("batch_size", whole, default=12),
     Key("block_size", whole, default=1024),
-    Key("n_layer", whole, "model.num_layers", default=12),
-    Key("n_head", whole, "model.num_heads", default=12),
-    Key("n_embd", whole, "model.hidden_size", default=768),
+    Key("n_layer", whole, NANOGPT["n_layer"][0], default=12),
+    Key("n_head", whole, NANOGPT["n_head"][0], default=12),
+    Key("n_embd", whole, NANOGPT["n_embd"][0], default=768),
     Key("dropout", number, default=0.0),
     Key("bias", truth, default=False),
-    Key("learning_rate", number, "optim.lr", default=6e-4),
+    Key("learning_rate", number, NANOGPT["learning_rate"][0], default=6e-4),
     Key("max_iters", whole, default=600000),
-    Key("weight_decay", number, "optim.weight_decay", default=0.1),
-    Key("beta1", number, "optim.beta1", default=0.9),
-    Key("beta2", number, "optim.beta2", default=0.95),
-    Key("grad_clip", number, "optim.clip", default=1.0),
+    Key("weight_decay", number, NANOGPT["weight_decay"][0], default=0.1),
+    Key("beta1", number, NANOGPT["beta1"][0], default=0.9),
+    Key("beta2", number, NANOGPT["beta2"][0], default=0.95),
+    Key("grad_clip", number, NANOGPT["grad_clip"][0], default=1.0),
     Key("decay_lr", truth, default=True),
     Key("warmup_iters", whole, default=2000),
     Key("lr_decay_iters", whole, default=600000),
@@ -53,7 +56,7 @@ TRAINING = [
     Key("backend", words, default="nccl", same="NCCL on GPUs, gloo on CPUs"),
     Key("device", words, default="cuda"),
     Key("dtype", words, default="bfloat16"),
-    Key("compile", truth, "train.compile", default=True),
+    Key("compile", truth, NANOGPT["compile"][0], default=True),
 ]
 SAMPLING = [
     Key("init_from", words, default="resume"),
@@ -149,7 +152,7 @@ def _given(command: Command, find: Any, keys: list[Key], remarks: list[str]) -> 
 
 def _of_file(name: str, command: Command, find: Any, keys: list[Key], remarks: list[str]) -> dict[str, str]:
     if not (command.folder / name).is_file() and Path(name).name in RECIPES:
-        remarks.append(f"{name} is not here: the settings of the original are used, which come with us.")
+        remarks.append(f"{name} is not here: the settings of the original are used, which ship with gptworks.")
         return {key: str(value) for key, value in RECIPES[Path(name).name].items()}
     file = find(name)
     try:
@@ -248,6 +251,7 @@ def _batch(settings: Settings, processes: int) -> None:
     settings.map("batch_size", {"batch.micro_size": micro})
     settings.map("gradient_accumulation_steps", {"batch.global_size": times * micro})
     settings.ours["parallel.dp"] = processes
+    settings.map_evaluation("eval_iters", settings["eval_iters"] * micro, times * micro)
 
 
 def _schedule(settings: Settings) -> None:
@@ -283,18 +287,12 @@ def _data(command: Command, settings: Settings) -> None:
 
 
 def _vocabulary(place: Path) -> tuple[int, bool]:
-    """Words, and whether they must be GPT-2's: as meta.pkl says, or our file beside the data, else theirs."""
-    if (place / "meta.pkl").is_file():
-        from gptworks.checkpoint.formats.pickle_machine import PickleMachine
-
-        try:
-            found = PickleMachine(memoryview((place / "meta.pkl").read_bytes()), str(place / "meta.pkl")).load()
-            return int(found["vocab_size"]), False
-        except (CheckpointError, KeyError, TypeError, ValueError) as error:
-            raise ConfigError(str(place / "meta.pkl"), [f"no vocab_size can be read in it ({error})."]) from None
+    """Its size, and whether it must be GPT-2's: as meta.pkl says, or our file beside the data, else theirs."""
+    if (place / nanogpt_meta.NAME).is_file():
+        return nanogpt_meta.read(place / nanogpt_meta.NAME).vocab_size, False
     try:
         described = json.loads((place / "train.bin.json").read_text(encoding="utf-8"))
-        return -(-int(described["vocab_size"]) // 64) * 64, False
+        return int(described["vocab_size"]), False
     except (OSError, ValueError, KeyError, TypeError):
         return 50304, True
 
@@ -330,6 +328,7 @@ def _sample(command: Command, settings: Settings, remarks: list[str]) -> Transla
     is_ours = (command.folder / out / "environment.json").is_file()
     model = start if start.startswith("gpt2") else out if is_ours else f"{out}/ckpt.pt"
     on_command_line(settings, ["init_from", "out_dir"], {"--model": model})
+    tokenizer = [] if is_ours or model == start else _tokenizer_of(command.folder, model, remarks)
     prompt = str(settings["start"])
     if prompt.startswith("FILE:"):
         file = command.folder / prompt[5:]
@@ -337,7 +336,7 @@ def _sample(command: Command, settings: Settings, remarks: list[str]) -> Transla
             raise UsageError(f"start: {file} is no file.")
         prompt = file.read_text(encoding="utf-8")
     prompt = prompt.replace("\\n", "\n") if settings.is_given("start") else prompt
-    arguments = ["--model", model, "--prompt", prompt, "--window", "slide", "--ignore-eod"]
+    arguments = ["--model", model, *tokenizer, "--prompt", prompt, "--window", "slide", "--ignore-eod"]
     on_command_line(settings, "start", {"--prompt": prompt})
     for theirs, ours in (
         ("num_samples", "--num-return-sequences"),
@@ -346,8 +345,11 @@ def _sample(command: Command, settings: Settings, remarks: list[str]) -> Transla
         ("top_k", "--top-k"),
         ("seed", "--seed"),
     ):
-        arguments += [ours, str(settings[theirs])]
-        on_command_line(settings, theirs, {ours: settings[theirs]})
+        value = settings[theirs]
+        if theirs == "top_k" and value >= _rows_of(command.folder / model):
+            value = 0  # as theirs: all there are
+        arguments += [ours, str(value)]
+        on_command_line(settings, theirs, {ours: value})
     device = str(settings["device"]).partition(":")[0]
     on_command_line(settings, "device", {"--device": device})
     settings.map_plain()
@@ -364,6 +366,37 @@ def _sample(command: Command, settings: Settings, remarks: list[str]) -> Transla
     )
 
 
+def _rows_of(model: Path) -> float:
+    """The size of the vocabulary of a run of ours or a ckpt.pt; what is not here yet has no end."""
+    if model.is_dir():
+        from gptworks.checkpoint.folder import config_of
+
+        return config_of(model).get("model", {}).get("vocab_size", math.inf)
+    if not model.is_file():
+        return math.inf
+    from gptworks.checkpoint.systems import nanogpt
+
+    return nanogpt.open(model, {}).model.vocab_size
+
+
+def _tokenizer_of(folder: Path, file: str, remarks: list[str]) -> list[str]:
+    """As their script finds it: meta.pkl of the dataset that the checkpoint was trained on, else GPT-2's."""
+    if not (folder / file).is_file():
+        return []
+    from gptworks.checkpoint.formats import torch_file
+
+    content = torch_file.read(folder / file).content
+    said = content.get("config") if isinstance(content, dict) else None
+    dataset = said.get("dataset") if isinstance(said, dict) else None
+    meta = f"data/{dataset}/{nanogpt_meta.NAME}"
+    if isinstance(dataset, str) and (folder / meta).is_file():
+        return ["--tokenizer", meta]
+    if (folder / file).with_name("tokenizer.json").is_file():
+        return []
+    remarks.append("the checkpoint names no characters of its own: the tokenizer is GPT-2's, as theirs would be.")
+    return ["--tokenizer", "gpt2"]
+
+
 def _prepare(command: Command) -> Translation:
     """Their script downloads a text; ours takes the one that lies there."""
     found = _PREPARE.fullmatch(command.program)
@@ -377,6 +410,6 @@ def _prepare(command: Command) -> Translation:
     arguments = [text, "--out", f"{place}/train", "--format", "nanogpt", "--doc-separator", ""]
     remarks = ["all of the text is in train.bin; without a val.bin, training keeps a tenth of it for evaluation."]
     if found[1].endswith("_char"):
-        arguments += ["--train-tokenizer", "257"]
-        remarks.append("a vocabulary of bytes instead of characters: the same for ASCII, with other numbers.")
+        arguments += ["--train-tokenizer", "chars"]
+        remarks.append("its characters have the ids of the original; they are in train.tokenizer.json, not meta.pkl.")
     return Translation(NAME, "prepare", command.program, arguments=arguments, remarks=remarks)

@@ -100,8 +100,14 @@ def _of_script(name: str, command: Command) -> Translation:
     text = shared.read_text(encoding="utf-8")
     (started,) = shell_block.commands(text, shared.name, values, command.folder, lambda script, folder: None)
     inside = command_line.take_apart(started.words, command.environment, command.folder)
-    remark = f"{command.program} is not here: the settings of the original are used, which come with us: {shared}"
-    return _train(command, command_line.flags(inside.arguments, _SWITCHES), [remark])
+    given = command_line.flags(inside.arguments, _SWITCHES)
+    remarks = [
+        f"{command.program} is not here: the settings of the original are used, which ship with gptworks: {shared}"
+    ]
+    if int(given["--num-nodes"]) > 1 and "ONEFLOW_GPT_NODE_IPS" not in values:
+        machines = f"{given['--node-ips']} are the original's machines. Yours: ONEFLOW_GPT_NODE_IPS=A,B,... in front"
+        remarks.append(f"{machines} of the command, the same on each.")
+    return _train(command, given, remarks)
 
 
 def _settings_in_name(name: str) -> dict[str, str]:
@@ -166,6 +172,7 @@ def _train(command: Command, given: dict[str, str], remarks: list[str]) -> Trans
     arguments += _machines(settings, nodes)
     settings.map_plain()
     settings.ours |= {"train.nonfinite": "skip", "checkpoint.keep_last": 1_000_000, "run.device": "cuda"}
+    settings.ours["evaluate.every"] = 0  # theirs has no evaluation
     if settings.ours.get("init.checkpoint"):  # a snapshot does not say how many heads it has: the whole shape is said
         whole_shape = {"model.ffn_size": 4 * settings["--hidden-size"], "model.tied": True, "model.attention": "auto"}
         settings.ours |= {**whole_shape, "model.layernorm_eps": 1e-5}

@@ -293,7 +293,7 @@ def _layout(settings: Settings, launched: int) -> None:
     settings.map(["--global_batch_size", "--local_batch_size"], {"batch.global_size": whole_batch})
     # Each replica reads so many batches: micro-batches, or those of --local_batch_size where a program has that.
     times = settings["--eval_iters"]
-    settings.map("--eval_iters", {"evaluate.batches": times * replicas * ((local or micro) // micro)})
+    settings.map_evaluation("--eval_iters", times * replicas * (local or micro), whole_batch)
     settings.map("--eval_freq", {"evaluate.every": settings["--eval_freq"] if times else 0})
 
 
@@ -352,7 +352,8 @@ def _evaluate(command: Command) -> Translation:
     cloze = settings.is_given("--cloze_eval")
     arguments = ["--task", "lambada" if cloze else "wikitext", "--data", settings["--eval_path"]]
     settings.map("--eval_path", {"--data": settings["--eval_path"]})
-    settings.map("--cloze_eval", {"--task": "lambada"})
+    if cloze:
+        settings.map("--cloze_eval", {"--task": "lambada"})
     overlap = settings["--overlapping_eval"]
     if cloze:
         settings.ignore("--overlapping_eval", "--cloze_eval scores a last word each, without windows")

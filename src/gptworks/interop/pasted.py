@@ -1,5 +1,6 @@
 """What people paste, a command or a whole block: which of its lines gptworks runs, and what the others are for here."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,32 +15,40 @@ STDIN = "-"  # in the place of a command: the block is read from there
 # Scripts of MindFormers that are programs of their own: they read a rank table and start a process for each device.
 _BY_NAME = {"run_distribute.sh": "RANK_TABLE_FILE", "run_standalone.sh": "DEVICE_ID"}
 _PYTHON = re.compile(r"python[0-9.]*")
-_TYPED = re.compile(r"(?:#.*\n)*python[0-9.]*[ \t]*\n(.*)", re.DOTALL)  # an interpreter, and what is typed into it
+_TYPED = re.compile(
+    r"(?:#.*\n)*(?:\$ )?python[0-9.]*[ \t]*\n(.*)", re.DOTALL
+)  # an interpreter, and what is typed there
+_TYPED_PROMPT = re.compile(r"^(?:>>>|\.\.\.) ?", re.MULTILINE)
 # Of the systems whose commands run here.
 _NOT_NEEDED = re.compile(r"paddle|oneflow|mindspore|mindformers|megatron|fleetx|requirements|^-e$|torch|deepspeed|apex")
 _FIRST = "run it in your shell first"
-_MOVES = dict.fromkeys(
-    ("mv", "cp", "ln", "rm", "unzip", "gunzip", "gzip", "zstd", "xz", "tar", "chmod", "chown"), _FIRST
+# fmt: off
+_CHANGES = (
+    "mv", "cp", "ln", "rm", "unzip", "gunzip", "gzip", "zstd", "xz", "tar", "7z", "chmod", "chown", "touch", "scp",
+    "rsync", "sed", "vi", "vim", "nano", "module", "huggingface-cli", "hf", "modelscope", "gsutil", "aws", "apt",
+    "apt-get", "yum", "kill", "pkill",
 )
-_LOOKS = dict.fromkeys(
-    ("ls", "cat", "head", "tail", "less", "nvidia-smi", "npu-smi", "date", "which", "ps", "top", "htop", "free", "df"),
-    "not needed: it only shows something",
+_LOOKS = (
+    "ls", "cat", "head", "tail", "less", "more", "grep", "wc", "tree", "du", "df", "free", "ps", "top", "htop", "date",
+    "which", "whoami", "hostname", "uname", "lscpu", "nvidia-smi", "npu-smi", "rocm-smi", "nvcc", "watch", "md5sum",
+    "sha256sum", "history", "pwd",
 )
+# fmt: on
+_SHOWS = "not needed: it only shows something"
 _OTHERS = {
     "docker": "not needed: gptworks runs without a container (`gptworks launch --image` runs in one)",
     "nvidia-docker": "not needed: gptworks runs without a container (`gptworks launch --image` runs in one)",
     "conda": "not needed: gptworks has the Python that it runs in",
     "source": "not needed: gptworks has the Python that it runs in",
-    "apt": _FIRST,
-    "apt-get": _FIRST,
-    "yum": _FIRST,
     "ssh": "run it in your shell; start the command on each machine",
     "sleep": "not needed: each command waits for the one before it",
-    "kill": _FIRST,
-    "pkill": _FIRST,
     "mkdir": "not needed: folders that are written to are made",
-    "pwd": "not needed: it only shows something",
     "clear": "not needed",
+    "alias": "not needed",
+    "tmux": "not needed: `tmux`, then gptworks run ...",
+    "screen": "not needed: `screen`, then gptworks run ...",
+    "make": "not needed: nothing of the other system is compiled",
+    "cmake": "not needed: nothing of the other system is compiled",
 }
 
 
@@ -61,17 +70,35 @@ def lines(
 ) -> Iterator[Line]:
     """`words`: as a shell gave them; one may be a block, or a script. `text`: the block, where it came by a pipe."""
     if text is not None:
-        started = shell_block.commands(text, "block", environment, folder, _script)
-    elif len(words) == 1 and _script(words[0], folder):
+        words = [text]
+    if text is None and len(words) == 1 and _script(words[0], folder):
         started = shell_block.of_words(["sh", words[0]], environment, folder, _script)
-    elif len(words) == 1 and (typed := _TYPED.fullmatch(words[0].strip())):
-        started = shell_block.of_words(["python", "-c", typed[1]], environment, folder, _script)
+    elif len(words) == 1 and (code := _typed(words[0])):
+        started = shell_block.of_words(["python", "-c", code], environment, folder, _script)
     elif len(words) == 1:
-        name = "block" if "\n" in words[0].strip() else "command"
+        name = "block" if text is not None or "\n" in words[0].strip() else "command"
         started = shell_block.commands(words[0], name, environment, folder, _script)
     else:
         started = shell_block.of_words(words, environment, folder, _script)
     return map(_line, started)
+
+
+def make_folders(line: Line) -> None:
+    """Of a mkdir: what comes after it may be run in there."""
+    for word in line.started.words[1:] if line.started.words[0] == "mkdir" else []:
+        if not word.startswith("-"):
+            try:
+                (line.folder / word).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"{line.started.where}: mkdir {word}: {error.strerror}.") from None
+
+
+def _typed(text: str) -> str:
+    """The Python of a block that opens an interpreter, or that was copied from one. Empty: it is none."""
+    opened = _TYPED.fullmatch(text.strip())
+    if opened is None and not text.lstrip().startswith(">>> "):
+        return ""
+    return _TYPED_PROMPT.sub("", opened[1] if opened else text.strip())
 
 
 def check(found: Sequence[Line]) -> None:
@@ -81,9 +108,8 @@ def check(found: Sequence[Line]) -> None:
             try:
                 registry.of_command(line.command)
             except UsageError as error:
-                where = "" if line.started.where == "run" else f"{line.started.where}: "
                 hint = " If it is no command, but what one has printed, leave it out." if len(found) > 1 else ""
-                raise UsageError(f"{where}{error}{hint}") from None
+                raise UsageError(f"{line.started.where}: {str(error).removeprefix('run: ')}{hint}") from None
     if not found:
         raise UsageError("run: it starts no command. Needed: a command of a system that is known.")
 
@@ -114,7 +140,8 @@ def _nearest(folder: Path) -> Path:
 def _script(name: str, folder: Path) -> Path | None:
     """The file of a script that is read line by line; None where it is not here, or is a program by its name."""
     # A document of OneFlow writes example/ for examples/.
-    places = [folder / name, folder / re.sub(r"(^|/)examples?/", r"\1examples/", name)]
+    names = [name, re.sub(r"(^|/)examples?/", r"\1examples/", name)]
+    places = [Path(os.path.normpath(folder / each)) for each in names]  # a folder that is gone into may not be there
     path = next((place for place in places if name.endswith(".sh") and place.is_file()), None)
     if path is None:  # OneFlow's scripts read a second one beside them
         return registry.shipped("pretrain.sh") if PurePosixPath(name).name == "pretrain.sh" else None
@@ -137,17 +164,21 @@ def _answer(started: Started) -> str:
         return "not needed: gptworks is installed, and runs the commands of that system" if needless else _FIRST
     if name == "git":
         return "not needed: no clone of the other system is" if rest[:1] == ["clone"] else _FIRST
-    if name in ("wget", "curl"):
+    if name in ("wget", "curl", "aria2c", "axel"):
         file = _downloaded(rest)
         is_here = bool(file) and (started.folder / file).exists()
         return f"not needed: {file} is here" if is_here else f"{_FIRST}: gptworks fetches nothing by itself"
-    if name == "echo":
-        return " ".join(rest)
+    if name in ("echo", "printf"):
+        return _FIRST if started.output else " ".join(rest) or "not needed"
     if name == "tar" and any(".json.zst.tar" in word for word in rest):
         return ""  # the slip of a document, which is known
+    if _PYTHON.fullmatch(name) and rest[:1] in (["--version"], ["-V"]):
+        return _SHOWS
+    if _PYTHON.fullmatch(name) and [PurePosixPath(word).name for word in rest[:1]] == ["setup.py"]:
+        return "not needed: gptworks is installed, and runs the commands of that system"
     if _PYTHON.fullmatch(name) and not rest:
         return "not needed: it opens an interpreter; what is typed there is Python"
-    return {**_MOVES, **_LOOKS, **_OTHERS}.get(name, "")
+    return _FIRST if name in _CHANGES else _SHOWS if name in _LOOKS else _OTHERS.get(name, "")
 
 
 def _downloaded(words: Sequence[str]) -> str:

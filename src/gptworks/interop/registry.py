@@ -5,6 +5,7 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Any, Protocol
 
+from gptworks import file_errors
 from gptworks.errors import UsageError
 from gptworks.interop import python_imports, yaml_files
 from gptworks.interop.translation import Command, Translation
@@ -40,6 +41,8 @@ def of_command(command: Command) -> Any:
     advice = python_imports.advice(command.folder / command.program)
     if advice:
         raise UsageError(f"run: {command.program}: {advice}")
+    if "/" in command.program or len(command.program) > 255:
+        file_errors.refuse_unreadable(command.folder / command.program)
     known = ", ".join(dialect(name).TITLE for name in NAMES)
     raise UsageError(
         f"run: {command.program} {' '.join(command.arguments[:4])} ...: not of a known system. Known: {known}."
@@ -56,7 +59,7 @@ def of_yaml(path: Path) -> Any:
 
 
 class Files:
-    """A file that is named in a command: on disk, else among those of the documents, which come with us."""
+    """A file that is named in a command: on disk, else among those of the documents, which ship with gptworks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,7 +79,7 @@ class Files:
 
 
 def shipped(name: str) -> Path | None:
-    """A file that a document names, of those that come with us."""
+    """A file that a document names, of those that ship with gptworks."""
     found = Path(str(resources.files("gptworks.interop"))) / "shipped" / name
     return found if found.is_file() else None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from gptworks.config.derive import Layout, solve_batch
+from gptworks.config.derive import Layout, evaluate_every, has_held_out, plan_batch
 from gptworks.config.load import flatten, load, load_with_origins
 from gptworks.config.schema import RunConfig
 from gptworks.errors import ConfigError, GPTWorksError, UsageError
@@ -45,7 +45,7 @@ def _steps(config: RunConfig, path: Path) -> int:
 
 
 def _batch(config: RunConfig) -> Any:
-    return solve_batch(config.batch, Layout.known(config.parallel).data_parallel)
+    return plan_batch(config.batch, config.model, config.data.seq_len, config.parallel)
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:
@@ -76,7 +76,13 @@ def _decay(config: RunConfig) -> tuple[int, float]:
 
 def _iterations(config: RunConfig, samples: int) -> int:
     """Of an evaluation of ours, in batches of theirs; the next whole number."""
-    return -(-config.evaluate.batches * _batch(config).micro_size // samples)
+    return -(-config.evaluate.batches * _batch(config).global_size // samples)
+
+
+def _every(config: RunConfig) -> int:
+    """Steps between evaluations, 0 without any."""
+    every = evaluate_every(config.evaluate, config.train.steps, config.train.log_every)
+    return every if has_held_out(config.data) else 0
 
 
 # FleetX and PaddleNLP
@@ -91,8 +97,8 @@ def _fleetx(config: RunConfig, where: str) -> str:
         "Engine.mix_precision.use_pure_fp16": half != "fp32",
         **({"Engine.mix_precision.dtype": "bfloat16"} if half == "bf16" else {}),
         "Engine.mix_precision.scale_loss": config.precision.scaler.init,
-        "Engine.eval_freq": config.evaluate.every,
-        **({"Engine.eval_iters": _iterations(config, batch.global_size)} if config.evaluate.batches else {}),
+        "Engine.eval_freq": _every(config),
+        **({"Engine.eval_iters": config.evaluate.batches} if config.evaluate.batches else {}),
         "Engine.save_load.output_dir": config.run.out or "./output",
         "Engine.save_load.ckpt_dir": config.init.checkpoint or None,
         "Data.batch_size.global_batch_size": batch.global_size,
@@ -166,7 +172,7 @@ def _paddlenlp(config: RunConfig, where: str) -> str:
         "--hidden_dropout_prob": model.dropout_hidden,
         "--attention_probs_dropout_prob": model.dropout_attention,
         "--device": {"cpu": "cpu"}.get(config.run.device, "gpu"),
-        "--eval_freq": config.evaluate.every,
+        "--eval_freq": _every(config),
     }
     if config.evaluate.batches:
         said["--eval_iters"] = _iterations(config, batch.micro_size * batch.data_parallel)
@@ -210,10 +216,10 @@ def _megatron(config: RunConfig, where: str) -> str:
         "--seed": config.train.seed,
         "--save": config.run.out or "checkpoints",
         "--save-interval": config.checkpoint.every,
-        "--eval-interval": config.evaluate.every or config.train.steps,
+        "--eval-interval": _every(config) or config.train.steps,
     }
-    if not config.evaluate.every or config.evaluate.batches:
-        said["--eval-iters"] = _iterations(config, batch.global_size) if config.evaluate.every else 0
+    if not _every(config) or config.evaluate.batches:
+        said["--eval-iters"] = config.evaluate.batches if _every(config) else 0
     if config.precision.compute != "fp32":
         said[f"--{config.precision.compute}"] = None
     if config.precision.compute == "fp16":

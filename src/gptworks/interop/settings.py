@@ -121,6 +121,12 @@ class Settings:
         told = ", ".join(f"{key}={shown(each)}" for key, each in ours.items())
         self._note(names, "approximated" if why else "mapped", told, why)
 
+    def map_evaluation(self, name: str, samples: int, global_size: int) -> None:
+        """An evaluation of so many samples in batches of ours, the next whole number of them."""
+        batches = -(-samples // global_size)
+        why = "rounded up to whole batches of a step; theirs are micro-batches" if samples % global_size else ""
+        self.map(name, {"evaluate.batches": batches}, why=why)
+
     def same(self, name: str | Iterable[str], why: str) -> None:
         """Nothing of ours needs to be set: the outcome is theirs."""
         self._note([name] if isinstance(name, str) else list(name), "mapped", "", why)

@@ -11,14 +11,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gptworks.errors import UsageError
-from gptworks.interop import shell_syntax
-from gptworks.interop.shell_syntax import Branches, Chain, Loop, Node, Simple, Test
+from gptworks.interop import shell_syntax, shell_unread
+from gptworks.interop.shell_syntax import DECLARES, Branches, Chain, Loop, Node, Simple, Test
 from gptworks.interop.shell_tokens import Piece, Word, refuse
 from gptworks.interop.shell_words import MOST_ROUNDS, Scope
 
 SHELLS = {"sh", "bash", "zsh", "dash"}
 _ASSIGNED = re.compile(r"[A-Za-z_]\w*=")
 _WORDS_BEHIND = re.compile(r"\$\{?[1-9@*#]")
+# Files that prepare a shell for other programs: nothing here needs them, whether they are there or not.
+_SETS_UP = re.compile(
+    r"(?:^|/)(?:activate|\.bashrc|\.bash_profile|\.profile|\.zshrc|conda\.sh|set_?env\.sh|setvars\.sh)$"
+)
 _MOST_DEPTH = 16  # of scripts that call scripts
 
 Find = Callable[[str, Path], Path | None]
@@ -35,6 +39,8 @@ class Started:
     output: str = ""  # the file that its output goes to
     appends: bool = False
     errors_too: bool = False  # 2>&1
+    errors: str = ""  # the file that its errors go to
+    appends_errors: bool = False
     shown: bool = True  # False: to the file only
     remarks: list[str] = field(default_factory=list)
 
@@ -65,6 +71,7 @@ def of_words(words: Sequence[str], environment: Mapping[str, str], folder: Path,
 
 def _run_script(shell: "_Shell", text: str) -> Iterator[Started]:
     nodes = shell_syntax.parse(text, shell.scope.name)
+    shell_unread.refuse_unread(nodes, shell.scope.name)
 
     def until_exit() -> Iterator[Started]:
         try:
@@ -73,6 +80,16 @@ def _run_script(shell: "_Shell", text: str) -> Iterator[Started]:
             return
 
     return until_exit()
+
+
+def _in_output_of(script: Started, each: Started) -> Started:
+    """A command of a script, whose output goes where that of the script does unless it says otherwise."""
+    if script.output and not each.output:
+        both = script.errors_too or each.errors_too
+        each = replace(each, output=script.output, appends=script.appends, shown=script.shown, errors_too=both)
+    if script.errors and not each.errors:
+        each = replace(each, errors=script.errors, appends_errors=script.appends_errors)
+    return replace(each, remarks=[*script.remarks, *each.remarks])
 
 
 class _Shell:
@@ -101,9 +118,7 @@ class _Shell:
         goes_on = True
         for joint, item in zip(("&&", *chain.joints), chain.items, strict=True):
             if joint == "||" and isinstance(item, Simple) and not isinstance(chain.items[0], Test):
-                if item.words and item.words[0].literal in ("exit", "true", ":"):
-                    continue
-                raise refuse(self.scope.name, item.line, "|| behind a command")
+                continue  # || exit, || true: others are not read
             if goes_on != (joint == "&&"):
                 continue
             if isinstance(item, Test):
@@ -127,6 +142,9 @@ class _Shell:
             for assignment in simple.assignments:
                 self.scope.assign(assignment)
             return
+        if simple.words[0].literal in DECLARES:
+            self._declare(simple)
+            return
         in_front = {each.name: self.scope.value(each) for each in simple.assignments}
         self.scope.in_front = in_front
         words = [text for word in simple.words for text in self.scope.expand(word, in_command=True)]
@@ -148,20 +166,19 @@ class _Shell:
             words, self.scope.environment() | in_front, self.scope.folder, self.scope.at(simple.line), remarks=remarks
         )
         for redirection in simple.redirections:
-            if redirection.operator == "<":
-                target = "".join(self.scope.expand(redirection.target)) if redirection.target else ""
-                if target != "/dev/null":
-                    raise refuse(self.scope.name, simple.line, f"< {target}")
-            elif redirection.target is None:
+            if redirection.target is None:
                 found = replace(found, errors_too=True)
-            elif redirection.operator.startswith("2"):
-                continue  # errors come to the terminal, where they are looked for
-            else:
-                file, appends = "".join(self.scope.expand(redirection.target)), ">>" in redirection.operator
-                both = found.errors_too or redirection.operator.startswith("&")
-                found = replace(found, output=file, appends=appends, errors_too=both, shown=False)
+                continue
+            target = "".join(self.scope.expand(redirection.target, in_command=True))
+            if redirection.operator == "<":
+                continue  # of /dev/null: others are not read
+            if redirection.operator.startswith("2"):
+                found = replace(found, errors=target, appends_errors=">>" in redirection.operator)
+            else:  # 2>&1 in front of it is about the terminal
+                both, appends = redirection.operator.startswith("&"), ">>" in redirection.operator
+                found = replace(found, output=target, appends=appends, errors_too=both, shown=False)
         if simple.tee is not None:
-            options = [text for word in simple.tee.words[1:] for text in self.scope.expand(word)]
+            options = [text for word in simple.tee.words[1:] for text in self.scope.expand(word, in_command=True)]
             files = [text for text in options if not text.startswith("-")]
             if len(files) != 1:
                 raise UsageError(f"{self.scope.at(simple.line)}: tee with {len(files)} files. Needed: one.")
@@ -193,9 +210,6 @@ class _Shell:
         name, rest = words[0], words[1:]
         if name == "cd":
             self._change_folder(rest, line)
-        elif name in ("export", "readonly"):
-            for text in rest:
-                self.scope.export(text)
         elif name == "unset":
             for variable in rest:
                 self.scope.unset(variable)
@@ -206,6 +220,16 @@ class _Shell:
         elif name not in ("set", "shopt", "ulimit", "wait", "true", ":", "umask"):
             return False
         return True
+
+    def _declare(self, simple: Simple) -> None:
+        names = [text for word in simple.words[1:] for text in self.scope.expand(word)]
+        if names and names[0].startswith("-"):
+            raise refuse(self.scope.name, simple.line, f"{simple.words[0].literal} {names[0]}")
+        for assignment in simple.assignments:
+            self.scope.assign(assignment)
+        if simple.words[0].literal == "export":
+            for name in (*names, *(assignment.name for assignment in simple.assignments)):
+                self.scope.export(name)
 
     def _change_folder(self, rest: list[str], line: int) -> None:
         if len(rest) > 1:
@@ -230,7 +254,7 @@ class _Shell:
         else:
             file = self.find(rest[0], self.scope.folder)
             if file is None:
-                if sourced:
+                if sourced and not _SETS_UP.search(rest[0]):
                     raise UsageError(f"{self.scope.at(simple.line)}: {rest[0]}: no such file in {self.scope.folder}.")
                 return False
             text, name, arguments = file.read_text(encoding="utf-8", errors="replace"), rest[0], rest[1:]
@@ -247,9 +271,8 @@ class _Shell:
             remarks = [*remarks, f"{rest[0]} is not here: used is the one that comes with gptworks, {file}"]
         outside = self._started(words, in_front, simple, remarks)  # where the output of all of it goes
         for each in _run_script(inner, text):
-            if outside.output and not each.output:
-                each = replace(each, output=outside.output, appends=outside.appends, shown=outside.shown)
-            yield replace(each, remarks=[*outside.remarks, *each.remarks])
+            yield _in_output_of(outside, each)
+            outside = replace(outside, appends=True, appends_errors=True)  # to what the first of them wrote
         if sourced:
             self.scope.folder = scope.folder
         return True

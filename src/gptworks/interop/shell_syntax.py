@@ -26,6 +26,7 @@ _UNREAD = {
     "read": "read",
     "shift": "shift",
 }
+DECLARES = ("export", "readonly")  # what stands behind them is assigned, and not cut at blanks
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ class _Parser:
         self._expect("do", line)
         body = self.block("done")
         self._expect("done", line)
+        self._expect_end("done")
         return Loop(line, name, tuple(words), body)
 
     def _branches(self) -> Branches:
@@ -158,6 +160,7 @@ class _Parser:
             self.at += 1
             otherwise = self.block("fi")
         self._expect("fi", line)
+        self._expect_end("fi")
         return Branches(tuple(conditions), otherwise)
 
     def _chain(self) -> Chain:
@@ -175,7 +178,7 @@ class _Parser:
         while self._keyword() == "!":
             negated = not negated
             self.at += 1
-        if self._keyword() in ("[", "[["):
+        if self._keyword() in ("[", "[[", "test"):
             return self._test(negated)
         found = self._simple()
         if negated:
@@ -184,11 +187,13 @@ class _Parser:
 
     def _test(self, negated: bool) -> Test:
         line, opening = self.tokens[self.at].line, self._keyword()
-        close = {"[": "]", "[[": "]]"}[opening or "["]
+        close = {"[": "]", "[[": "]]"}.get(opening or "", "")
         self.at += 1
         words: list[Word] = []
         while self._keyword() != close:
             token = self.tokens[self.at]
+            if not close and token.word is None:  # of `test`, which nothing closes
+                return Test(line, tuple(words), negated)
             if token.operator == "\n":
                 raise UsageError(
                     f"{self.name}, line {line}: {opening} is opened and not closed. Close it with {close}."
@@ -214,22 +219,29 @@ class _Parser:
                 raise refuse(self.name, token.line, "a function")
             elif token.word is None:
                 break
-            elif not words and (found := self._assignment()):
+            elif (not words or words[0].literal in DECLARES) and (found := self._assignment()):
                 assignments.append(found)
             else:
                 words.append(self._take_word())
-        if not (assignments or words or redirections):
-            raise UsageError(f"{self.name}, line {token.line}: a command is missing before {token.operator.strip()!r}.")
+        if redirections and not words:
+            raise refuse(self.name, token.line, f"{redirections[0].operator} without a command")
+        if not (assignments or words):
+            before = f"before {token.operator}" if token.operator.strip() else "at the end of the line"
+            raise UsageError(f"{self.name}, line {token.line}: a command is missing {before}.")
         first = words[0].literal if words else None
         if first in _UNREAD:
             raise refuse(self.name, words[0].line, _UNREAD[first])
         line = words[0].line if words else token.line
-        tee = self._tee() if token.operator == "|" else None
+        if token.operator == "|&":
+            redirections.append(Redirection("2>&1", None))
+        tee = self._tee() if token.operator in ("|", "|&") else None
         in_background = self.tokens[self.at].operator == "&"
         return Simple(line, tuple(assignments), tuple(words), tuple(redirections), tee, in_background)
 
     def _tee(self) -> Simple:
         self.at += 1
+        while self.at < len(self.tokens) - 1 and self.tokens[self.at].operator == "\n":
+            self.at += 1
         line = self.tokens[self.at].line
         found = self._simple()
         if not found.words or found.words[0].literal != "tee":
@@ -290,6 +302,12 @@ class _Parser:
         if self._keyword() != keyword:
             raise UsageError(f"{self.name}, line {line}: {keyword} is missing behind what begins there.")
         self.at += 1
+
+    def _expect_end(self, keyword: str) -> None:
+        """Of a loop or an if, whose output as a whole goes nowhere else."""
+        token = self.tokens[self.at]
+        if token.redirection or token.operator in ("|", "|&", "&"):
+            raise refuse(self.name, token.line, f"{token.operator} behind {keyword}")
 
     def _skip_separators(self) -> None:
         while self.at < len(self.tokens) and self.tokens[self.at].operator in ("\n", ";", "&"):

@@ -7,10 +7,15 @@ from typing import Literal
 from gptworks.errors import UsageError
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# user@host:~/x$ , (venv) $ , $ , % : what terminals and documents print before a command. A # begins a comment.
-_PROMPT = re.compile(r"(?:\([\w.-]+\)[ \t]*)?(?:[\w.-]+@[\w.-]+[^$%#\n]*)?[$%][ \t]+")
+_BLANKS = " \t\u00a0\u3000"  # the last two look like a blank, and come with text that is copied from a page
+# user@host:~/x$ , [user@host x]# , bash-4.2$ , (venv) $ , $ , % : what terminals and documents print before a command.
+# A # without a user or a shell before it begins a comment.
+_PROMPT = re.compile(
+    rf"[{_BLANKS}]*(?:\([\w.-]+\)[ \t]*)?"
+    rf"(?:(?:\[[\w.-]+@[^\]\n]*\]|[\w.-]+@[\w.-]+[^$%#\n]*|(?:ba)?sh-[0-9.]+)[$%#]|[$%])[{_BLANKS}]+"
+)
 _REDIRECTION = re.compile(r"(&>>|&>|[0-9]?>>|[0-9]?>&[0-9]|[0-9]?>|<<<|<<-|<<|<)")
-_OPERATORS = ("&&", "||", ";;", ";", "&", "|", "(", ")")
+_OPERATORS = ("&&", "||", ";;", ";", "&", "|&", "|", "(", ")")
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,8 @@ def refuse(name: str, line: int, what: str) -> UsageError:
 
 def _plain(text: str) -> str:
     """Without carriage returns and prompts; blanks behind a backslash that ends a line are invisible to who pastes."""
-    text = re.sub(r"\\[ \t]+$", r"\\", text.replace("\r\n", "\n").replace("\r", "\n"), flags=re.MULTILINE)
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    text = re.sub(rf"\\[{_BLANKS}]+$", r"\\", text, flags=re.MULTILINE)
     lines = text.split("\n")
     has_prompts = any(_PROMPT.match(line) for line in lines)
     for number, line in enumerate(lines):
@@ -86,7 +92,7 @@ class _Lexer:
             if letter == "\n":
                 found.append(Token(self.line, "\n"))
                 self._advance(1)
-            elif letter in " \t":
+            elif letter in _BLANKS:
                 self._advance(1)
                 if found:
                     found[-1].glued = False
@@ -123,7 +129,7 @@ class _Lexer:
     def _word(self) -> Word:
         pieces: list[Piece] = []
         line = self.line
-        while self.at < len(self.text) and self.text[self.at] not in " \t\n;|<>()&":
+        while self.at < len(self.text) and self.text[self.at] not in f"{_BLANKS}\n;|<>()&":
             pieces += self._next_pieces("text")
         return Word(_joined(pieces), line)
 
@@ -193,8 +199,9 @@ class _Lexer:
             return Piece("command", self._balanced("$(", ")"), quoted)
         if rest.startswith("{"):
             return Piece("variable", self._balanced("${", "}"), quoted)
-        if rest.startswith("'"):
-            raise refuse(self.name, self.line, "$'...'")
+        unread = {"'": "$'...'", '"': '$"..."', "[": "$[...]"}.get(rest[:1])
+        if unread and not (quoted and rest[:1] != "["):
+            raise refuse(self.name, self.line, unread)
         match = NAME.match(rest) or re.match(r"[0-9@*#?$!-]", rest)
         self._advance(1 + (match.end() if match else 0))
         return Piece("variable", match[0], quoted) if match else Piece("text", "$", quoted)

@@ -14,10 +14,16 @@ from gptworks.interop import shell_syntax
 from gptworks.interop.shell_syntax import Assignment, Chain, Simple, Test
 from gptworks.interop.shell_tokens import Piece, Word, alternative, refuse
 
-_PARAMETER = re.compile(r"([A-Za-z_]\w*|[0-9]+|[@*#?$!-])(?:\[([@*0-9]+)\])?(?:(:?[-=+?])(.*))?", re.DOTALL)
+PARAMETER = re.compile(r"([A-Za-z_]\w*|[0-9]+|[@*#?$!-])(?:\[([@*0-9]+)\])?(?:(:?[-=+?])(.*))?", re.DOTALL)
 _RANGE = re.compile(r"(.*?)\{(-?\d+)\.\.(-?\d+)\}(.*)")
 _CHOICE = re.compile(r"(.*?)\{([^{},]*(?:,[^{},]*)+)\}(.*)")
+_SUMS = "only whole numbers, names and + - * / % ** are known"
+PATHS = ("pwd", "dirname", "basename", "cd")  # the programs of $(...) whose answers are worked out here
 MOST_ROUNDS = 10_000  # of loops that would make commands without end
+
+
+def would_start(name: str, line: int, text: str) -> UsageError:
+    return refuse(name, line, f"$({text.strip()}), which would start a program,")
 
 
 class Scope:
@@ -52,11 +58,8 @@ class Scope:
         """What was exported here."""
         return {name: self._text(name) for name in self.exported if name in self.values}
 
-    def export(self, text: str) -> None:
-        variable, equals, value = text.partition("=")
-        if equals:
-            self.values[variable] = value
-        self.exported[variable] = None
+    def export(self, name: str) -> None:
+        self.exported[name] = None
 
     def unset(self, name: str) -> None:
         self.values.pop(name, None)
@@ -149,9 +152,8 @@ class Scope:
         return self._text("HOME") if "HOME" in self.values else str(Path.home())
 
     def _parameter(self, piece: Piece, line: int) -> tuple[str, str | None, str | None, str | None]:
-        match = _PARAMETER.fullmatch(piece.value)
-        if match is None:
-            raise refuse(self.name, line, f"${{{piece.value}}}")
+        match = PARAMETER.fullmatch(piece.value)
+        assert match is not None, "others are not read"
         return match[1], match[2], match[3], match[4]
 
     def _files(self, text: str, pieces: list[tuple[str, bool]]) -> list[str]:
@@ -190,8 +192,6 @@ class Scope:
             return [str(self.folder.absolute())]
         if name == "BASH_SOURCE":
             return [self.arguments[0]]
-        if not re.match(r"[A-Za-z_]", name):
-            raise refuse(self.name, line, f"${name}")
         if name not in self.values:
             return None
         value = self.values[name]
@@ -222,7 +222,7 @@ class Scope:
                 answer = None
                 break
         if answer is None:
-            raise refuse(self.name, line, f"$({text.strip()}), which would start a program,")
+            raise would_start(self.name, line, text)
         return answer
 
     def _arithmetic(self, text: str, line: int) -> int:
@@ -237,7 +237,8 @@ class Scope:
         try:
             return _calculated(ast.parse(re.sub(r"\b0+(?=\d)", "", numbers.strip()), mode="eval").body)
         except (SyntaxError, ValueError, ZeroDivisionError, KeyError) as error:
-            raise UsageError(f"{self.at(line)}: $(({text})) cannot be worked out ({error}).") from None
+            why = _SUMS if isinstance(error, SyntaxError) else error
+            raise UsageError(f"{self.at(line)}: $(({text})) cannot be worked out ({why}).") from None
 
     def is_true(self, test: Test) -> bool:
         words = [text for word in test.words for text in self._test_word(word, splits=test.splits)]
@@ -295,9 +296,7 @@ def _calculated(node: ast.expr) -> int:
         inside = _calculated(node.operand)
         return -inside if isinstance(node.op, ast.USub) else inside
     if not isinstance(node, ast.BinOp):
-        raise ValueError(  # noqa: TRY004 (of the user's, not of a caller)
-            "only whole numbers and + - * / % ** are known"
-        )
+        raise ValueError(_SUMS)  # noqa: TRY004 (of the user's, not of a caller)
     left, right = _calculated(node.left), _calculated(node.right)
     if isinstance(node.op, ast.Div):
         return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
@@ -308,7 +307,7 @@ def _calculated(node: ast.expr) -> int:
             raise ValueError(f"a power of {right}")
         return int(left**right)
     if type(node.op) not in _OPERATIONS:
-        raise ValueError("only + - * / % ** are known")
+        raise ValueError(_SUMS)
     return int(_OPERATIONS[type(node.op)](left, right))
 
 

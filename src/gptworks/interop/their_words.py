@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any
 
 from gptworks.errors import GPTWorksError, UsageError
-from gptworks.interop.notes import Note
 from gptworks.interop.translation import Translation
 
 _QUOTED = re.compile(r"(`[^`]*`)")  # a command of ours that is shown stays as it is
@@ -25,20 +25,30 @@ def reworded(text: str, translation: Translation) -> str:
     >>> reworded("d: no such dataset.", about)
     '--input_dir d (data.path): no such dataset.'
     """
-    return _by_key(_by_value(text, translation.notes, translation.their_names), translation.their_names)
+    return _by_key(_by_value(text, translation), translation.their_names)
 
 
-def _by_value(text: str, notes: list[Note], names: Mapping[str, str]) -> str:
-    """A message that begins with a value, such as a path: which key has it."""
+def _by_value(text: str, translation: Translation) -> str:
+    """A message that begins with a value, such as a path: which key has it, or has a path around it or within it."""
     begins = _BEGINS.match(text)
     if begins is None:
         return text
     value = PurePosixPath(begins["value"])
+    names, notes = translation.their_names, [note for note in translation.notes if note.value != note.theirs]
+    rest = f": {text[begins.end() :]}"
     for note in notes:
-        if note.value and PurePosixPath(note.value) == value and note.theirs != note.value:
+        if note.value and PurePosixPath(note.value) == value:
             ours = next((key for key, theirs in names.items() if theirs == note.theirs), "")
             told = f" ({ours})" if ours and ours != note.theirs else ""
-            return f"{begins['before']}{note.theirs} {begins['value']}{told}: {text[begins.end() :]}"
+            return f"{begins['before']}{note.theirs} {begins['value']}{told}{rest}"
+    # A path of ours that stands for one of theirs, such as the checkpoint that a run goes on from.
+    option = next((key for key, given in pairwise(translation.arguments) if PurePosixPath(given) == value), "")
+    stands_for = [note for note in notes if option in names and names[option] == note.theirs]
+    paths = [(note, PurePosixPath(note.value)) for note in notes if note.value not in ("", ".", "/")]
+    around = [note for note, path in paths if path in value.parents]
+    within = [note for note, path in paths if value.name and value in path.parents]
+    for note in [*stands_for, *around, *within][:1]:
+        return f"{begins['before']}{note.theirs} {note.value} ({begins['value']}){rest}"
     return text
 
 

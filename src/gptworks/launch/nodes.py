@@ -111,7 +111,7 @@ def require_local_ranks(path: Path, ranks: str) -> None:
     )
     raise UsageError(
         f"--rank-range: {ranks} of {path} is {table.servers[rank].address}, which is not this machine. {found} If it "
-        f"is this machine all the same, under another address (in a container), say so with --node-rank {rank}."
+        f"is this machine all the same, under another address, say so: `gptworks ... --node-rank {rank}`."
     )
 
 
@@ -135,7 +135,7 @@ def _which_is_mine(addresses: list[str], node_rank: int | None, source: str) -> 
     found = " and ".join(addresses[number] for number in mine) or "none"
     raise UsageError(
         f"{source}: {', '.join(addresses)}: {found} of them {'are' if mine else 'is'} this machine. "
-        "Needed: one. Say which one it is with --node-rank."
+        "Needed: one. Say which one it is: `gptworks ... --node-rank N`."
     )
 
 

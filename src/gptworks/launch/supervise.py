@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from gptworks.errors import UsageError
 from gptworks.launch import failures, fork_server, open_files, rank_env
 from gptworks.launch.failures import Failure
 from gptworks.launch.fork_server import ForkedRank, ForkServer
@@ -123,6 +124,11 @@ class _Ranks:
 
 def run(job: Job) -> int:
     """All attempts; the exit code of the whole."""
+    if not hasattr(signal, "SIGKILL"):
+        raise UsageError(
+            f"{job.nproc} processes: {sys.platform} lacks the signals by which a launcher ends its ranks. Train in one "
+            "process, or on Linux (on Windows: in WSL)."
+        )
     if job.nodes.count > 1:
         from gptworks.launch import machines
 

@@ -164,8 +164,8 @@ def refused(job: Job, parallel: ParallelConfig, batch: BatchPlan) -> list[str]:
         *contradictions.matrices_divide(job.model, parallel),
         *contradictions.sequence_divides(data, parallel),
         *contradictions.stages_have_layers(job.model, parallel),
-        *contradictions.batch_equation(asked, parallel),
-        *contradictions.stages_are_busy(asked, parallel),
+        *contradictions.batch_equation(asked, job.model, data, parallel),
+        *contradictions.stages_are_busy(asked, job.model, data, parallel),
         *contradictions.pipeline_settings_have_a_pipeline(parallel),
         *contradictions.sharding_has_shards(parallel),
     ]

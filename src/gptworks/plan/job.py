@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gptworks.config.contradictions import fit_layout
-from gptworks.config.derive import BatchPlan, Layout, solve_batch, solve_layout
+from gptworks.config.derive import BatchPlan, Layout, plan_batch, solve_layout
 from gptworks.config.schema import ModelConfig, ParallelConfig, PrecisionConfig, RunConfig
 from gptworks.plan.memory import RankMemory, largest, memory
 
@@ -39,7 +39,7 @@ class Choice:
         """That of the configuration, or what a run of so many processes would refuse."""
         layout = solve_layout(cfg.parallel, world_size)
         parallel = fit_layout(cfg, layout)
-        return cls(parallel, solve_batch(cfg.batch, layout.data_parallel), cfg.train.recompute)
+        return cls(parallel, plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, parallel), cfg.train.recompute)
 
     @property
     def layout(self) -> Layout:

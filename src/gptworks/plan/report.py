@@ -1,6 +1,6 @@
 """One layout on one kind of device: what it holds, how long a step takes, what a number of tokens costs."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gptworks.plan import sizes
@@ -12,6 +12,7 @@ from gptworks.plan.search import Hardware, timed
 from gptworks.plan.time import StepTime, mfu, tokens_per_second
 
 DAY = 86400.0
+_WORTH_SAYING = 1.1  # times as long
 
 
 @dataclass(frozen=True)
@@ -153,13 +154,11 @@ def report(
     hardware: Hardware | None = None,
 ) -> Report:
     """`hardware`: of another number of devices, for changes that need more of them."""
-    notes = [*(notes or []), *_hints(job, device)]
+    notes = [*(notes or []), *_hints(job, choice, device, link)]
     memories = choice.memory(job)
     made = Report(job, choice, device, link, memories, timed(job, choice, device, link), tokens, price, notes=notes)
     if made.fits:
         return made
-    from dataclasses import replace
-
     from gptworks.plan.changes import smallest
 
     found = smallest(job, choice, made.room)
@@ -170,18 +169,26 @@ def report(
     return replace(made, changes=found, times=times)
 
 
-def _hints(job: Job, device: Device) -> list[str]:
-    compute = job.precision.compute
-    best = max(device.peak, key=lambda kind: device.peak[kind])
+def _hints(job: Job, choice: Choice, device: Device, link: Link) -> list[str]:
     hints = []
     if job.compiled:
         hints.append("train.compile: memory is that of blocks that are not compiled; compiled ones keep less.")
-    if device.peak[best] < 2 * device.peak[compute]:
+    compute: str = job.precision.compute
+    seconds: dict[str, float] = {
+        kind: timed(_computing_in(job, kind), choice, device, link).total for kind in (compute, "bf16", "fp16")
+    }
+    best = min(("bf16", "fp16"), key=lambda kind: seconds[kind])  # bf16 where both are equal: it needs no loss scaling
+    if seconds[compute] < _WORTH_SAYING * seconds[best]:
         return hints
-    here, there = (f"{device.peak[kind] / 1e12:,.4g}" for kind in (compute, best))
+    peak: dict[str, float] = dict(device.peak)
+    here, there = (f"{peak[kind] / 1e12:,.4g}" for kind in (compute, best))
     smaller = ", and activations are half as large" if compute == "fp32" else ""
     return [
         *hints,
         f"precision.compute: {compute} has {here} of the {there} TFLOP/s of {device.name}. precision.compute={best} is "
-        f"faster{smaller}.",
+        f"{seconds[compute] / seconds[best]:.1f} times as fast{smaller}.",
     ]
+
+
+def _computing_in(job: Job, kind: str) -> Job:
+    return replace(job, precision=job.precision.model_copy(update={"compute": kind}))

@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gptworks.config.derive import BatchPlan, Layout, layouts
+from gptworks.config.derive import BatchPlan, Layout, layouts, usual_samples
 from gptworks.config.schema import AXES, ParallelConfig
 from gptworks.config.stages import STAGES_PER_RANK
-from gptworks.plan import sizes
 from gptworks.plan.changes import RECOMPUTE, refused
 from gptworks.plan.devices import Device, Link
 from gptworks.plan.job import Choice, Job, amount
@@ -17,9 +16,6 @@ from gptworks.plan.time import StepTime, step_time
 _MOST_MICRO = 16
 _MOST_VIRTUAL = 6
 _MOST_DEVICES = 1 << 14
-
-# Tokens of a batch that GPT-3 was trained with, up to so many parameters (Brown et al. 2020, table 2.1).
-_USUAL_BATCH = ((1e9, 2**19), (5e9, 2**20), (1e11, 2**21), (float("inf"), 3 * 2**20))
 
 
 @dataclass(frozen=True)
@@ -55,8 +51,7 @@ class Found:
 
 def usual_batch(job: Job, devices: int) -> int:
     """Samples of a step where nobody has said how many; a multiple of the devices, so that any layout divides it."""
-    tokens = next(tokens for most, tokens in _USUAL_BATCH if sizes.num_parameters(job.model) <= most)
-    return max(1, -(-tokens // job.seq_len // devices)) * devices
+    return usual_samples(job.model, job.seq_len, devices)
 
 
 def search(

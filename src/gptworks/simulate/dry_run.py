@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from gptworks.config.contradictions import fit_layout, suits
-from gptworks.config.derive import BatchPlan, Layout, num_steps, solve_batch, solve_layout
+from gptworks.config.derive import BatchPlan, Layout, num_steps, plan_batch, solve_layout
 from gptworks.config.schema import ModelConfig, ParallelConfig, RunConfig
 from gptworks.launch import process_group
 from gptworks.launch.world import World
@@ -61,7 +61,7 @@ def survey(cfg: RunConfig, world_size: int) -> Survey:
     """Refuses what a run of so many processes would refuse, as long as it needs no data to know it."""
     layout = solve_layout(cfg.parallel, world_size, partial(suits, cfg))
     parallel = fit_layout(cfg, layout)
-    batch = solve_batch(cfg.batch, layout.data_parallel)
+    batch = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, parallel)
     holdings = []
     for pp_ranks in alike(cfg.model, parallel, layout.pp):
         for tp_ranks in _tp_alike(cfg.model, layout.tp, layers_of(cfg.model, parallel, layout.pp, pp_ranks.start)):

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gptworks.config.contradictions import fit_layout
-from gptworks.config.derive import BatchPlan, Layout, solve_batch, solve_layout
+from gptworks.config.derive import BatchPlan, Layout, plan_batch, solve_layout
 from gptworks.config.schema import ParallelConfig, RunConfig
 from gptworks.data.loader import Batch
 from gptworks.errors import UsageError
@@ -93,7 +93,7 @@ def simulate(cfg: RunConfig, world_size: int, rank: int, micro_batches: int | No
         raise UsageError(f"rank {rank} of a world of {world_size}. Needed: 0 to {world_size - 1}.")
     # What is offloaded lies in another memory. How much it is does not depend on where it lies.
     parallel = fit_layout(cfg, layout).model_copy(update={"offload": False})
-    batch = solve_batch(cfg.batch, layout.data_parallel)
+    batch = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, parallel)
     number = enough_micro_batches(parallel, layout.pp, batch.accumulation) if micro_batches is None else micro_batches
     # Whole graphs, as compiled ones are, do not show what they allocate: blocks are run as they are written.
     cfg = cfg.model_copy(update={"train": cfg.train.model_copy(update={"compile": False})})
@@ -162,7 +162,7 @@ def enough_micro_batches(parallel: ParallelConfig, pp: int, accumulation: int) -
 
 def _each_adds(cfg: RunConfig, parallel: ParallelConfig, place: Layout) -> int:
     """To the peak, by each micro-batch beyond enough_micro_batches."""
-    layout, plan = Layout.known(parallel), solve_batch(cfg.batch, Layout.known(parallel).data_parallel)
+    layout, plan = Layout.known(parallel), plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, parallel)
     if layout.pp == 1:
         return 0  # its loss: 4 bytes
     given = 2 + cfg.data.reset_positions + cfg.data.reset_attention  # tokens, labels ..., joined for the schedule

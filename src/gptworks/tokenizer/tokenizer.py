@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from gptworks import names
+from gptworks import file_errors, names
 from gptworks.errors import TokenizerError
 from gptworks.tokenizer.bundled import IDENTITY, PADDING, SIZE, gpt2_files
 from gptworks.tokenizer.rows import arrange
@@ -56,7 +56,8 @@ class Tokenizer:
 
     @classmethod
     def from_pretrained(cls, source: str | Path) -> "Tokenizer":
-        """`gpt2` (a folder of that name is `./gpt2`), a folder with a tokenizer, a `tokenizer.json` or `.model`.
+        """`gpt2` (a folder of that name is `./gpt2`), a folder with a tokenizer, a `tokenizer.json`, `.model` or
+        nanoGPT's `meta.pkl`.
 
         Other names of OpenAI's GPT-2 (gpt2-medium-en, openai-community/gpt2-xl, ...) mean the same tokenizer unless
         there is such a folder; any other name is looked for in $GPTWORKS_HOME/models and the Hugging Face cache.
@@ -64,6 +65,7 @@ class Tokenizer:
         >>> Tokenizer.from_pretrained("gpt2-medium-en")
         Tokenizer('gpt2', vocab_size=50257, eod='<|endoftext|>')
         """
+        from gptworks.tokenizer import nanogpt_meta
         from gptworks.tokenizer.sentencepiece import SentencePieceTokenizer, model_in
 
         if str(source) == "gpt2":
@@ -73,6 +75,8 @@ class Tokenizer:
             return tokenizer
         path = Path(source)
         if path.is_file():
+            if path.suffix == ".pkl":
+                return nanogpt_meta.read_tokenizer(path)
             return SentencePieceTokenizer.read(path) if path.suffix == ".model" else cls._from_json(path)
         if path.is_dir():
             if (path / "tokenizer.json").is_file():
@@ -82,14 +86,18 @@ class Tokenizer:
                     return cls.from_files(path / vocab, path / merges)
             if model := model_in(path):
                 return SentencePieceTokenizer.read(model)
+            if (path / nanogpt_meta.NAME).is_file():
+                return nanogpt_meta.read_tokenizer(path / nanogpt_meta.NAME)
+            file_errors.refuse_unreadable(path)
             raise TokenizerError(
                 f"{path}: no tokenizer in this folder. Needed: tokenizer.json, or vocab.json with merges.txt, "
-                "or one sentencepiece .model."
+                "or one sentencepiece .model, or nanoGPT's meta.pkl."
             )
         if str(source) in names.GPT2_NAMES:
             return cls.from_pretrained("gpt2")
         if folder := names.find_tokenizer(str(source)):
             return cls.from_pretrained(folder)
+        file_errors.refuse_unreadable(Path(source))
         raise TokenizerError(
             f"{source}: not a tokenizer. Needed: 'gpt2', a folder, a tokenizer.json or a sentencepiece .model file."
         )
@@ -115,13 +123,17 @@ class Tokenizer:
 
     @classmethod
     def _from_json(cls, path: Path) -> "Tokenizer":
+        file_errors.refuse_unreadable(path)
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise TokenizerError(f"{path}: not a tokenizer.json ({error}).") from None
+        from gptworks.tokenizer.characters import CharacterTokenizer, is_of_characters
+
         backend.no_padding()
         backend.no_truncation()
-        return cls(backend, name=str(path), eod_token=eos_of(path.with_name("tokenizer_config.json")))
+        kind = CharacterTokenizer if is_of_characters(backend) else cls
+        return kind(backend, name=str(path), eod_token=eos_of(path.with_name("tokenizer_config.json")))
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, *, name: str = "trained") -> "Tokenizer":

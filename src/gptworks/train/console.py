@@ -6,8 +6,9 @@ import time
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from gptworks.train.notebook_bar import NotebookBar, is_notebook
 from gptworks.train.speed import Speed
 
 
@@ -19,7 +20,7 @@ class LogLine:
     last_step: int
     epoch: int
     batch_in_epoch: int
-    loss: float
+    loss: float  # the mean since the last line
     lr: float
     next_lr: float  # Paddle moves its schedule before it logs
     grad_norm: float
@@ -70,6 +71,7 @@ class TrainConsole:
     """`quiet`: on all ranks but the main one."""
 
     def __init__(self, last_step: int, style: str, *, first_step: int = 0, quiet: bool = False) -> None:
+        """A terminal has a bar below the lines, with the time that is left."""
         self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True, quiet=quiet)
         self.style = style
         self.progress: Progress | None = None
@@ -78,23 +80,41 @@ class TrainConsole:
                 TextColumn("step"),
                 MofNCompleteColumn(),
                 BarColumn(30),
-                TextColumn("{task.fields[text]}"),
+                TextColumn("{task.fields[doing]}"),
+                TextColumn("elapsed"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
                 TimeRemainingColumn(),
             )
             self.progress = Progress(*columns, console=self.console)
-            self.task = self.progress.add_task("train", total=last_step, completed=first_step, text="")
+            self.task = self.progress.add_task("train", total=last_step, completed=first_step, doing="")
             self.progress.start()
+        self.notebook: NotebookBar | None = None
+        if not quiet and style == "gptworks" and is_notebook():
+            self.notebook = NotebookBar(last_step, first_step)
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)
 
     def log(self, line: LogLine) -> None:
-        if self.progress is None:
-            self.say(STYLES[self.style](line))
-            return
-        text = f"loss {line.loss:.4f}  lr {line.lr:.2e}  {_speed(line.speed)}"
-        self.progress.update(self.task, completed=line.step, text=text)
+        self.say(STYLES[self.style](line))
+        if self.notebook is not None:
+            self.notebook.update(line.step, f"loss {line.loss:.4f}")
+
+    def step(self, number: int) -> None:
+        """The bar moves with each step."""
+        if self.notebook is not None:
+            self.notebook.update(number)
+        if self.progress is not None:
+            self.progress.update(self.task, completed=number, doing="")
+
+    def doing(self, what: str) -> None:
+        """Beside the bar until the next step is done."""
+        if self.progress is not None:
+            self.progress.update(self.task, doing=what)
 
     def close(self) -> None:
         if self.progress is not None:
             self.progress.stop()
+        if self.notebook is not None:
+            self.notebook.close()

@@ -1,5 +1,6 @@
 """The training loop. What happens every n steps is a line in it; there are no callbacks."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,8 @@ from gptworks.config.schema import RunConfig
 from gptworks.errors import ConfigError
 from gptworks.launch import failures, heartbeat
 from gptworks.launch.ranks import Ranks
-from gptworks.train import memory, optim, plot, run_folder, schedule
+from gptworks.train import bad_step, memory, optim, plot, resume, run_folder, schedule, text_inputs
+from gptworks.train.metrics import Observer
 from gptworks.train.run import Run
 from gptworks.train.run_folder import Interrupts
 from gptworks.train.setup import prepare
@@ -23,8 +25,16 @@ class Outcome:
     stopped_by: str  # "end", "early stop", or the signal, such as "SIGTERM"
 
 
-def train(cfg: RunConfig, *, resume_from: str = "never", command: list[str] | None = None) -> Outcome:
+def train(
+    cfg: RunConfig,
+    *,
+    resume_from: str = "never",
+    command: list[str] | None = None,
+    observers: Sequence[Observer] = (),
+) -> Outcome:
     """Pretrain or fine-tune. `resume_from`: never, auto (go on if there is a checkpoint), or a checkpoint folder.
+
+    `observers` see each line of metrics.jsonl; the loop does not know them.
 
     >>> config = gptworks.load_config(preset="tiny", overrides=["data.path=data/corpus", "train.steps=100",
     ...                                                         "run.out=runs/mine"])   # doctest: +SKIP
@@ -33,6 +43,7 @@ def train(cfg: RunConfig, *, resume_from: str = "never", command: list[str] | No
     """
     if not cfg.run.out:
         raise ConfigError("run", ["run.out: not set. Needed: the folder of the run, such as runs/first."])
+    cfg = text_inputs.prepared(cfg, resume_from)
     setup = prepare(cfg)
     ranks = Ranks(setup.world)
     predicted = memory.check(cfg, setup, ranks)
@@ -42,9 +53,9 @@ def train(cfg: RunConfig, *, resume_from: str = "never", command: list[str] | No
         run_folder.refuse_private(folder, ranks)
         opened.enter_context(memory.explained(cfg, setup, predicted))
         interrupts = opened.enter_context(Interrupts())
-        run = opened.enter_context(Run(cfg, setup, folder, resume_from, command, ranks))
+        run = opened.enter_context(Run(cfg, setup, folder, resume_from, command, ranks, observers))
         stopped_by = _loop(cfg, run, interrupts)
-        run.finish_saving()
+        run.finish()
         run.console.say(_farewell(stopped_by, run))
         return Outcome(folder, run.progress.step, run.progress.held_out_loss, stopped_by)
 
@@ -74,14 +85,14 @@ def _loop(cfg: RunConfig, run: Run, interrupts: Interrupts) -> str:
             interrupts=interrupts,
         )
         if not report.updated:
-            run.stop_or_skip(step, report)
+            bad_step.handle_nonfinite(run, step, report)
         run.count(step, report)
 
         is_last = step == last_step
         if due(step, cfg.train.log_every) or is_last or not report.updated:
             run.log(step, lr, report)
         patience_is_over = False
-        if run.setup.held_out and (due(step, cfg.evaluate.every) or is_last):
+        if run.setup.held_out and (due(step, run.setup.evaluate_every) or is_last):
             run.evaluate()
             patience_is_over = 0 < cfg.evaluate.patience <= run.progress.evaluations_since_best
         stop = report.signal or ("early stop" if patience_is_over and not is_last else "")
@@ -102,5 +113,5 @@ def _farewell(stopped_by: str, run: Run) -> str:
         return f"done: {step:,} steps. Everything is in {run.folder}; the loss curve is {run.folder / plot.NAME}"
     if stopped_by == "early stop":
         return f"early stop after step {step}: no better held-out loss for {run.cfg.evaluate.patience} evaluations"
-    resume = f"Go on with: gptworks train -c {run.folder / 'config.yaml'} --resume auto"
-    return f"{stopped_by}: stopped after step {step} of {last_step} and saved. {resume}"
+    go_on = resume.command(run.folder, "--resume", "auto")
+    return f"{stopped_by}: stopped after step {step} of {last_step} and saved. Go on with: {go_on}"

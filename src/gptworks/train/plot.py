@@ -7,7 +7,10 @@ from pathlib import Path
 from gptworks.train import metrics
 
 NAME = "loss.svg"
-_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 760, 420, 64, 40, 20, 48
+_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 760, 420, 74, 40, 20, 48
+_SMOOTHED = "training, smoothed"
+_COLOURS = {"training": "#1f77b4", _SMOOTHED: "#1f77b4", "held-out": "#d62728"}
+_FEWEST_TO_SMOOTH = 30  # points; fewer show their course themselves
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 Points = list[tuple[int, float]]
@@ -59,20 +62,44 @@ def svg(found: dict[str, Points], title: str) -> str:
     for tick in x_ticks:
         x, _ = place(tick, y_low)
         parts.append(f'<text x="{x}" y="{_HEIGHT - _BOTTOM + 20}" text-anchor="middle">{tick:g}</text>')
+    middle = (_TOP + _HEIGHT - _BOTTOM) / 2
     parts.append(f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{_HEIGHT - 8}" text-anchor="middle">step</text>')
-    for number, (label, colour) in enumerate((("training", "#1f77b4"), ("held-out", "#d62728"))):
-        if label not in found:
-            continue
-        line = " ".join(f"{x},{y}" for x, y in (place(*point) for point in found[label]))
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
-        if label == "held-out":
-            parts += [
-                f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>' for x, y in (place(*p) for p in found[label])
-            ]
-        x, y = _WIDTH - _RIGHT - 110, _TOP + 16 + 18 * number
-        parts.append(f'<line x1="{x}" y1="{y - 4}" x2="{x + 22}" y2="{y - 4}" stroke="{colour}" stroke-width="2"/>')
-        parts.append(f'<text x="{x + 28}" y="{y}">{label}</text>')
+    parts.append(
+        f'<text x="18" y="{middle}" text-anchor="middle" transform="rotate(-90 18 {middle})">'
+        "loss (nats per token)</text>"
+    )
+    drawn = _with_smoothed(found)
+    for number, (label, curve) in enumerate(drawn.items()):
+        is_pale = label == "training" and _SMOOTHED in drawn
+        parts += _curve([place(*point) for point in curve], label, number, is_pale=is_pale)
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _curve(points: list[tuple[float, float]], label: str, number: int, *, is_pale: bool) -> list[str]:
+    """A line, with a mark at each evaluation, and its line in the legend."""
+    colour, width = _COLOURS[label], 1.0 if is_pale else 1.8
+    stroke = f'stroke="{colour}" stroke-width="{width}"' + (' stroke-opacity="0.35"' if is_pale else "")
+    line = " ".join(f"{x},{y}" for x, y in points)
+    parts = [f'<polyline points="{line}" fill="none" {stroke}/>']
+    if label == "held-out":
+        parts += [f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>' for x, y in points]
+    x, y = _WIDTH - _RIGHT - 150, _TOP + 16 + 18 * number
+    parts.append(f'<line x1="{x}" y1="{y - 4}" x2="{x + 22}" y2="{y - 4}" {stroke}/>')
+    return [*parts, f'<text x="{x + 28}" y="{y}">{label}</text>']
+
+
+def _with_smoothed(found: dict[str, Points]) -> dict[str, Points]:
+    """In the order in which they are drawn; the mean of a window over the training losses, where there are many."""
+    training = found.get("training", [])
+    if len(training) < _FEWEST_TO_SMOOTH:
+        return found
+    reach = max(2, len(training) // 40)
+    means = []
+    for number, (step, _) in enumerate(training):
+        ahead = min(reach, number)  # no further than back: the first losses fall fast
+        window = [loss for _, loss in training[number - ahead : number + ahead + 1]]
+        means.append((step, sum(loss / len(window) for loss in window)))
+    return {"training": training, _SMOOTHED: means} | {k: v for k, v in found.items() if k != "training"}
 
 
 def _ticks(low: float, high: float) -> list[float]:

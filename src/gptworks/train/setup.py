@@ -5,16 +5,20 @@ from dataclasses import dataclass, replace
 from gptworks import cpu
 from gptworks.config import contradictions
 from gptworks.config.contradictions import fit_layout
-from gptworks.config.derive import BatchPlan, num_steps, solve_batch
-from gptworks.config.schema import ParallelConfig, RunConfig
+from gptworks.config.derive import BatchPlan, evaluate_every, has_held_out, num_steps, plan_batch
+from gptworks.config.schema import ModelConfig, ParallelConfig, RunConfig
 from gptworks.data import foreign_order
 from gptworks.data.dataset import Dataset
 from gptworks.data.loader import Batches
 from gptworks.data.windows import OrderedSamples
-from gptworks.errors import ConfigError
+from gptworks.errors import ConfigError, EmptyPartError
 from gptworks.launch import process_group
 from gptworks.launch.world import World
+from gptworks.plan import sizes
+from gptworks.tokenizer import Tokenizer
 from gptworks.train.precision import DTYPES
+
+_MANY_UNUSED = 0.05  # of the parameters, in rows of the vocabulary that no token uses
 
 
 @dataclass(frozen=True)
@@ -26,13 +30,16 @@ class Setup:
     batch: BatchPlan
     last_step: int
     vocab_size: int
+    evaluate_every: int  # 0 = never
     samples_asked: int | None  # of training; None where the order does not depend on it
     parallel: ParallelConfig  # with the number that auto stands for
+    notes: tuple[str, ...] = ()  # about what was left open and is off
 
     def going_on(self, cfg: RunConfig, step: int, consumed: int) -> "Setup":
         """After so many steps and samples, perhaps with another batch than now."""
         last_step = _last_step(cfg, self.train_samples.per_epoch, self.batch.global_size, step=step, consumed=consumed)
-        return replace(self, last_step=last_step)
+        every = evaluate_every(cfg.evaluate, last_step, cfg.train.log_every) if self.held_out else 0
+        return replace(self, last_step=last_step, evaluate_every=every)
 
     def batches(self, consumed: int = 0) -> Batches:
         return Batches(
@@ -53,17 +60,34 @@ def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
     parallel = fit_layout(cfg, world.layout)
     dataset = Dataset(cfg.data, vocab_size=cfg.model.vocab_size, seed=cfg.train.seed)
     per_epoch = dataset.samples_per_epoch("train")
-    batch = solve_batch(cfg.batch, world.data_parallel)
+    batch = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, parallel)
     last_step = _last_step(cfg, per_epoch, batch.global_size)
+    every = evaluate_every(cfg.evaluate, last_step, cfg.train.log_every)
     asked = {
-        part: foreign_order.num_samples(part, steps=last_step, global_size=batch.global_size, evaluate=cfg.evaluate)
+        part: foreign_order.num_samples(
+            part,
+            steps=last_step,
+            global_size=batch.global_size,
+            evaluate_every=every,
+            evaluate_batches=cfg.evaluate.batches,
+        )
         for part in ("train", "held_out")
         if dataset.has_foreign_order
     }
     train_samples = dataset.samples("train", asked.get("train"))
-    held_out = dataset.samples("held_out", asked.get("held_out")) if cfg.evaluate.every else None
+    held_out, notes = _held_out(cfg, dataset, asked.get("held_out")) if every else (None, [])
     return Setup(
-        world, dataset, train_samples, held_out, batch, last_step, cfg.model.vocab_size, asked.get("train"), parallel
+        world=world,
+        dataset=dataset,
+        train_samples=train_samples,
+        held_out=held_out,
+        batch=batch,
+        last_step=last_step,
+        vocab_size=cfg.model.vocab_size,
+        evaluate_every=every if held_out else 0,
+        samples_asked=asked.get("train"),
+        parallel=parallel,
+        notes=(*notes, *_about_vocabulary(cfg.model, cfg.init.checkpoint, dataset.tokenizer)),
     )
 
 
@@ -76,6 +100,34 @@ def _identity(cfg: RunConfig) -> dict[str, object]:
     sections = cfg.model_dump(mode="json", exclude={"run"})
     named = {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
     return {name: value for name, value in named.items() if name not in _LOCAL}
+
+
+def _held_out(cfg: RunConfig, dataset: Dataset, asked: int | None) -> tuple[OrderedSamples | None, list[str]]:
+    """What evaluation reads. It is off, which is said, where nobody asked for it and a small corpus leaves nothing."""
+    is_auto = cfg.evaluate.every == "auto"
+    if is_auto and not has_held_out(cfg.data):
+        return None, []
+    try:
+        return dataset.samples("held_out", asked), []
+    except EmptyPartError as error:
+        needs_it = cfg.checkpoint.keep_best or cfg.evaluate.patience
+        if not is_auto or needs_it:
+            raise
+        return None, [f"no evaluation: {error}"]
+
+
+def _about_vocabulary(model: ModelConfig, checkpoint: str, tokenizer: Tokenizer | None) -> list[str]:
+    """Rows that no token of the data uses, where they are many and the weights of a checkpoint do not need them."""
+    unused = model.vocab_size - tokenizer.vocab_size if tokenizer and not checkpoint else 0
+    saved = unused * model.hidden_size * (1 if model.tied else 2)
+    total = sizes.num_parameters(model)
+    if tokenizer is None or saved < _MANY_UNUSED * total:
+        return []
+    return [
+        f"model.vocab_size: {model.vocab_size:,} rows, but the tokenizer of the data has {tokenizer.vocab_size:,} "
+        f"tokens. A new run with model.vocab_size={tokenizer.vocab_size} saves {saved / 1e6:,.1f}M of "
+        f"{total / 1e6:,.1f}M parameters ({saved / total:.0%})."
+    ]
 
 
 def _last_step(cfg: RunConfig, per_epoch: int, global_size: int, *, step: int = 0, consumed: int = 0) -> int:

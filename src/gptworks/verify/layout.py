@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.config import contradictions
-from gptworks.config.derive import BatchPlan, Layout, solve_batch, with_layout
+from gptworks.config.derive import BatchPlan, Layout, plan_batch, with_layout
 from gptworks.config.schema import BatchConfig, ParallelConfig, RunConfig
 from gptworks.data.store import locate_stores
 from gptworks.errors import ConfigError, DataError, UsageError, VerificationError
@@ -156,7 +156,7 @@ def plan(cfg: RunConfig, layout: Layout, *, steps: int, shrink: str) -> Comparis
     problems = contradictions.find({**dict(cfg), "parallel": parallel})
     if problems:
         raise ConfigError(f"layout {layout}", problems)
-    batch = solve_batch(cfg.batch, layout.data_parallel)
+    batch = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, parallel)
     own, notes = cfg, []
     fits_memory, reason = _fits(own, parallel, layout, batch, steps)
     if shrink == "never" and not fits_memory:
@@ -192,7 +192,7 @@ def plan(cfg: RunConfig, layout: Layout, *, steps: int, shrink: str) -> Comparis
     sizes_of_batch = BatchConfig(global_size=batch.global_size, micro_size=batch.micro_size)
     changed_sections: dict[str, Any] = {
         "batch": sizes_of_batch,
-        "evaluate": cfg.evaluate.model_copy(update={"every": 1, "batches": 2 * layout.data_parallel, "patience": 0}),
+        "evaluate": cfg.evaluate.model_copy(update={"every": 1, "batches": 2, "patience": 0}),
         "checkpoint": cfg.checkpoint.model_copy(update={"keep_best": False}),
     }
     if not (cfg.train.steps or cfg.train.epochs or cfg.train.tokens):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gptworks.checkpoint.pretrained import Pretrained, unseen
 from gptworks.config.contradictions import fit_layout
-from gptworks.config.derive import solve_batch
+from gptworks.config.derive import plan_batch, with_layout
 from gptworks.config.schema import RunConfig
 from gptworks.data.loader import Batches, Borders
 from gptworks.data.windows import OrderedSamples, Sample, Source
@@ -143,7 +143,7 @@ def _steps(
             held_out,
             borders,
             micro_size=batches.plan.micro_size,
-            num_batches=cfg.evaluate.batches,
+            num_samples=cfg.evaluate.batches * batches.plan.global_size,
             device=world.device,
             world=world,
         ).loss
@@ -175,12 +175,12 @@ def _samples(cfg: RunConfig, world: World, *, synthetic: bool) -> tuple[Batches,
     if not synthetic:
         setup = prepare(cfg, world)
         return setup.batches(), setup.held_out, setup.dataset.borders
-    plan = solve_batch(cfg.batch, world.data_parallel)
+    plan = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, with_layout(cfg.parallel, world.layout))
     borders = Borders(None, mask_loss=False, reset_positions=False, reset_attention=False)
     shape = (cfg.model.vocab_size, cfg.data.seq_len, cfg.train.seed)
     train: OrderedSamples = SyntheticSamples(*shape, part=0, per_epoch=2**40)
     # One more than fills the batches: ranks do not all have the same number of them.
-    held_out = SyntheticSamples(*shape, part=1, per_epoch=cfg.evaluate.batches * plan.micro_size - 1 or 1)
+    held_out = SyntheticSamples(*shape, part=1, per_epoch=max(1, cfg.evaluate.batches * plan.global_size - 1))
     batches = Batches(train, plan, borders, vocab_size=cfg.model.vocab_size, data_rank=world.data_rank)
     return batches, held_out, borders
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from gptworks.checkpoint.formats import raw_bytes
-from gptworks.checkpoint.formats.pickle_machine import Global, Meaning, Object, Persistent, PickleMachine, shown
 from gptworks.checkpoint.stored import Stored
 from gptworks.errors import CheckpointError
+from gptworks.safe_pickle import Global, Meaning, Object, Persistent, PickleMachine, shown
 
 _STORAGES = {
     "DoubleStorage": torch.float64,

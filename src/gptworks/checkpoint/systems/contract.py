@@ -8,14 +8,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gptworks.checkpoint.formats.pickle_machine import shown
 from gptworks.checkpoint.rules import Matched
 from gptworks.checkpoint.stored import Stored
 from gptworks.config.load import from_dict
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError, ConfigError
 from gptworks.parallel.slices import Region, size_of
-from gptworks.tokenizer import Tokenizer
+from gptworks.safe_pickle import shown
+from gptworks.tokenizer import Tokenizer, nanogpt_meta
 from gptworks.tokenizer.sentencepiece import model_in
 
 EXACT = 1e-5  # the tolerance of a format that keeps the numbers: sums may be taken in another order
@@ -141,7 +141,7 @@ def tokenizer_folder(*places: Path) -> Path | None:
 
 
 def _has_tokenizer(folder: Path) -> bool:
-    files = ("tokenizer.json", "vocab.json", "encoder.json")
+    files = ("tokenizer.json", "vocab.json", "encoder.json", nanogpt_meta.NAME)
     return any((folder / file).is_file() for file in files) or bool(model_in(folder))
 
 

@@ -12,12 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from gptworks.checkpoint.formats import safetensors_file, torch_file
-from gptworks.checkpoint.formats.pickle_machine import shown
 from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, other_head, overruled, settle, split
 from gptworks.checkpoint.stored import Stored, StoredTensors, in_memory
 from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, left_alone, model_config
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
+from gptworks.safe_pickle import shown
 from gptworks.tokenizer import bundled
 
 NAME = "hf"

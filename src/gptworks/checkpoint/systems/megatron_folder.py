@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from gptworks.checkpoint.formats import torch_file
-from gptworks.checkpoint.formats.pickle_machine import Object, shown
 from gptworks.checkpoint.rules import (
     Table,
     compare_copies,
@@ -38,6 +37,7 @@ from gptworks.checkpoint.systems.contract import (
 )
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
+from gptworks.safe_pickle import Object, shown
 from gptworks.tokenizer import bundled
 
 TRACKER = "latest_checkpointed_iteration.txt"

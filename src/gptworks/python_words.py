@@ -1,0 +1,84 @@
+"""Errors in the words of who reads them: a Python program has keywords where a command line has options.
+
+Messages name options (`--window slide`). What Python programs call is marked with `in_python_words`, which says
+`window="slide"` instead, unless it is the command line that calls.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, ParamSpec, TypeVar
+
+from gptworks.errors import ConfigError, GPTWorksError
+
+_is_command_line: ContextVar[bool] = ContextVar("is_command_line", default=False)
+
+# Options that are keywords in Python; the others belong to commands, and stay.
+_KEYWORDS = (
+    "batch-size|data|device|download|limit|model|out|overlap|per-document|protocol|resume|seq-len|shares|split|task|"
+    "tokenizer|weights|window"
+)
+_VALUES = "auto|never|cpu|cuda|mps|slide|refuse|held-out|test|train|all|heldout|wikitext|lambada|fp32|bf16|int8"
+_OPTION = re.compile(rf"(?<![\w-])--({_KEYWORDS})(?![\w-])(?:[ =]({_VALUES})(?![\w-]))?")
+_QUOTED = re.compile(r"(`[^`]*`)")  # a command that is shown stays as it is
+_GENERATE = re.compile(r"(?<![\w.])generate\.(?=[a-z_]+\b)")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def reworded(text: str, *, without_section: bool = False) -> str:
+    """`without_section`: settings of generation are keywords by themselves.
+
+    >>> reworded("Ask for less, or let the window slide (--window slide). See `gptworks eval --split all`.")
+    'Ask for less, or let the window slide (window="slide"). See `gptworks eval --split all`.'
+    >>> reworded("generate.top_k: 70 is above the vocabulary; choose another --out.", without_section=True)
+    'top_k: 70 is above the vocabulary; choose another out=.'
+    """
+
+    def keyword(found: re.Match[str]) -> str:
+        name = found[1].replace("-", "_")
+        return f'{name}="{found[2]}"' if found[2] else f"{name}="
+
+    pieces = _QUOTED.split(text)
+    said = "".join(piece if number % 2 else _OPTION.sub(keyword, piece) for number, piece in enumerate(pieces))
+    return _GENERATE.sub("", said) if without_section else said
+
+
+@contextmanager
+def command_line() -> Iterator[None]:
+    """While the command line runs, options are called what they are."""
+    token = _is_command_line.set(True)
+    try:
+        yield
+    finally:
+        _is_command_line.reset(token)
+
+
+def in_python_words(function: Callable[P, R], *, without_section: bool = False) -> Callable[P, R]:
+    """A function whose errors name keywords."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **keywords: P.kwargs) -> R:
+        try:
+            return function(*args, **keywords)
+        except GPTWorksError as error:
+            if not _is_command_line.get():
+                _reword(error, without_section)
+            raise
+
+    return called
+
+
+def generation_in_python_words(function: Callable[P, R]) -> Callable[P, R]:
+    """The same for functions that take the settings of generation as keywords."""
+    return in_python_words(function, without_section=True)
+
+
+def _reword(error: GPTWorksError, without_section: bool) -> None:
+    said: Any = functools.partial(reworded, without_section=without_section)
+    error.args = tuple(said(each) if isinstance(each, str) else each for each in error.args)
+    if isinstance(error, ConfigError):
+        error.problems = [said(problem) for problem in error.problems]

@@ -1,0 +1,23 @@
+"""How far a run has come."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Progress:
+    """What a checkpoint remembers besides tensors and the number of samples."""
+
+    step: int = 0
+    updates: int = 0  # skipped steps are not among them
+    skipped_in_a_row: int = 0
+    held_out_loss: float | None = None
+    best: dict[str, float] | None = None  # step, held_out_loss
+    evaluations_since_best: int = 0
+    unlogged_loss: float = 0.0  # sum over the steps since the last log line
+    unlogged_steps: int = 0
+
+    def mean_loss(self) -> float:
+        """Of the steps since the last line, which then begin anew. A skipped step has a line of its own."""
+        mean = self.unlogged_loss / self.unlogged_steps
+        self.unlogged_loss, self.unlogged_steps = 0.0, 0
+        return mean

@@ -1,0 +1,96 @@
+"""Folders that Hugging Face `datasets` wrote, as `prepare` reads them; fixtures/hf_datasets/make_hf_datasets.py."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gptworks.data import corpus, hf_folder
+from gptworks.data.prepare import prepare
+from gptworks.data.store import Store
+from gptworks.data.text_blocks import TextRules
+from gptworks.errors import DataError
+from gptworks.tokenizer import Tokenizer
+
+pytest.importorskip("pyarrow")
+FOLDERS = Path(__file__).parents[1] / "fixtures" / "hf_datasets"
+
+
+def numbers(*inputs: Path, key: str = "title") -> list[int]:
+    """Which of the twelve rows are read."""
+    found = corpus.read_documents([str(each) for each in inputs], TextRules((key,)), corpus.Skipped(strict=True))
+    return [int(text.removeprefix("t")) for (text,) in found]
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [
+        ("saved", range(8)),
+        ("chosen", [5, 3, 1]),
+        ("splits", range(8)),
+        ("splits/test", range(8, 12)),
+        ("built-parquet", range(8)),
+        ("built-arrow", range(8)),
+        ("built-parquet/json-validation.parquet", range(8, 12)),
+    ],
+)
+def test_the_rows_are_those_that_were_saved(folder: str, expected: "range | list[int]") -> None:
+    assert numbers(FOLDERS / folder) == list(expected)
+
+
+def test_a_store_of_it_says_which_split_was_not_read(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.train(["Story on Monday Anna found map"], 300)
+    summary = prepare([str(FOLDERS / "splits")], tmp_path / "s", tokenizer, append_eod=True)
+    store = Store(tmp_path / "s")
+    first = tokenizer.decode(store.tokens[: store.document_starts[1] - 1])
+    assert first == "Story 0: on Monday Anna found map 0.\nShe took it home." and store.num_documents == 8
+    place = FOLDERS / "splits"
+    assert summary.notes == [f"{place}: the split train is read, and not test: name {place / 'test'} for that"]
+    assert not summary.skipped.count and not summary.skipped.passed_over
+
+
+def test_within_a_folder_of_other_text_and_beside_caches(tmp_path: Path) -> None:
+    shutil.copytree(FOLDERS / "splits", tmp_path / "all" / "b")
+    shutil.copytree(FOLDERS / "saved", tmp_path / "all" / "c")
+    shutil.copy(FOLDERS / "splits" / "test" / "data-00000-of-00001.arrow", tmp_path / "all" / "c" / "cache-1.arrow")
+    (tmp_path / "all" / "a.jsonl").write_text('{"title": "77"}\n', encoding="utf-8")
+    (tmp_path / "all" / "z.jsonl").write_text('{"title": "99"}\n', encoding="utf-8")
+    assert numbers(tmp_path / "all") == [77, *range(8), *range(8), 99]
+    assert len(hf_folder.notes([str(tmp_path / "all")])) == 1
+
+
+def test_a_folder_of_the_hub(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for theirs, ours in (("train", "train-00000-of-00001"), ("validation", "test-00000-of-00001")):
+        shutil.copy(FOLDERS / "built-parquet" / f"json-{theirs}.parquet", tmp_path / "data" / f"{ours}.parquet")
+    (tmp_path / "README.md").write_text("---\nlicense: mit\ndataset_info:\n  features: []\n---\n# Stories\n")
+    assert numbers(tmp_path) == list(range(8))
+    (tmp_path / "README.md").write_text("# Only text\n")  # and then all that is there is read, README too
+    skipped = corpus.Skipped(strict=False)
+    assert len(list(corpus.read_documents([str(tmp_path)], TextRules(("title",)), skipped))) == 13
+
+
+def test_what_is_wrong_with_such_a_folder(tmp_path: Path) -> None:
+    shutil.copytree(FOLDERS / "saved", tmp_path / "a")
+    (tmp_path / "a" / "data-00001-of-00002.arrow").unlink()
+    with pytest.raises(DataError, match=r"data-00001-of-00002\.arrow: no such file, though state\.json names it"):
+        numbers(tmp_path / "a")
+    shutil.copytree(FOLDERS / "splits", tmp_path / "b")
+    (tmp_path / "b" / "dataset_dict.json").write_text(json.dumps({"splits": ["test", "dev"]}))
+    with pytest.raises(DataError, match=r"has the splits test, dev, and none is called train\. Name one: .*b/test"):
+        numbers(tmp_path / "b")
+    (tmp_path / "b" / "dataset_dict.json").write_text("{")
+    with pytest.raises(DataError, match=r"dataset_dict\.json: not JSON"):
+        numbers(tmp_path / "b")
+    shutil.copytree(FOLDERS / "chosen", tmp_path / "c")
+    file = tmp_path / "c" / "data-00000-of-00001.arrow"
+    file.write_bytes(file.read_bytes()[:500])
+    with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow: not a readable arrow file"):
+        numbers(tmp_path / "c")
+    with pytest.raises(DataError, match=r"no column 'body'\. Columns: text, title, n\. Choose one with --key"):
+        numbers(FOLDERS / "saved", key="body")
+    state = json.loads((FOLDERS / "chosen" / "state.json").read_text())
+    (tmp_path / "c" / "state.json").write_text(json.dumps(state | {"_indices_data_files": [{"filename": "i.arrow"}]}))
+    with pytest.raises(DataError, match="chosen by an index"):
+        numbers(tmp_path / "c")
