@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,46 @@ def test_srun_with_one_task_per_machine(
         monkeypatch.setenv(f"SLURM_{name}", value)
     call("train", "-c", recipe, "--out", tmp_path / "run", "--nnodes", "2", "parallel.dp=2")
     assert jobs[0].nodes == Nodes(2, 2, 1, "gpu07", PORT)
+
+
+def test_what_would_be_started_on_several_machines_is_shown(
+    recipe: Path, tmp_path: Path, call: Call, jobs: list[supervise.Job]
+) -> None:
+    """As a line for a shell; and on which disks what must be."""
+    machines = ["--nnodes", "2", "--node-rank", "1", "--master", "127.0.0.1:1234", "--max-restarts", "3"]
+    typed = ["train", "-c", str(recipe), "--out", str(tmp_path / "run"), "parallel.dp=2", *machines, "--dry-run"]
+    shown = call(*typed).out
+    *_, shared, _, line = shown.splitlines()
+    assert shared.startswith(f"shared by all machines: {tmp_path / 'run'} (checkpoints, metrics).")
+    words = shlex.split(line)
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in words and f"GPTWORKS_LOG_DIR={tmp_path / 'run' / 'logs'}" in words
+    assert " ".join(words).count("-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --max-restarts 3") == 1
+    assert words[-len(typed) - 5 :] == ["-m", "gptworks.launch.rank_process", "--", "-m", "gptworks", *typed]
+    assert jobs == [] and not (tmp_path / "run").exists()
+
+
+def test_a_rank_of_the_shown_command_starts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    import argparse
+
+    from gptworks.cli import train
+
+    monkeypatch.setenv(rank_env.LOG_DIR, "logs")
+    assert not train._starts_processes(argparse.Namespace(nproc=2), None)
+
+
+KUBEFLOW = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "node-0.job", "MASTER_PORT": "7", "NPROC_PER_NODE": "2"}
+
+
+def test_a_pod_of_kubeflow_starts_its_ranks(
+    recipe: Path, tmp_path: Path, call: Call, jobs: list[supervise.Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in KUBEFLOW.items():
+        monkeypatch.setenv(f"PET_{name}", value)
+    command = ["train", "-c", recipe, "--out", tmp_path / "run", "parallel.dp=auto", "batch.global_size=8"]
+    call(*command)
+    assert (jobs[0].nodes, jobs[0].nproc) == (Nodes(2, 2, 1, "node-0.job", 7), 2)
+    done = call(*command, "--nproc", "4", expect=2)
+    assert "--nproc: 4, but PET_NPROC_PER_NODE is 2. Needed: the same." in done.err
 
 
 ONE_OR_TWO = ["--nnodes", "1:2", "--node-rank", "0", "--master", "a", "--nproc", "1"]

@@ -16,7 +16,7 @@ from gptworks.errors import DataError, UsageError
 from gptworks.interop import command_line, registry, shrink
 from gptworks.interop.translation import Translation
 from gptworks.launch import nodes, rank_table
-from gptworks.launch.meeting import Meeting
+from gptworks.launch.membership import Membership
 from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
 
@@ -231,15 +231,15 @@ def test_a_machine_that_is_not_in_the_rank_table_does_not_wait(
     mixed = rank_table.merge([tables[0], rank_table.make(range(8), "127.0.0.1:29500")])
     (tmp_path / "t.json").write_text(rank_table.dump(mixed), encoding="utf-8")
     with pytest.raises(UsageError, match=r"This one is 127\.0\.0\.1:29500, with \[8,16\]"):
-        nodes.refuse_stranger(tmp_path / "t.json", "[0,8]")
-    nodes.refuse_stranger(tmp_path / "t.json", "[8,16]")
+        nodes.require_local_ranks(tmp_path / "t.json", "[0,8]")
+    nodes.require_local_ranks(tmp_path / "t.json", "[8,16]")
 
 
 def test_a_node_says_for_whom_it_waits() -> None:
     said: list[str] = []
     lost = nodes.Nodes(2, 2, 1, "127.0.0.1", nodes.free_port())
     with pytest.raises(UsageError, match="node 1 cannot reach node 0 there"):
-        Meeting(lost, 1, said.append, timeout=1.2)
+        Membership(lost, said.append).enter(lambda: None, 1.2)
     assert said and said[0].startswith(f"waiting for node 0 at 127.0.0.1:{lost.port} (")
 
 

@@ -1,6 +1,6 @@
 """What a launched rank does in the tests of the launcher: a little sum per step, saved, with mishaps on demand.
 
-launched_rank.py FOLDER STEPS [--timeout S] [--mishap RANK:STEP:KIND]
+launched_rank.py FOLDER STEPS [--timeout S] [--pause S] [--slow-save S] [--mishap RANK:STEP:KIND]
 """
 
 import argparse
@@ -27,9 +27,12 @@ def train_a_little(args: argparse.Namespace) -> None:
     (args.folder / f"rank-{world.rank}-{attempt}.pid").write_text(str(os.getpid()))
     (args.folder / f"rank-{world.rank}.threads").write_text(str(torch.get_num_threads()))
     saved = args.folder / "saved.json"
-    step, value = json.loads(saved.read_text()) if attempt and saved.exists() else (0, 0.0)
+    start = torch.tensor(json.loads(saved.read_text()) if attempt and saved.exists() else [0, 0.0], dtype=torch.float64)
     axis = world.axis("dp")
     group = axis.get_group() if axis else None
+    if world_size > 1:
+        distributed.broadcast(start, 0, group=group)  # a machine that was started anew knows of no attempt before
+    step, value = int(start[0]), float(start[1])
     print(f"rank {world.rank} of {world_size} begins after step {step}", flush=True)
     with Interrupts() as interrupts:
         while step < args.steps:
@@ -45,6 +48,7 @@ def train_a_little(args: argparse.Namespace) -> None:
                 with (args.folder / "values.jsonl").open("a") as file:
                     file.write(json.dumps([step, value]) + "\n")
                 if step % 2 == 0 or stop:
+                    time.sleep(args.slow_save if stop else 0)
                     (args.folder / "new.json").write_text(json.dumps([step, value]))
                     (args.folder / "new.json").replace(saved)
             if stop:
@@ -72,5 +76,7 @@ if __name__ == "__main__":
     parser.add_argument("--timeout", type=int, default=60)
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--mishap", default="")
-    with failures.reporting():
-        train_a_little(parser.parse_args())
+    parser.add_argument("--slow-save", type=float, default=0.0)
+    parsed = parser.parse_args()
+    with failures.reporting(parsed.folder):
+        train_a_little(parsed)

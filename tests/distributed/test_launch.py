@@ -24,31 +24,27 @@ from gptworks.checkpoint import manifest
 from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.cli.main import main
 from gptworks.config.derive import Layout
-from gptworks.launch import process_group, rank_table
+from gptworks.launch import process_group
 from gptworks.launch.nodes import free_port
 from gptworks.launch.world import World
 
 SCRIPT = Path(__file__).with_name("launched_rank.py")
 LAUNCHER = """
-import json, sys
+import sys
 from pathlib import Path
-from gptworks.launch import meeting, nodes, supervise
-meeting.LAST_CALL = 1.0
-restarts, machines, nproc, folder, *rest = sys.argv[1:]
-found = nodes.solve(**json.loads(machines))
+from gptworks.launch import supervise
+restarts, nproc, folder, *rest = sys.argv[1:]
 command = ({script!r}, folder, *rest)
 logs = Path(folder) / "logs"
-sys.exit(supervise.run(supervise.Job(command, int(nproc), logs, found, int(restarts), preload=("torch",))))
+sys.exit(supervise.run(supervise.Job(command, int(nproc), logs, max_restarts=int(restarts), preload=("torch",))))
 """
 
 
 @contextmanager
-def launched(
-    folder: Path, *args: str | int, restarts: int = 0, machines: dict[str, Any] | None = None, nproc: int = 2
-) -> Iterator[subprocess.Popen[str]]:
+def launched(folder: Path, *args: str | int, restarts: int = 0, nproc: int = 2) -> Iterator[subprocess.Popen[str]]:
     folder.mkdir(exist_ok=True)
     code = LAUNCHER.format(script=str(SCRIPT))
-    command = [sys.executable, "-c", code, str(restarts), json.dumps(machines or {}), str(nproc), str(folder)]
+    command = [sys.executable, "-c", code, str(restarts), str(nproc), str(folder)]
     process = subprocess.Popen(
         [*command, *(str(arg) for arg in args)],
         stdout=subprocess.PIPE,
@@ -262,55 +258,6 @@ def test_the_second_ctrl_c_ends_all_ranks_at_once(tmp_path: Path) -> None:
     assert is_gone(pid(tmp_path, 1))
 
 
-@pytest.mark.slow
-def test_s1_11_two_machines_one_of_which_is_killed_and_started_again(tmp_path: Path) -> None:
-    """Two launchers on loopback. The killed one takes its ranks with it; the other waits for it to come back.
-
-    The first names the machines by their addresses, the second by a rank table and a range of it (S4-03, S4-04).
-    """
-    port = free_port()
-    table = rank_table.merge([rank_table.make([0], "127.0.0.1"), rank_table.make([0], "127.0.0.2")])
-    (tmp_path / "table.json").write_text(rank_table.dump(table))
-    by_addresses = {"node_ips": "127.0.0.1,127.0.0.2", "node_rank": 0, "master": f"127.0.0.1:{port}"}
-    by_table = {"table": str(tmp_path / "table.json"), "ranks": "[1,2]", "master": f"127.0.0.1:{port}"}
-    args = (16, "--pause", "0.1")
-    with launched(tmp_path, *args, restarts=2, machines=by_addresses, nproc=1) as first:
-        with launched(tmp_path, *args, restarts=2, machines=by_table, nproc=1) as second:
-            wait_for(first, lambda: len(values(tmp_path)) >= 5)
-            second.kill()
-            second.wait()
-            wait_for(first, lambda: is_gone(pid(tmp_path, 1)))
-        with launched(tmp_path, *args, restarts=2, machines=by_table, nproc=1) as third:
-            out, err = finish(first, code=0)
-            there, _ = finish(third, code=0)
-    assert values(tmp_path) == expected(16)
-    assert "node 0 of 2: 1 process, ranks 0 to 0 of 2" in out
-    assert "node 1 of 2: 1 process, ranks 1 to 1 of 2" in there
-    assert "stopped because rank 1 ended without a word" in err
-    assert "starting again from the last checkpoint (1 of 2)" in err
-    assert "rank 0 of 2 begins after step 0" in out
-    assert out.count("begins after step") == 2
-
-
-@pytest.mark.slow
-def test_a_machine_that_comes_late_lets_the_others_save_and_is_no_restart(tmp_path: Path) -> None:
-    where, args = f"127.0.0.1:{free_port()}", (100000, "--pause", "0.1")
-    machines = [{"nnodes": "1:2", "node_rank": rank, "master": where} for rank in range(2)]
-    with launched(tmp_path, *args, machines=machines[0], nproc=1) as first:
-        wait_for(first, lambda: (tmp_path / "values.jsonl").exists())
-        with launched(tmp_path, *args, machines=machines[1], nproc=1) as second:
-            wait_for(first, lambda: (tmp_path / "rank-1.threads").exists())  # it has joined
-            time.sleep(0.5)
-            first.send_signal(signal.SIGINT)
-            out, err = finish(first, code=0)
-            finish(second, code=0)
-    begun = [line for line in out.splitlines() if "begins after step" in line]
-    assert begun[0] == "rank 0 of 1 begins after step 0" and begun[-1].startswith("rank 0 of 2 begins after step ")
-    assert err == "another node joins; so all start again.\n" * (len(begun) - 1)
-    computed = [json.loads(line)[0] for line in (tmp_path / "values.jsonl").read_text().splitlines()]
-    assert computed == list(range(1, len(computed) + 1)), "a step was lost"
-
-
 def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
     done = subprocess.run(
@@ -323,6 +270,20 @@ def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "DataError: data/corpus: the store is too small." in done.stderr
     assert "TrainingError: stopped because rank 1 failed: data/corpus: the store is too small." in done.stderr
+
+
+def test_torchrun_does_not_try_a_mistake_of_the_user_again(tmp_path: Path) -> None:
+    """It starts ranks again after any failure; the next ones end at once, with the same words."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    script = [str(SCRIPT), str(tmp_path), "4", "--mishap", "1:3:user"]
+    environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = subprocess.run([*command, *where, *script], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.count("begins after step") == 2, "trained again"
+    (ended,) = tmp_path.glob(".ended-*.json")
+    assert "data/corpus: the store is too small." in json.loads(ended.read_text())["message"]
+    assert "data/corpus: the store is too small." in done.stderr
 
 
 # The command itself

@@ -49,6 +49,7 @@ def refused(small_store: Path, tmp_path: Path) -> Callable[..., list[str]]:
         timeout: int = 60,
         device: str = "cpu",
         port: int = 0,
+        more: dict[int, list[str]] | None = None,
     ) -> list[str]:
         context = multiprocessing.get_context("fork")
         settings = [*SETTINGS, f"data.path={small_store}", f"parallel.timeout={timeout}", f"run.device={device}"]
@@ -58,7 +59,15 @@ def refused(small_store: Path, tmp_path: Path) -> Callable[..., list[str]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads: none of ours runs here
             processes = [
-                context.Process(target=_rank, args=(shared | environment, argv, output, (patches or {}).get(number)))
+                context.Process(
+                    target=_rank,
+                    args=(
+                        shared | environment,
+                        [*argv, *(more or {}).get(number, [])],
+                        output,
+                        (patches or {}).get(number),
+                    ),
+                )
                 for number, (environment, output) in enumerate(zip(environments, outputs, strict=True))
             ]
             for process in processes:
@@ -98,6 +107,27 @@ def test_ranks_that_disagree_about_the_world_size(refused: Callable[..., list[st
     for text in refused(told(0, 2), told(1, 3)):
         assert "WORLD_SIZE: rank " in text
         assert "is told 2" in text and "is told 3" in text
+
+
+def test_ranks_with_other_configurations(refused: Callable[..., list[str]]) -> None:
+    """As where a file was changed on one machine only; the keys are named."""
+    more = {1: ["optim.lr=2e-4", "model.num_heads=1"]}
+    for text in refused(told(0, 2), told(1, 2), more=more):
+        assert "was started with other settings than rank 0" in text
+        assert "model.num_heads: 2 there, 1 here; optim.lr: 0.0003 there, 0.0002 here. Needed: the same" in text
+
+
+def test_ranks_with_other_versions(refused: Callable[..., list[str]]) -> None:
+    def older() -> None:
+        process_group.__version__ = "0.0.1"
+
+    for text in refused(told(0, 2), told(1, 2), patches={1: older}):
+        assert "gptworks: " in text and "there, 0.0.1 here. Needed: the same versions" in text
+
+
+def test_an_environment_that_contradicts_itself_ends_the_other_ranks_too(refused: Callable[..., list[str]]) -> None:
+    for text in refused(told(0, 2), told(1, 2, LOCAL_RANK="2")):
+        assert "LOCAL_RANK: 2 of LOCAL_WORLD_SIZE 2. Needed: 0 to 1. Found: LOCAL_RANK=2, LOCAL_WORLD_SIZE=2" in text
 
 
 def test_two_processes_of_the_same_rank(refused: Callable[..., list[str]]) -> None:

@@ -1,6 +1,7 @@
 """What a rank says when it fails, and which failure the user is shown."""
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -62,6 +63,31 @@ def test_failures_of_ranks_are_files(tmp_path: Path) -> None:
     one.write(tmp_path)
     two.write(tmp_path)
     assert failures.read_all(tmp_path) == {3: one, 4: two}
+
+
+def test_a_rank_whose_cable_is_out_speaks_all_the_same(
+    ranks: list[Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question to the store has no end then; it is asked once, for a while."""
+    asked: list[object] = []
+    plugged = threading.Event()
+
+    def ask(*question: object) -> None:
+        asked.append(question)
+        plugged.wait()
+        raise RuntimeError("Connection reset by peer")
+
+    class CutOff:
+        def __getattr__(self, _: str) -> Callable[..., None]:
+            return ask
+
+    monkeypatch.setattr(failures, "ANSWER", 0.1)
+    ranks[1].store = CutOff()
+    failure = failures.explain(raised(RuntimeError(TIMED_OUT)), 1, ranks[1])
+    ranks[1].tell(failure)
+    assert failure.message.startswith("rank 0 of 2 has not answered for 4 s. Rank 1 waited for it in step 7")
+    assert len(asked) == 1
+    plugged.set()
 
 
 def test_a_users_mistake_and_a_fault_of_ours() -> None:

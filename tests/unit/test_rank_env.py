@@ -49,6 +49,49 @@ def test_torchrun_inside_an_allocation_counts() -> None:
     assert rank_env.read(SRUN | TORCHRUN).started_by == "torchrun"
 
 
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "MASTER_ADDR": "head",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+
+
+def test_mpirun() -> None:
+    assert rank_env.read(OPEN_MPI) == Placement(5, 8, 1, 4, "head", 29500, "mpirun")
+    assert rank_env.read(MPICH | {"MASTER_PORT": "7"}) == Placement(1, 2, 1, 2, "127.0.0.1", 7, "mpirun")
+    assert rank_env.read({"PMI_RANK": "0", "PMI_SIZE": "1"}) == Placement(started_by="mpirun")
+
+
+KUBEFLOW = {
+    "PET_NNODES": "2",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "job-node-0-0.job",
+    "PET_MASTER_PORT": "29400",
+    "PET_NPROC_PER_NODE": "4",
+}
+
+
+def test_kubeflow_says_which_machine_this_is() -> None:
+    found = {"nnodes": "2", "node_rank": "1", "master": "job-node-0-0.job:29400", "nproc": "4"}
+    assert rank_env.pod_options(KUBEFLOW) == found
+    assert rank_env.read(KUBEFLOW | {"RANK": "1", "WORLD_SIZE": "2"}) == Placement(), "of a pod, not of a process"
+    assert rank_env.pod_options(KUBEFLOW | {"PET_NPROC_PER_NODE": "auto"}) == {k: found[k] for k in list(found)[:3]}
+    assert rank_env.pod_options({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2"}) == {"nproc": "2"}
+    assert rank_env.pod_options(KUBEFLOW | TORCHRUN) == {}, "torchrun has read it"
+    assert rank_env.read(KUBEFLOW | TORCHRUN).rank == 5
+    with pytest.raises(UsageError, match=r"PET_NODE_RANK: not set beside PET_NNODES=2.*Found: PET_MASTER_ADDR=job"):
+        rank_env.pod_options({name: value for name, value in KUBEFLOW.items() if name != "PET_NODE_RANK"})
+
+
+def test_what_can_be_told_to_the_other_ranks() -> None:
+    assert rank_env.guess(TORCHRUN | {"LOCAL_RANK": "9"}) == Placement(5, 8, 0, 1, "10.0.0.1", 29500, "torchrun")
+    assert rank_env.guess(TORCHRUN | {"MASTER_PORT": "x"}) is None
+    assert rank_env.guess(TORCHRUN | {"RANK": "8"}) is None
+
+
 @pytest.mark.parametrize(
     ("nodes_text", "first"),
     [("a", "a"), ("a,b", "a"), ("gpu[003-006]", "gpu003"), ("n[1,5]-ib,m2", "n1-ib"), ("r1c[07]", "r1c07")],
@@ -67,7 +110,22 @@ def test_the_first_of_a_list_of_nodes(nodes_text: str, first: str) -> None:
         (TORCHRUN | {"MASTER_ADDR": ""}, "MASTER_ADDR: not set"),
         (TORCHRUN | {"MASTER_PORT": ""}, "MASTER_PORT: not set in the environment. Needed: a number, as torchrun"),
         ({k: v for k, v in TORCHRUN.items() if k != "LOCAL_RANK"}, "LOCAL_RANK: not set"),
+        (TORCHRUN | {"MASTER_PORT": "70000"}, "MASTER_PORT: 70000. Needed: a port from 1 to 65535"),
+        (
+            TORCHRUN | {"RANK": "0"},
+            "LOCAL_RANK: 1, above RANK 0.*Found: LOCAL_RANK=1, LOCAL_WORLD_SIZE=4",
+        ),
+        (TORCHRUN | {"RANK": "7"}, "RANK: 7 of WORLD_SIZE 8, but this machine has 2 processes after it"),
+        ({"RANK": "0"}, "WORLD_SIZE: not set in the environment.*Found: RANK=0"),
+        ({"WORLD_SIZE": "4"}, "RANK: not set in the environment"),
         (SRUN | {"SLURM_JOB_NODELIST": ""}, "SLURM_JOB_NODELIST: not set"),
+        (SRUN | {"SLURM_PROCID": "9"}, "SLURM_PROCID: 9 of SLURM_STEP_NUM_TASKS 9"),
+        (SRUN | TORCHRUN | {"WORLD_SIZE": "9", "RANK": "6"}, "RANK: 6, but SLURM_PROCID is 5. Needed: the same"),
+        (OPEN_MPI | TORCHRUN | {"RANK": "6", "LOCAL_RANK": "2"}, "RANK: 6, but OMPI_COMM_WORLD_RANK is 5"),
+        (OPEN_MPI | {"MASTER_ADDR": ""}, "MASTER_ADDR: not set, and OMPI_COMM_WORLD_SIZE is 8 with 4 on this machine"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "8"}, "OMPI_COMM_WORLD_RANK: 8 of OMPI_COMM_WORLD_SIZE 8"),
+        (MPICH | {"MPI_LOCALRANKID": "2"}, "MPI_LOCALRANKID: 2 of MPI_LOCALNRANKS 2"),
+        ({"PMI_RANK": "0"}, "PMI_SIZE: not set in the environment. Needed: a number, as mpirun sets it"),
     ],
 )
 def test_an_environment_that_is_not_whole_is_refused(environment: dict[str, str], message: str) -> None:

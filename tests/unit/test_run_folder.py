@@ -319,6 +319,7 @@ def test_the_last_of_many_signals_does_not_make_a_failure_of_a_rank_that_has_sav
             signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)  # would end this process
         monkeypatch.delenv("RANK")
+        monkeypatch.delenv("WORLD_SIZE")
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with Interrupts():
             signal.raise_signal(signal.SIGTERM)

@@ -9,6 +9,7 @@ from gptworks.cli import options
 from gptworks.errors import UsageError
 
 if TYPE_CHECKING:
+    from gptworks.launch.job import Job
     from gptworks.launch.nodes import Nodes
 
 HELP = "pretrain or fine-tune"
@@ -60,12 +61,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--world: {args.world} without --dry-run. To train, start the processes with --nproc.")
     if args.rdma:
         _enable_rdma(config)
+    from pathlib import Path
+
     from gptworks.launch import failures
 
+    _refuse_contradiction(config)
     if _starts_processes(args, config):
         return _launch(args, config)
 
-    with failures.reporting():
+    with failures.reporting(Path(config.run.out)):
         from gptworks.train.loop import train
 
         train(config, resume_from=_resume_from(args, config), command=["gptworks", *sys.argv[1:]])
@@ -113,9 +117,10 @@ def _dry_run(args: argparse.Namespace, config: Any) -> str:
 
         rdma.require(_device(config))
     if _starts_processes(args, config):
-        machines, nproc = _checked_launch(args, config)
-        world_size = sum(machines.nproc) or nproc * machines.count
-        return describe(config, world_size) if world_size > 1 else _plan(config)
+        job = _job(args, config)
+        world_size = sum(job.nodes.nproc) or job.nproc * job.nodes.count
+        plan = describe(config, world_size) if world_size > 1 else _plan(config)
+        return "\n".join([plan, *_agent_command(config, job)])
     from pathlib import Path
 
     from gptworks.train import run_folder
@@ -125,12 +130,35 @@ def _dry_run(args: argparse.Namespace, config: Any) -> str:
     return plan
 
 
+def _agent_command(config: Any, job: "Job") -> list[str]:
+    if job.nodes.count == 1:
+        return []
+    from gptworks.launch import torchrun
+
+    return [_shared(config, job), f"this machine would start (node {job.nodes.rank}):", torchrun.described(job)]
+
+
+def _refuse_contradiction(config: Any) -> None:
+    """Of what the environment says about this process: on the ranks that wait for it too."""
+    from gptworks.launch import rank_env
+
+    try:
+        rank_env.read(os.environ)
+    except UsageError as error:
+        from gptworks.launch import process_group
+
+        process_group.refuse(error, float(config.parallel.timeout))
+        raise
+
+
 def _starts_processes(args: argparse.Namespace, config: Any) -> bool:
     """By the options, or by a layout of several, unless this process is one of those that were started."""
     from gptworks.launch import rank_env
 
+    if rank_env.LOG_DIR in os.environ:  # by the command that we start, or show with --dry-run
+        return False
     by_layout = _processes_of_layout(config) > 1 and rank_env.read(os.environ).world_size == 1
-    return (_wants_many(args) or by_layout) and not rank_env.is_supervised(os.environ)
+    return _wants_many(args) or by_layout or bool(rank_env.pod_options(os.environ))
 
 
 def _processes_of_layout(config: Any) -> int:
@@ -150,15 +178,34 @@ def _wants_many(args: argparse.Namespace) -> bool:
 
 
 def _launch(args: argparse.Namespace, config: Any) -> int:
+    from gptworks.launch import supervise
+
+    job = _job(args, config)
+    if job.nodes.count > 1:
+        print(_shared(config, job), flush=True)
+    return supervise.run(job)
+
+
+def _job(args: argparse.Namespace, config: Any) -> "Job":
+    """What would be started here, after all checks."""
     from pathlib import Path
 
-    from gptworks.launch import supervise
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported, which then says less of sockets
+    from gptworks.launch.job import Job
     from gptworks.train import run_folder
 
     machines, nproc = _checked_launch(args, config)
     log_dir = Path(args.log_dir) if args.log_dir else Path(config.run.out) / run_folder.LOGS
     command = ("-m", "gptworks", *args.argv)
-    return supervise.run(supervise.Job(command, nproc, log_dir, machines, args.max_restarts, preload=PRELOAD))
+    return Job(command, nproc, log_dir, machines, args.max_restarts, preload=PRELOAD)
+
+
+def _shared(config: Any, job: "Job") -> str:
+    """Before several machines start: on which disks what must be."""
+    return (
+        f"shared by all machines: {config.run.out} (checkpoints, metrics). The same on each, shared or copied: "
+        f"{config.data.path or 'the data'}. May be local: {job.log_dir} (logs of the ranks)"
+    )
 
 
 def _checked_launch(args: argparse.Namespace, config: Any) -> "tuple[Nodes, int]":
@@ -169,23 +216,26 @@ def _checked_launch(args: argparse.Namespace, config: Any) -> "tuple[Nodes, int]
     from gptworks.train import run_folder
 
     place = rank_env.read(os.environ)
-    if place.started_by == "torchrun":
-        raise UsageError("--nproc: torchrun has started the processes already. Leave out the options that start more.")
+    if place.started_by in ("torchrun", "mpirun"):
+        raise UsageError(
+            f"--nproc: {place.started_by} has started the processes already. Leave out the options that start more."
+        )
+    pod = _pod_options(args)
     # srun with one task per machine: it has said which machine this is.
-    by_srun = place.started_by == "srun" and bool(args.nnodes)
+    by_srun = place.started_by == "srun" and bool(args.nnodes) and args.node_rank is None
     found = nodes.solve(
-        nnodes=args.nnodes,
-        node_rank=place.rank if by_srun and args.node_rank is None else args.node_rank,
-        master=args.master or (place.master if by_srun else ""),
+        nnodes=args.nnodes or pod.get("nnodes", ""),
+        node_rank=int(pod["node_rank"]) if "node_rank" in pod else place.rank if by_srun else args.node_rank,
+        master=args.master or pod.get("master", "") or (place.master if by_srun else ""),
         node_ips=args.node_ips,
         table=args.rank_table,
         ranks=args.rank_range,
     )
     if args.rank_range and args.node_rank is None:
-        nodes.refuse_stranger(Path(args.rank_table), args.rank_range)
+        nodes.require_local_ranks(Path(args.rank_table), args.rank_range)
     if args.max_restarts < 0:
         raise UsageError(f"--max-restarts: {args.max_restarts}. Needed: 0 or more.")
-    nproc = _num_processes(args.nproc, found, config)
+    nproc = _num_processes(int(pod["nproc"]) if "nproc" in pod else args.nproc, found, config)
     _refuse_unfit(config, found, nproc)
     if config.run.device == "cuda":
         from gptworks.launch import devices
@@ -194,6 +244,21 @@ def _checked_launch(args: argparse.Namespace, config: Any) -> "tuple[Nodes, int]
     if found.rank == 0:  # on the others the run may have begun it by now
         run_folder.refuse_foreign(Path(config.run.out), args.resume)
     return found, nproc
+
+
+def _pod_options(args: argparse.Namespace) -> dict[str, str]:
+    """What Kubeflow says of this machine, where no option does. Both, and different, is refused."""
+    from gptworks.launch import rank_env
+
+    if args.node_ips or args.rank_table:
+        return {}
+    pod = rank_env.pod_options(os.environ)
+    for name, variable in (("nnodes", "PET_NNODES"), ("node_rank", "PET_NODE_RANK"), ("nproc", "PET_NPROC_PER_NODE")):
+        given = getattr(args, name)
+        if name in pod and given not in (None, "") and str(given) != pod[name]:
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{option}: {given}, but {variable} is {pod[name]}. Needed: the same. Leave {option} out.")
+    return pod
 
 
 def _refuse_unfit(config: Any, found: Any, nproc: int) -> None:

@@ -2,20 +2,23 @@
 
 import json
 import os
+import platform
 import re
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from gptworks.errors import GPTWorksError, TrainingError
+from gptworks.errors import GPTWorksError, TrainingError, UsageError
 from gptworks.launch import heartbeat, rank_env
 from gptworks.launch.heartbeat import Heartbeat
 
+ANSWER = 8.0  # seconds in which the store must answer a rank that fails
 PATIENCE = 3.0  # seconds a rank that lost its connection waits to hear why
 _LOST = re.compile(
     r"gloo|nccl|connection (was )?(closed|reset|refused)|timed out|timeout|pair closure|broken pipe|"
@@ -23,6 +26,9 @@ _LOST = re.compile(
     re.I,
 )
 _TIMED_OUT = re.compile(r"timed out|timeout", re.I)
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,30 @@ def first(found: dict[int, Failure]) -> Failure | None:
     return min(found.values(), key=lambda failure: (failure.because_of is not None, failure.time), default=None)
 
 
+def named(found: dict[int, Failure], world_size: int) -> Failure:
+    """The cause, with the rank in front of its words where they do not speak of ranks themselves."""
+    cause = first(found)
+    assert cause is not None
+    # All ranks can find the same mistake, such as missing data: then it is not one rank's.
+    same = len(found) == world_size > 1 and len({failure.message for failure in found.values()}) == 1
+    speaks_of_ranks = cause.because_of is not None or cause.message.startswith("rank ")
+    where = "" if same or speaks_of_ranks else f"rank {cause.rank} of {world_size}: "
+    return replace(cause, message=where + cause.message)
+
+
+def say_failure(failure: Failure) -> int:
+    """How a run ends that has failed; its exit code."""
+    say(f"error: {failure.message}")
+    if failure.is_fault:
+        say("\nThis is a fault of gptworks, not of your input. Please report it with the lines above.")
+    return failure.exit_code
+
+
+def say(text: str) -> None:
+    with suppress(OSError):  # a pipe or a terminal that is gone
+        print(text, file=sys.stderr, flush=True)
+
+
 class Connection:
     """How a rank hears of the others' ends."""
 
@@ -62,17 +92,40 @@ class Connection:
         self.rank, self.world_size = rank, world_size
         self.heartbeat = Heartbeat(store, rank, world_size, timeout, self._end_hung if is_watched else None)
         self.store = self.heartbeat.store
+        self._answers = True
         self.heartbeat.start()
 
     def tell(self, failure: Failure) -> None:
-        with suppress(RuntimeError):
-            self.store.compare_set("failed", "", json.dumps(asdict(failure)))
+        self._ask(lambda: self.store.compare_set("failed", "", json.dumps(asdict(failure))), None)
 
     def heard(self) -> Failure | None:
-        with suppress(RuntimeError):
-            if self.store.check(["failed"]):
-                return Failure(**json.loads(self.store.get("failed")))
-        return None
+        def look() -> Failure | None:
+            there = self.store.check(["failed"])
+            return Failure(**json.loads(self.store.get("failed"))) if there else None
+
+        return self._ask(look, None)
+
+    def explain(self, place: str) -> str:
+        """Why this rank has waited at `place` in vain."""
+        beats = self.heartbeat
+        return self._ask(lambda: beats.explain(place), beats.without_store(place), 2.5 * beats.interval)
+
+    def _ask(self, question: Callable[[], T], otherwise: T, more: float = 0.0) -> T:
+        """In a thread: where a cable is out, a question to the store has no end. Asked in vain once, it is not asked
+        again. more: seconds that the question itself takes."""
+        if not self._answers:
+            return otherwise
+        found: list[T] = []
+
+        def ask() -> None:
+            with suppress(RuntimeError):
+                found.append(question())
+
+        thread = threading.Thread(target=ask, name="question", daemon=True)
+        thread.start()
+        thread.join(ANSWER + more)
+        self._answers = not thread.is_alive()
+        return found[0] if found else otherwise
 
     def _end_hung(self, place: str) -> None:
         """In a thread: the main one will not come back."""
@@ -100,13 +153,16 @@ class Connection:
 
 
 @contextmanager
-def reporting() -> Iterator[None]:
-    """Around all that one of many ranks does."""
+def reporting(run_folder: Path | None = None) -> Iterator[None]:
+    """Around all that one of many ranks does. In `run_folder` lies why an agent's next start would be in vain."""
     place = rank_env.read(os.environ)
     if place.world_size == 1 and not rank_env.is_supervised(os.environ):
         yield
         return
+    ended = _ended_file(run_folder)
     try:
+        if ended is not None and ended.exists():
+            raise UsageError(json.loads(ended.read_text(encoding="utf-8"))["message"])
         yield
     except Exception as error:
         from gptworks.launch import process_group
@@ -115,6 +171,10 @@ def reporting() -> Iterator[None]:
         connection = process_group.connection()
         failure = explain(error, place.rank, connection)
         _leave_words(failure, connection)
+        if ended is not None and not failure.can_restart:
+            with suppress(OSError):
+                ended.parent.mkdir(parents=True, exist_ok=True)
+                ended.write_text(json.dumps(asdict(failure)), encoding="utf-8")
         if connection is not None:
             connection.heartbeat.stop()
         if not rank_env.is_supervised(os.environ):
@@ -122,6 +182,27 @@ def reporting() -> Iterator[None]:
                 raise
             raise TrainingError(failure.message) from None
         raise SystemExit(failure.exit_code) from None
+
+
+ENDED = ".ended-"  # and the agent: a file in the run folder
+
+
+def _ended_file(run_folder: Path | None) -> Path | None:
+    """torchrun starts ranks again after any failure, also one that only the user can mend. By this file the next start
+    ends at once, with the same words. It names the agent, whose ranks alone it is for."""
+    if run_folder is None or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) == 0:
+        return None
+    agent = os.getppid()
+    with suppress(OSError):  # when it began, since numbers of processes come again
+        began = Path(f"/proc/{agent}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        return run_folder / f"{ENDED}{platform.node()}-{agent}-{began}.json"
+    return run_folder / f"{ENDED}{platform.node()}-{agent}.json"
+
+
+def forget_ended(run_folder: Path) -> None:
+    """Once a run has begun there: those were of others."""
+    for path in run_folder.glob(f"{ENDED}*.json"):
+        path.unlink(missing_ok=True)
 
 
 def _leave_words(failure: Failure, connection: Connection | None) -> None:
@@ -163,10 +244,12 @@ def explain(error: Exception, rank: int, connection: Connection | None) -> Failu
 def _explain_wait(rank: int, connection: Connection, place: str) -> Failure:
     """This rank has waited for `parallel.timeout` in vain."""
     cause = _cause(rank, connection, wait=0)
-    return _because(rank, cause) if cause is not None else Failure(rank, connection.heartbeat.explain(place))
+    return _because(rank, cause) if cause is not None else Failure(rank, connection.explain(place))
 
 
 def _because(rank: int, cause: Failure) -> Failure:
+    if cause.because_of is not None:  # as another rank knows it
+        return replace(cause, rank=rank)
     # The first line names the error; a traceback, which belongs to its own rank's log, ends with it.
     line = cause.message.splitlines()[-1 if cause.is_fault else 0]
     message = f"stopped because rank {cause.rank} failed: {line}"
@@ -186,7 +269,8 @@ def _cause(rank: int, connection: Connection | None, wait: float) -> Failure | N
         if cause is not None and cause.because_of is None:
             return cause
         if time.monotonic() >= deadline:
-            return None
+            # A rank of the machine where it happened may know more than this one ever will.
+            return told if told is not None and told.rank != rank and told.because_of not in (None, -1, rank) else None
         time.sleep(0.1)
 
 

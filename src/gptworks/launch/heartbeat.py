@@ -95,8 +95,7 @@ class Heartbeat:
             after = self._beats()
             came = {rank for rank in range(self.world_size) if self.store.check([f"gave-up/{rank}"])}
         except RuntimeError:
-            # Rank 0 keeps the store: when that does not answer, rank 0 does not.
-            return self._silent(0, "", waited_in) if self.rank else f"{waited_in}: no answer, and no word from anybody."
+            return self.without_store(waited_in)
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         for rank in others:
             last = after.get(rank)
@@ -110,6 +109,10 @@ class Heartbeat:
                 )
         places = "; ".join(f"rank {rank} in {self.store.get(f'gave-up/{rank}').decode()}" for rank in sorted(came))
         return f"all ranks waited for each other for {self.timeout:g} s: {places}."
+
+    def without_store(self, waited_in: str) -> str:
+        """Rank 0 keeps the store: when that does not answer, rank 0 does not."""
+        return self._silent(0, "", waited_in) if self.rank else f"{waited_in}: no answer, and no word from anybody."
 
     def silent_ranks(self) -> list[int]:
         """Those who do not beat any more. Takes a moment."""

@@ -1,6 +1,10 @@
 """The machines of a run: how many, which one this is, and where they meet."""
 
+import os
 import socket
+import struct
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +12,7 @@ from gptworks.errors import UsageError
 from gptworks.launch import rank_table
 
 PORT = 29400
+_SIOCGIFADDR = 0x8915  # sockios.h of Linux
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ def _of_table(path: Path, ranks: str, node_rank: int | None, master: str) -> Nod
     )
 
 
-def refuse_stranger(path: Path, ranks: str) -> None:
+def require_local_ranks(path: Path, ranks: str) -> None:
     """Before it waits for the others in vain: ranks of a rank table that are not those of this machine."""
     table = rank_table.read(path)
     rank = table.server_of(rank_table.parse_range(ranks, "--rank-range"))
@@ -153,6 +158,68 @@ def is_mine(address: str) -> bool:
 def _check_rank(rank: int, count: int) -> None:
     if not 0 <= rank < count:
         raise UsageError(f"--node-rank: {rank} of {count} machines. Needed: 0 to {count - 1}.")
+
+
+def bracketed(address: str) -> str:
+    """As it stands before a colon and a port."""
+    return f"[{address}]" if ":" in address else address
+
+
+def require_free(master: str, port: int) -> None:
+    """On machine 0, before it opens that port."""
+    where = f"{bracketed(master)}:{port}"
+    try:
+        with socket.socket() as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(("", port))
+        with socket.create_connection((master, port), timeout=2):
+            pass
+    except ConnectionError:
+        return  # nobody is there, as it should be
+    except TimeoutError:
+        return  # the same, behind a firewall
+    except socket.gaierror as error:
+        raise UsageError(
+            f"--master: {where}: the address is not known here ({error.strerror}). Needed: an address of machine 0."
+        ) from None
+    except OSError as error:
+        raise UsageError(
+            f"--master: {where}: port {port} of this machine cannot be used ({error.strerror}): another program or "
+            "another run has it. Needed: a free port, the same on all machines, such as --master ADDRESS:PORT."
+        ) from None
+    raise UsageError(
+        f"--master: something listens at {where} already: another run, or another machine that was started with "
+        "--node-rank 0. Needed: a free port, and each number once."
+    )
+
+
+def interface_towards(master: str, port: int) -> str:
+    """The network interface by which this machine reaches that address, as the system names it; empty: not known."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return ""
+    try:
+        family, kind, _, _, there = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as trial:
+            trial.connect(there)  # sends nothing
+            mine = trial.getsockname()[0]
+    except OSError:
+        return ""
+    if mine.startswith("127.") or mine == "::1":
+        return "lo" if sys.platform == "linux" else "lo0"
+    for _, name in socket.if_nameindex():
+        with suppress(OSError), socket.socket() as trial:
+            request = struct.pack("256s", name.encode())
+            found = fcntl.ioctl(trial.fileno(), _SIOCGIFADDR, request)[20:24]
+            if socket.inet_ntoa(found) == mine:
+                return name
+    return ""
+
+
+def num_cores() -> int:
+    """Those this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_port() -> int:

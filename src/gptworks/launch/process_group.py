@@ -3,20 +3,22 @@
 import atexit
 import ctypes
 import os
+import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gptworks import cpu
+from gptworks import __version__, cpu
 from gptworks.config.derive import Layout, solve_layout
 from gptworks.config.schema import ParallelConfig, RunFolderConfig
-from gptworks.errors import ConfigError
-from gptworks.launch import devices, heartbeat, open_files, rank_env, rendezvous
+from gptworks.errors import ConfigError, GPTWorksError
+from gptworks.launch import devices, heartbeat, nodes, open_files, rank_env, rendezvous
 from gptworks.launch.failures import Connection
 from gptworks.launch.world import World
 
@@ -36,14 +38,17 @@ _stores: dict[tuple[str, int], Any] = {}  # kept for the next world, to which ot
 _num_worlds = 0
 
 
-def start(parallel: ParallelConfig, run: RunFolderConfig) -> World:
-    """The world that the environment says this process is part of (torchrun, srun, our launcher); else it is alone."""
+def start(parallel: ParallelConfig, run: RunFolderConfig, identity: Mapping[str, Any] = MappingProxyType({})) -> World:
+    """The world that the environment says this process is part of (torchrun, srun, our launcher); else it is alone.
+
+    identity: what must be the same on all ranks, beside the versions of what computes.
+    """
     global _world, _connection, _num_worlds
     place = rank_env.read(os.environ)
     if run.threads:
         torch.set_num_threads(run.threads)
     elif place.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, _num_cores() // place.local_size))
+        torch.set_num_threads(max(1, nodes.num_cores() // place.local_size))
     keep_freed_memory()
     if run.device == "cpu" or (run.device == "auto" and devices.pick_device("auto").type == "cpu"):
         cpu.settle()  # here: a store and a process group have threads
@@ -82,7 +87,12 @@ def start(parallel: ParallelConfig, run: RunFolderConfig) -> World:
         return layout, device
 
     store, (layout, device) = rendezvous.agree(
-        base, place, prepare, lambda found: f"{found[1].type} {devices.identity(found[1])}", timeout
+        base,
+        place,
+        prepare,
+        lambda found: f"{found[1].type} {devices.identity(found[1])}",
+        timeout,
+        _versions() | dict(identity),
     )
     set_up_nccl(device, os.environ.get(rank_env.LOG_DIR) or run.out)
     _world = join(layout, place.rank, device, timeout=timeout, store=distributed.PrefixStore("groups", store))
@@ -91,6 +101,25 @@ def start(parallel: ParallelConfig, run: RunFolderConfig) -> World:
     _stores[address] = opened
     atexit.register(close)
     return _world
+
+
+def _versions() -> dict[str, str]:
+    return {"gptworks": __version__, "torch": str(torch.__version__), "Python": platform.python_version()}
+
+
+def refuse(problem: GPTWorksError, timeout: float) -> None:
+    """What this process was told contradicts itself: tell the ranks that wait for it, as far as that is possible."""
+    place = rank_env.guess(os.environ)
+    if place is None:
+        return
+    from torch import distributed
+
+    def fail() -> None:
+        raise problem
+
+    with suppress(RuntimeError, GPTWorksError):
+        base = distributed.PrefixStore("gptworks/1", rendezvous.open_store(place, timeout))
+        rendezvous.agree(base, place, fail, lambda _: "", timeout)
 
 
 def _take_device(name: str, place: rank_env.Placement) -> torch.device:
@@ -210,8 +239,3 @@ def keep_freed_memory() -> None:
         library = ctypes.CDLL(None)
         for option, value in ((_M_MMAP_THRESHOLD, 32 * 2**20), (_M_TRIM_THRESHOLD, 2**31 - 1)):
             library.mallopt(option, value)
-
-
-def _num_cores() -> int:
-    """Those this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -5,6 +5,7 @@ Its output goes to its log. Rank 0 keeps the terminal, with a copy in its log. I
 
 import ctypes
 import errno
+import json
 import os
 import re
 import runpy
@@ -19,11 +20,16 @@ from typing import Any, TextIO
 from gptworks.launch import rank_env
 
 _PR_SET_PDEATHSIG = 1  # prctl.h
+BEGUN, ENDED = "begun-", "ended-"  # and the rank: files by which a rank tells that it has begun, and ended well
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 def log_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.log"
+
+
+def last_lines(log: Path) -> list[str]:
+    return log.read_text(encoding="utf-8", errors="replace").splitlines()[-10:] if log.exists() else []
 
 
 class Copied:
@@ -62,13 +68,8 @@ def _closed_terminal_ignored() -> Iterator[None]:
 def main(command: list[str]) -> None:
     end_with_parent()
     rank = int(os.environ["RANK"])
-    log = log_file(Path(os.environ[rank_env.LOG_DIR]), rank).open("a", encoding="utf-8", buffering=1)
-    if rank == 0:
-        sys.stdout, sys.stderr = Copied(sys.stdout, log), Copied(sys.stderr, log)  # type: ignore[assignment]
-    else:
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(log.fileno(), stream.fileno())
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    round_folder = _enter_round(rank)
+    _redirect(rank)
     try:
         if command[0] == "-m":
             sys.argv = command[1:]
@@ -82,6 +83,50 @@ def main(command: list[str]) -> None:
     except BaseException:
         traceback.print_exc()
         _leave(1)
+    if round_folder is not None:
+        (round_folder / f"{ENDED}{rank}").touch()
+
+
+def _enter_round(rank: int) -> Path | None:
+    """Under torchrun: tell what started it which rank this is. Each start of all ranks has a port of its own."""
+    if rank_env.ROUNDS not in os.environ:
+        return None
+    rounds, told = Path(os.environ[rank_env.ROUNDS]), os.environ
+    folder = rounds / f"{told['MASTER_PORT']}-{told.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    folder.mkdir(exist_ok=True)
+    earlier = [path for path in rounds.iterdir() if path.is_dir() and path != folder]
+    told[rank_env.FAILURES], told[rank_env.ATTEMPT] = str(folder), str(len(earlier))
+    begun = {
+        "rank": rank,
+        "world_size": int(told["WORLD_SIZE"]),
+        "node": int(told["GROUP_RANK"]),
+        "num_nodes": int(told["GROUP_WORLD_SIZE"]),
+        "restarts": int(told.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        "pid": os.getpid(),
+    }
+    new = folder / f".{rank}.new"
+    new.write_text(json.dumps(begun), encoding="utf-8")
+    new.replace(folder / f"{BEGUN}{rank}")
+    return folder
+
+
+def _redirect(rank: int) -> None:
+    if rank_env.LOG_DIR not in os.environ:
+        return
+    log = log_file(Path(os.environ[rank_env.LOG_DIR]), rank).open("a", encoding="utf-8", buffering=1)
+    attempt = int(os.environ.get(rank_env.ATTEMPT, "0"))
+    if attempt:
+        log.write(f"--- start {attempt + 1}\n")
+    if rank:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(log.fileno(), stream.fileno())
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        return
+    if rank_env.TERMINAL in os.environ:
+        pipe = os.open(os.environ[rank_env.TERMINAL], os.O_WRONLY)
+        os.dup2(pipe, sys.stderr.fileno())
+        os.close(pipe)
+    sys.stdout, sys.stderr = Copied(sys.stdout, log), Copied(sys.stderr, log)  # type: ignore[assignment]
 
 
 def _leave(code: int) -> None:
@@ -101,4 +146,4 @@ def end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main([word for number, word in enumerate(sys.argv[1:]) if number or word != "--"])

@@ -6,15 +6,14 @@ What would be a hang or pages of torch's own is refused here, before a group exi
 import json
 import os
 import platform
-import socket
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from gptworks.errors import GPTWorksError, UsageError, first_line
+from gptworks.launch import store_client
 from gptworks.launch.rank_env import Placement, is_supervised
 
 T = TypeVar("T")
@@ -23,6 +22,7 @@ _LINGER = 3.0  # seconds for which rank 0, with whom the store goes, waits until
 _POLL = 0.05
 _SUPERSEDED = 10.0  # seconds in which rank 0 of a new attempt shows that an old refusal is not meant
 _LEADER = "leader"
+_LISTED = 5  # differences between two ranks that are named
 
 
 def open_store(place: Placement, timeout: float) -> Any:
@@ -67,11 +67,9 @@ def _wait_until_connected(place: Placement, timeout: float) -> None:
 
     deadline = time.monotonic() + timeout
     while True:
-        try:
-            with socket.create_connection((place.master, place.port), timeout=5):
-                return
-        except OSError as error:
-            reason = error.strerror or str(error)
+        reason = store_client.knock(place.master, place.port)
+        if not reason:
+            return
         if time.monotonic() >= deadline:
             raise distributed.DistNetworkError(
                 f"{place.master}:{place.port}, where rank 0 should be: {reason} for {timeout:g} s"
@@ -80,45 +78,39 @@ def _wait_until_connected(place: Placement, timeout: float) -> None:
 
 
 def _connect(place: Placement, answer: float, timeout: float) -> Any:
-    """In a thread: torch waits without end for a program that takes a connection and says nothing."""
-    from torch import distributed
-
-    found: list[Any] = []
-
-    def connect() -> None:
-        try:
-            limit = timedelta(seconds=answer)
-            found.append(distributed.TCPStore(place.master, place.port, timeout=limit, wait_for_workers=False))
-        except RuntimeError as error:
-            found.append(error)
-
-    thread = threading.Thread(target=connect, name="rendezvous", daemon=True)
-    thread.start()
-    thread.join(answer + 1)
-    if found and not isinstance(found[0], RuntimeError):
-        found[0].set_timeout(timedelta(seconds=timeout))
-        return found[0]
-    said = first_line(found[0]) if found else f"no answer for {answer:g} s"
-    raise UsageError(
-        f"MASTER_PORT: what listens at {place.master}:{place.port} is not rank 0 of this run ({said}): another program "
-        "uses that port. Needed: a free port, the same for every rank. Choose another MASTER_PORT."
-    )
+    try:
+        found = store_client.connect(place.master, place.port, answer)
+    except RuntimeError as error:
+        raise UsageError(
+            f"MASTER_PORT: what listens at {place.master}:{place.port} is not rank 0 of this run "
+            f"({first_line(error)}): another program uses that port. Needed: a free port, the same for every rank. "
+            "Choose another MASTER_PORT."
+        ) from None
+    found.set_timeout(timedelta(seconds=timeout))
+    return found
 
 
 def agree(
-    base: Any, place: Placement, prepare: Callable[[], T], device_of: Callable[[T], str], timeout: float
+    base: Any,
+    place: Placement,
+    prepare: Callable[[], T],
+    device_of: Callable[[T], str],
+    timeout: float,
+    identity: Mapping[str, Any] | None = None,
 ) -> tuple[Any, T]:
     """What `prepare` finds for this rank, once every rank has come, was told the same, and has a device of its own;
     and the store in which nobody of an earlier attempt has said anything.
 
     A GPTWorksError of one rank's `prepare` ends all ranks. device_of: "kind identity"; the identity may be empty.
+    `identity`: what must be the same on all ranks, by name, such as versions and the configuration; None = not known.
     """
     from torch import distributed
 
     deadline = time.monotonic() + timeout
-    leader = _lead(base) if place.rank == 0 else _find_leader(base, "", timeout)
+    told = json.dumps(dict(identity)) if identity is not None else ""
+    leader = _lead(base, told) if place.rank == 0 else _find_leader(base, "", timeout)
     while True:
-        attempt = _Attempt(base, leader, distributed.PrefixStore(leader, base), place)
+        attempt = _Attempt(base, leader, distributed.PrefixStore(leader, base), place, told)
         try:
             return attempt.store, _agree(attempt, prepare, device_of, timeout)
         except _Superseded:
@@ -137,6 +129,7 @@ class _Attempt:
     leader: str
     store: Any  # the part of `base` that is of this attempt
     place: Placement
+    identity: str  # JSON; empty: not to be compared
 
     def leave_if_over(self, seconds: float) -> None:
         """Where the store may hold earlier attempts: give rank 0 of a new one so long to show itself."""
@@ -164,10 +157,13 @@ class _Attempt:
                     raise
 
 
-def _lead(base: Any) -> str:
+def _lead(base: Any, identity: str) -> str:
     """Rank 0 begins anew. torchrun's store outlives its attempts, and its nodes do not count them alike, so nothing in
     the environment says which attempt this is."""
+    from torch import distributed
+
     leader = f"{platform.node()}-{os.getpid()}-{time.time_ns()}"
+    distributed.PrefixStore(leader, base).set("identity", json.dumps([_this_process(), identity]))
     base.set(_LEADER, leader)
     return leader
 
@@ -186,12 +182,12 @@ def _find_leader(base: Any, not_this: str, timeout: float) -> str:
 
 def _agree(attempt: _Attempt, prepare: Callable[[], T], device_of: Callable[[T], str], timeout: float) -> T:
     store, place = attempt.store, attempt.place
-    process = f"process {os.getpid()} on {platform.node()}"
+    process = _this_process()
     if store.check(["verdict"]):  # before this rank came: it is not meant, or a refusal that came early
         if not json.loads(store.get("verdict")):
             raise _Superseded
         attempt.leave_if_over(_SUPERSEDED)
-    problem = _contradiction(store, place, process)
+    problem = _contradiction(store, place, process) or _difference(attempt, process)
     if problem:
         attempt.leave_if_over(_SUPERSEDED)
         _refuse(store, place, problem)
@@ -221,6 +217,28 @@ def _contradiction(store: Any, place: Placement, process: str) -> str:
             "Needed: the same number for every rank. Look at the environment that each is started with."
         )
     return ""
+
+
+def _this_process() -> str:
+    return f"process {os.getpid()} on {platform.node()}"
+
+
+def _difference(attempt: _Attempt, process: str) -> str:
+    """Between this rank's identity and rank 0's; empty: there is none."""
+    store, place = attempt.store, attempt.place
+    if not store.check(["identity"]):
+        return ""  # of an attempt that is over
+    first, theirs = json.loads(store.get("identity"))
+    if theirs == attempt.identity or not theirs or not attempt.identity:
+        return ""
+    here, there = json.loads(attempt.identity), json.loads(theirs)
+    names = [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
+    found = "; ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in names[:_LISTED])
+    more = f"; and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return (
+        f"rank {place.rank} ({process}) was started with other settings than rank 0 ({first}): {found}{more}. Needed: "
+        "the same versions and the same configuration on all machines. Install and copy them anew."
+    )
 
 
 def _refuse(store: Any, place: Placement, text: str) -> None:

@@ -11,6 +11,7 @@ import stat
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 # Windows has the first two.
 SAVE_AND_END = tuple(
@@ -42,3 +43,44 @@ def _is_closed_terminal(number: int) -> bool:
     if sys.platform == "win32" or not stat.S_ISCHR(kind.st_mode) or os.isatty(number):
         return False
     return kind.st_rdev != Path(os.devnull).stat().st_rdev
+
+
+class Interrupted(Exception):
+    """A signal arrived while there were no processes to pass it on to."""
+
+
+class Received:
+    """Signals to a launcher are for the ranks, which save and end: each kind is passed on once, a second Ctrl-C too."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self.passed_on = 0
+
+    def __enter__(self) -> "Received":
+        self._before = {number: signal.signal(number, self._receive) for number in to_handle()}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            if not self.received or handler != signal.SIG_DFL:  # the same signal once more finds a process that ends
+                signal.signal(number, handler)
+
+    def _receive(self, number: int, _: FrameType | None) -> None:
+        if self.received.count(number) < (2 if number == signal.SIGINT else 1):
+            self.received.append(number)
+        if signal.Signals(number).name == "SIGHUP":
+            leave_closed_terminal()
+
+    @property
+    def ends_at_once(self) -> bool:
+        return self.received.count(signal.SIGINT) > 1
+
+    def leave_if_received(self) -> None:
+        if self.received:
+            raise Interrupted
+
+    def not_passed_on(self) -> list[int]:
+        """Those that have come since this was asked last."""
+        new = self.received[self.passed_on :]
+        self.passed_on += len(new)
+        return new

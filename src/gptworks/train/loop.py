@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gptworks.config.schema import RunConfig
 from gptworks.errors import ConfigError
-from gptworks.launch import heartbeat
+from gptworks.launch import failures, heartbeat
 from gptworks.launch.ranks import Ranks
 from gptworks.train import bad_step, memory, optim, plot, resume, run_folder, schedule, text_inputs
 from gptworks.train.metrics import Observer
@@ -63,6 +63,7 @@ def train(
 def _take(folder: Path, resume_from: str, opened: ExitStack) -> None:
     run_folder.refuse_foreign(folder, resume_from)
     opened.enter_context(run_folder.locked(folder))
+    failures.forget_ended(folder)
 
 
 def _loop(cfg: RunConfig, run: Run, interrupts: Interrupts) -> str:

@@ -148,10 +148,10 @@ class Interrupts:
                 self._previous[number] = signal.signal(number, self._receive)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # One that a launcher started ends now. The same signal comes once more, from the launcher or the batch system,
-        # and must not make a failure of it.
-        is_ending = self.received is not None and rank_env.read(os.environ).started_by
+        # and must not make a failure of it; nor keep one that fails from saying why, when torchrun ends it meanwhile.
+        is_ending = (self.received is not None or kind is not None) and rank_env.read(os.environ).started_by
         for number, handler in self._previous.items():
             if not is_ending or handler != signal.SIG_DFL:
                 signal.signal(number, handler)  # type: ignore[arg-type]

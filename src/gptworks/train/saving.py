@@ -13,11 +13,11 @@ from gptworks.checkpoint.background import Background
 from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.checkpoint.manifest import Manifest
 from gptworks.config.schema import RunConfig
+from gptworks.launch.job import SAVE_TIMEOUT_S
 from gptworks.launch.ranks import Ranks
 from gptworks.parallel.slices import Slice, copied_to_cpu
 from gptworks.train.setup import Setup
 
-SAVING_TIMEOUT = timedelta(hours=2)
 _NEWEST_WEIGHS = 0.1  # so that about the last ten steps count
 
 
@@ -44,7 +44,7 @@ class Saving:
     def __init__(self, cfg: RunConfig, setup: Setup, folder: Path, say: Callable[[str], None]) -> None:
         self.cfg, self.tokenizer, self.say = cfg, setup.dataset.tokenizer, say
         # Saving has a group of its own: it may be going on in a thread, and a slow disk is not a rank that hangs.
-        self.checkpoints = CheckpointFolder(folder, Ranks(setup.world, timeout=SAVING_TIMEOUT))
+        self.checkpoints = CheckpointFolder(folder, Ranks(setup.world, timeout=timedelta(seconds=SAVE_TIMEOUT_S)))
         self._background = Background(setup.world.device)
 
     def wait(self) -> None:

@@ -54,7 +54,7 @@ class Setup:
 
 def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
     """Open the data, solve the batch equation, count the steps. `world`: None = the one the environment tells of."""
-    world = world or process_group.start(cfg.parallel, cfg.run)
+    world = world or process_group.start(cfg.parallel, cfg.run, _identity(cfg))
     if world.computes_on_cpu:
         cpu.require(DTYPES[cfg.precision.compute])
     parallel = fit_layout(cfg, world.layout)
@@ -89,6 +89,17 @@ def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
         parallel=parallel,
         notes=(*notes, *_about_vocabulary(cfg.model, cfg.init.checkpoint, dataset.tokenizer)),
     )
+
+
+# Names of files, which machines may have in places of their own; that they hold the same is checked when they are read.
+_LOCAL = {"data.path", "data.held_out_path", "data.tokenizer", "init.checkpoint"}
+
+
+def _identity(cfg: RunConfig) -> dict[str, object]:
+    """What all ranks must have been told alike, by dotted names."""
+    sections = cfg.model_dump(mode="json", exclude={"run"})
+    named = {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
+    return {name: value for name, value in named.items() if name not in _LOCAL}
 
 
 def _held_out(cfg: RunConfig, dataset: Dataset, asked: int | None) -> tuple[OrderedSamples | None, list[str]]:

@@ -1,0 +1,30 @@
+"""What is to be started: the command of each rank, how many of them, on which machines."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gptworks.errors import UsageError
+from gptworks.launch.nodes import Nodes
+
+SAVE_TIMEOUT_S = 7200  # in which a checkpoint must be written; ranks that save after a signal have so long
+
+
+@dataclass(frozen=True)
+class Job:
+    command: tuple[str, ...]  # of each rank: -m MODULE ... or SCRIPT ...
+    nproc: int
+    log_dir: Path
+    nodes: Nodes = field(default_factory=Nodes)
+    max_restarts: int = 0
+    quiet: bool = False  # say nothing of the start
+    preload: tuple[str, ...] = ()  # modules that every rank will import; not the one that is run
+
+
+def make_log_dir(log_dir: Path) -> None:
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{log_dir}: logs cannot be written there ({error.strerror}). Choose another --out, or a "
+            "--log-dir for the logs alone."
+        ) from None

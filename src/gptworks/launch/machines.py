@@ -1,0 +1,340 @@
+"""Several machines: starts torchrun on this one, shows what its ranks say, and tells how the run ended.
+
+The rendezvous, the ranks' processes and their restarts are torch's. What went wrong is taken from what the ranks wrote:
+torchrun's own account, which is in its log, is shown only when nobody wrote anything.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from gptworks.errors import UsageError
+from gptworks.launch import failures, nodes, open_files, rank_env, torchrun
+from gptworks.launch.failures import Failure, say
+from gptworks.launch.job import Job, make_log_dir
+from gptworks.launch.membership import Membership
+from gptworks.launch.rank_process import BEGUN, ENDED, end_with_parent, last_lines, log_file
+from gptworks.launch.signals import Interrupted, Received
+
+REJOIN_S = 120  # for which a machine that has lost machine 0 waits for it to come back
+GRACE_S = 6.0  # in which ranks that must end may say why; more than failures.PATIENCE
+_POLL_S = 0.1
+
+
+def run(job: Job) -> int:
+    """The exit code of the run, as this machine knows it."""
+    make_log_dir(job.log_dir)
+    open_files.raise_limit()  # the ranks inherit it
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what a store says of machines that have gone
+    with Received() as received, tempfile.TemporaryDirectory(prefix="gptworks-") as folder:
+        member = Membership(job.nodes, say)
+        machine = _Machine(job, member, received, Path(folder))
+        try:
+            return machine.run()
+        except Interrupted:
+            return 128 + received.received[0]
+        finally:
+            machine.end_agent()
+            member.leave()
+
+
+@dataclass
+class _Round:
+    """One start of all ranks: what those of this machine have written."""
+
+    folder: Path
+
+    def begun(self) -> dict[int, dict[str, int]]:
+        return {int(path.name[len(BEGUN) :]): json.loads(path.read_text()) for path in self.folder.glob(f"{BEGUN}*")}
+
+    def ended(self) -> set[int]:
+        return {int(path.name[len(ENDED) :]) for path in self.folder.glob(f"{ENDED}*")}
+
+    def note_deaths(self, job: Job) -> None:
+        """A rank that ended without a word of its own gets one, which the others may be waiting for."""
+        spoken = self.ended() | failures.read_all(self.folder).keys()
+        for rank, begun in self.begun().items():
+            if rank in spoken or _is_alive(begun["pid"]):
+                continue
+            if rank in self.ended() or rank in failures.read_all(self.folder):
+                continue  # it spoke between the two questions
+            log = log_file(job.log_dir, rank)
+            text = "killed, or it crashed: it left no word. If nobody did that, memory ran out (dmesg tells)."
+            Failure(rank, f"{text} Its log: {log}").write(self.folder)
+
+    def is_over(self, nproc: int) -> bool:
+        """Whether every rank of this machine has begun, has spoken its last word, and is gone."""
+        begun, spoken = self.begun(), self.ended() | failures.read_all(self.folder).keys()
+        return len(spoken) == len(begun) == nproc and not any(_is_alive(rank["pid"]) for rank in begun.values())
+
+    def ended_well(self, nproc: int) -> bool:
+        return len(self.ended()) == nproc
+
+    def failure(self) -> Failure | None:
+        found, begun = failures.read_all(self.folder), self.begun()
+        return failures.named(found, next(iter(begun.values()))["world_size"]) if found and begun else None
+
+
+class _Machine:
+    def __init__(self, job: Job, member: Membership, received: Received, folder: Path) -> None:
+        self.job, self.member, self.received, self.folder = job, member, received, folder
+        self.agent: subprocess.Popen[bytes] | None = None
+        self.rounds: list[_Round] = []
+        self.waiting_since = time.monotonic()
+        self._next_word = 5.0
+        self._restarts_told = 0
+        self._has_shown = self._is_complete = False
+
+    def run(self) -> int:
+        for attempt in range(self.job.max_restarts + 1):
+            self._start_agent(is_first=attempt == 0)
+            self._watch()
+            if attempt == self.job.max_restarts or not self._gave_up():
+                break
+            say(f"torchrun ended on this machine; starting it again ({attempt + 1} of {self.job.max_restarts})")
+        return self._verdict()
+
+    def _gave_up(self) -> bool:
+        """Whether the agent has ended though it might have started the ranks again: it was killed, or it has lost the
+        machine that keeps the rendezvous."""
+        assert self.agent is not None
+        if self.received.received or self.member.refused or self._ended_well() or self.agent.returncode == 0:
+            return False
+        if self.rounds:
+            self._wait_for_last_words()
+        failure = self.rounds[-1].failure() if self.rounds else None
+        was_in_vain = time.monotonic() - self.waiting_since >= torchrun.JOIN_TIMEOUT_S
+        return not was_in_vain and (failure is None or not self._is_present_failure(failure))
+
+    # Starting
+
+    def _start_agent(self, *, is_first: bool) -> None:
+        job = self.job
+        if job.nodes.rank:
+            self.member.enter(self.received.leave_if_received, torchrun.JOIN_TIMEOUT_S if is_first else REJOIN_S)
+        elif is_first:
+            nodes.require_free(job.nodes.master, job.nodes.port)
+        told = torchrun.environment(job) | {rank_env.ROUNDS: str(self.folder)}
+        told[rank_env.TERMINAL] = self._pipe_to_stderr()
+        if not job.quiet:
+            print(f"node {job.nodes.rank} of {job.nodes.count}: {torchrun.described(job)}", flush=True)
+        with torchrun.log_file(job).open("ab") as log:
+            self.agent = subprocess.Popen(
+                torchrun.command(job),
+                env=torchrun.inherited() | told,
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,  # a terminal's Ctrl-C comes here only, and is passed on once
+                preexec_fn=end_with_parent if sys.platform == "linux" else None,
+            )
+        if not job.nodes.rank:
+            self.member.host()
+        self.waiting_since = time.monotonic()
+
+    def _pipe_to_stderr(self) -> str:
+        """What rank 0 writes to stderr is shown; the agent's own stderr is a log."""
+        path = self.folder / "stderr"
+        if not path.exists():
+            os.mkfifo(path)
+            threading.Thread(target=_copy_lines, args=(path,), name="stderr", daemon=True).start()
+        return str(path)
+
+    # Watching
+
+    def _watch(self) -> None:
+        """Until the agent has ended, by itself or because there is nothing left to wait for."""
+        assert self.agent is not None
+        is_over_since: float | None = None
+        while self.agent.poll() is None:
+            self._pass_on_signals()
+            self._look_at_rounds()
+            if self.member.refused:
+                self.end_agent()
+                raise UsageError(self.member.refused)
+            present = self.rounds[-1] if self.rounds else None
+            if present is None or not present.is_over(self.job.nproc):
+                is_over_since = None
+                self._say_who_is_missing(is_waiting=present is None)
+            else:
+                is_over_since = is_over_since or time.monotonic()
+                if self._has_nothing_left(present, time.monotonic() - is_over_since):
+                    self.end_agent()
+                    return
+                self._say_who_is_missing(is_waiting=not present.ended_well(self.job.nproc))
+            time.sleep(_POLL_S)
+        self._look_at_rounds()
+
+    def _has_nothing_left(self, present: _Round, seconds: float) -> bool:
+        """The ranks of this machine have ended so long ago, and the agent goes on."""
+        if present.ended_well(self.job.nproc):
+            self.member.done()
+            self._is_complete = self.member.all_done and seconds > 5  # the agent waits for one that was told to end
+            return self._is_complete
+        failure = present.failure()
+        if failure is not None and not failure.can_restart:
+            return seconds > 0.5  # it would start them again, to find the same
+        return self.member.is_lost and self.job.nodes.rank > 0
+
+    def _pass_on_signals(self) -> None:
+        for number in self.received.not_passed_on():
+            if self.received.ends_at_once:
+                self._end_at_once()
+            else:
+                assert self.agent is not None
+                self.agent.send_signal(number)
+
+    def _end_at_once(self) -> None:
+        for rank in self.rounds[-1].begun().values() if self.rounds else ():
+            if _is_alive(rank["pid"]):
+                os.kill(rank["pid"], signal.SIGINT)
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline and self.agent is not None and self.agent.poll() is None:
+            time.sleep(_POLL_S)
+        self.end_agent()
+
+    def _look_at_rounds(self) -> None:
+        known = {each.folder for each in self.rounds}
+        for path in sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime):
+            if path.is_dir() and path not in known:
+                self._say_why_again()
+                self.rounds.append(_Round(path))
+                self._has_shown = False
+        if not self.rounds:
+            return
+        present = self.rounds[-1]
+        present.note_deaths(self.job)
+        begun = present.begun()
+        if not self._has_shown and len(begun) == self.job.nproc:
+            self._has_shown = True
+            self.member.begin()
+            self._show(begun)
+        if present.is_over(self.job.nproc):
+            self._say_why_again()
+
+    def _show(self, begun: dict[int, dict[str, int]]) -> None:
+        """The ranks as torch has given them, which is what counts."""
+        first = begun[min(begun)]
+        processes = f"{self.job.nproc} process{'es' if self.job.nproc > 1 else ''}"
+        text = f"node {first['node']} of {first['num_nodes']}: {processes}, ranks {min(begun)} to {max(begun)}"
+        if not self.job.quiet:
+            print(f"{text} of {first['world_size']}; logs in {self.job.log_dir}", flush=True)
+
+    def _say_why_again(self) -> None:
+        """Of a start that is over, once: why there is or will be another."""
+        if self._restarts_told == len(self.rounds):
+            return
+        present, failure = self.rounds[-1], self.rounds[-1].failure()
+        if failure is None:
+            if self.received.received or not present.ended():
+                return
+            # All have saved and ended, and yet there is another start: the agent has asked them to.
+            if present.ended_well(self.job.nproc) and self.agent is not None and not self._is_new_round():
+                return
+            say("another node joins; so all start again.")
+        elif failure.can_restart and self._number(present) < self.job.max_restarts and not self.received.received:
+            again = f"({self._number(present) + 1} of {self.job.max_restarts})"
+            say(f"{failure.message}\nstarting again from the last checkpoint {again}")
+        self._restarts_told = len(self.rounds)
+
+    def _is_new_round(self) -> bool:
+        known = {each.folder for each in self.rounds}
+        return any(path.is_dir() and path not in known for path in self.folder.iterdir())
+
+    def _number(self, present: _Round) -> int:
+        return max((rank["restarts"] for rank in present.begun().values()), default=0)
+
+    def _say_who_is_missing(self, *, is_waiting: bool) -> None:
+        if not is_waiting:
+            self.waiting_since, self._next_word = time.monotonic(), 5.0
+            return
+        waited = time.monotonic() - self.waiting_since
+        if waited > self._next_word and self.member.missing and self.member.present:
+            self._next_word = waited + 60
+            say(f"waiting for {self._missing()} at {self.member.where}")
+
+    def _missing(self) -> str:
+        return "node " + ", ".join(str(node) for node in self.member.missing)
+
+    # The end
+
+    def end_agent(self) -> None:
+        """Its ranks end with it."""
+        if self.agent is None or self.agent.poll() is not None:
+            return
+        self.agent.send_signal(signal.SIGTERM)
+        try:
+            self.agent.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            self.agent.kill()
+            self.agent.wait()
+
+    def _ended_well(self) -> bool:
+        """Not where the agent has ended its ranks for the sake of another start, and has then failed."""
+        assert self.agent is not None
+        was_meant = self.agent.returncode == 0 or self._is_complete or bool(self.received.received)
+        return was_meant and bool(self.rounds) and self.rounds[-1].ended_well(self.job.nproc)
+
+    def _verdict(self) -> int:
+        assert self.agent is not None
+        if self.received.ends_at_once:
+            return 128 + signal.SIGINT
+        if self._ended_well():
+            return 0
+        if self.rounds:
+            self._wait_for_last_words()
+            failure = self.rounds[-1].failure()
+            if failure is not None and (self._is_present_failure(failure) or not self.member.missing):
+                return failures.say_failure(failure)
+        if self.received.received:
+            return 128 + self.received.received[0]
+        if self.member.refused:
+            raise UsageError(self.member.refused)
+        if self.member.is_lost:
+            say(f"error: node 0 at {self.member.where} does not answer any more; stopped here too.")
+            return 2
+        if self.member.missing and self.member.present and self.job.nodes.at_least > len(self.member.present):
+            say(
+                f"error: {self._missing()} of {self.job.nodes.count} has not come to {self.member.where} within "
+                f"{torchrun.JOIN_TIMEOUT_S:g} s. Start the command there too, and check that it reaches this address."
+            )
+            return 2
+        log = torchrun.log_file(self.job)
+        say("\n".join([f"error: torchrun ended with exit code {self.agent.returncode}; {log}:", *last_lines(log)]))
+        return 1
+
+    def _is_present_failure(self, failure: Failure) -> bool:
+        """Not one after which the agent waited in vain for other machines."""
+        return not failure.can_restart or self._number(self.rounds[-1]) >= self.job.max_restarts
+
+    def _wait_for_last_words(self) -> None:
+        """The agent has gone, and its ranks with it or before it."""
+        deadline = time.monotonic() + GRACE_S
+        while time.monotonic() < deadline and not self.rounds[-1].is_over(self.job.nproc):
+            self.rounds[-1].note_deaths(self.job)
+            time.sleep(_POLL_S)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        if sys.platform == "linux":
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        os.kill(pid, 0)
+    except (OSError, IndexError):
+        return False
+    return True
+
+
+def _copy_lines(path: Path) -> None:
+    """For as long as the process lives: each rank 0 opens the pipe anew."""
+    while path.exists():
+        with path.open("rb", buffering=0) as pipe:
+            while text := pipe.read(65536):
+                sys.stderr.write(text.decode(errors="replace"))
+                sys.stderr.flush()
