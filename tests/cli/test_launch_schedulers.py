@@ -2,18 +2,21 @@
 
 import importlib.util
 import os
+import re
+import shlex
 import shutil
 import signal
 import stat
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from gptworks.cli.main import build_parser
 from gptworks.config.load import load
 
 Call = Callable[..., Any]
@@ -70,6 +73,51 @@ def test_a_pod_gets_the_whole_configuration(folder: Path, call: Call) -> None:
     (folder / "inside.yaml").write_text(config_map["data"]["run.yaml"], encoding="utf-8")
     inside, outside = load("inside.yaml"), load("more.yaml", overrides=["train.seed=7", "run.out=runs/more"])
     assert inside == outside and (inside.optim.lr, inside.train.seed) == (0.5, 7)
+
+
+# What the schedulers tell a node, as the second of two.
+TOLD = {
+    "JOB_COMPLETION_INDEX": "1",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "first",
+    "PET_MASTER_PORT": "29400",
+    "SKYPILOT_NODE_RANK": "1",
+    "master": "first",
+}
+
+
+def command_in(text: str) -> list[str]:
+    """The words of `gptworks train` in a manifest, a task or a script, with what the scheduler fills in."""
+    documents = [] if text.startswith("#!") else list(yaml.safe_load_all(text))
+    commands = [node["command"] for document in documents for node in nodes_of(document) if "command" in node]
+    if commands:
+        words = commands[0]
+    else:
+        script = (documents[0]["run"] if documents else text).replace("\\\n", "")
+        words = shlex.split(script[script.index(" gptworks train ") :].split("&")[0].split("\n")[0])
+    filled = [re.sub(r"\$\(?(\w+)\)?", lambda name: TOLD[name[1]], word) for word in words]
+    return filled[filled.index("gptworks") + 1 :]
+
+
+def nodes_of(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from nodes_of(each)
+
+
+@pytest.mark.parametrize("file", [file for file in make_files.COMMANDS if file != "one.sky.yaml"])
+def test_every_file_starts_16_processes_by_options_that_there_are(file: str) -> None:
+    args = build_parser().parse_args(command_in((FILES / file).read_text(encoding="utf-8")))
+    assert (args.verb, args.resume, args.device) == ("train", "auto", "cpu" if file.startswith("cpu") else "cuda")
+    if file.endswith(".sbatch") and file != "node.sbatch":
+        assert (args.nproc, args.nnodes, args.max_restarts) == (None, "", 0), "srun starts them"
+        return
+    assert (args.nproc, args.nnodes, args.max_restarts) == (8, "2", 3)
+    if file == "node.sbatch":
+        assert (args.node_rank, args.master) == (None, ""), "srun says it"
+    else:
+        assert args.node_rank == 1 and args.master in ("first:29400", "run-0.run:29400")
 
 
 SLURM = ["--to", "slurm", "-c", "run.yaml", "--nodes", "2", "--gpus-per-node", "8"]

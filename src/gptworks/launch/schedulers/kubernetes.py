@@ -13,8 +13,9 @@ KINDS = ("job", "pytorchjob", "trainjob")
 
 _CONFIG_FOLDER, _CONFIG_FILE = "/etc/gptworks", "run.yaml"
 _RUNTIME = "torch-distributed"  # the ClusterTrainingRuntime that Kubeflow Trainer brings
-# With the store shared between agent and ranks, as is torch's default, a rank that was killed is not started again.
-_ENVIRONMENT = [{"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"}]
+
+# Number of the pod, and where the first one is, as both of Kubeflow's operators tell them.
+_OF_TORCHRUN = ("$(PET_NODE_RANK)", "$(PET_MASTER_ADDR):$(PET_MASTER_PORT)")
 
 Object = dict[str, Any]
 
@@ -52,8 +53,9 @@ def _config_map(job: ClusterJob) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", **named, "data": {_CONFIG_FILE: job.config}}
 
 
-def _train_words(job: ClusterJob) -> list[str]:
-    return job.train_words("-c", f"{_CONFIG_FOLDER}/{_CONFIG_FILE}")
+def _command(job: ClusterJob, node_rank: str, master: str) -> list[str]:
+    """Of one pod, which is one node. $(NAME) is filled in by Kubernetes, from the variables of the pod."""
+    return [*job.train_words("-c", f"{_CONFIG_FOLDER}/{_CONFIG_FILE}"), *job.launcher_words(node_rank, master)]
 
 
 def _volumes(job: ClusterJob) -> tuple[list[Object], list[Object]]:
@@ -76,7 +78,7 @@ def _resources(job: ClusterJob) -> Object:
     return {"requests": {"cpu": str(job.machine.processes)}}
 
 
-def _pod(job: ClusterJob, container: str, command: list[str], **more: Any) -> Object:
+def _pod(job: ClusterJob, container: str, command: list[str]) -> Object:
     volumes, mounts = _volumes(job)
     return {
         "terminationGracePeriodSeconds": job.grace,  # from SIGTERM, which makes the ranks save
@@ -86,7 +88,6 @@ def _pod(job: ClusterJob, container: str, command: list[str], **more: Any) -> Ob
                 "image": job.image,
                 "command": command,
                 "workingDir": job.volumes[0].path,
-                **more,
                 "resources": _resources(job),
                 "volumeMounts": mounts,
             }
@@ -105,8 +106,7 @@ def _limits(job: ClusterJob) -> Object:
 def _indexed_job(job: ClusterJob) -> list[Object]:
     """Pod K of the Job is node K; a headless service gives it the name NAME-K.NAME."""
     nodes = job.machine.nodes
-    master = f"{job.name}-0.{job.name}:{PORT}"
-    command = [*_train_words(job), *job.launcher_words("$(JOB_COMPLETION_INDEX)", master)]
+    command = _command(job, "$(JOB_COMPLETION_INDEX)", f"{job.name}-0.{job.name}:{PORT}")
     pod = {"restartPolicy": "Never", "subdomain": job.name} | _pod(job, "train", command)
     service = {
         "apiVersion": "v1",
@@ -135,36 +135,25 @@ def _indexed_job(job: ClusterJob) -> list[Object]:
 
 
 def _pytorch_job(job: ClusterJob) -> list[Object]:
-    """The operator tells torchrun all that it needs, by variables whose names begin with PET_."""
-    nodes, processes = job.machine.nodes, job.machine.processes
-    pod = _pod(job, "pytorch", ["torchrun", "-m", *_train_words(job)], env=_ENVIRONMENT)
+    """The operator numbers the pods and says where the first one is, by variables that are meant for torchrun."""
+    nodes = job.machine.nodes
+    replica = {
+        # 1 to 127 are for good; a pod that was killed has 128 or more and is started again.
+        "restartPolicy": "ExitCode",
+        "template": {"spec": _pod(job, "pytorch", _command(job, *_OF_TORCHRUN))},
+    }
+    replicas = {"Master": {"replicas": 1, **replica}, "Worker": {"replicas": nodes - 1, **replica}}
     spec = {
-        "nprocPerNode": str(processes),
-        "elasticPolicy": {
-            "rdzvBackend": "c10d",
-            "minReplicas": nodes,
-            "maxReplicas": nodes,
-            "maxRestarts": job.max_restarts,
-        },
-        "runPolicy": {"backoffLimit": nodes * job.max_restarts, "cleanPodPolicy": "None", **_limits(job)},
-        "pytorchReplicaSpecs": {
-            "Worker": {
-                "replicas": nodes,
-                # 1 to 127 are for good; a pod that was killed has 128 or more and is started again.
-                "restartPolicy": "ExitCode",
-                "template": {"spec": pod},
-            }
-        },
+        "nprocPerNode": str(job.machine.processes),
+        "runPolicy": {"backoffLimit": nodes * job.max_restarts, **_limits(job)},
+        "pytorchReplicaSpecs": replicas if nodes > 1 else {"Master": replicas["Master"]},
     }
     return [{"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": job.name}, "spec": spec}]
 
 
 def _train_job(job: ClusterJob) -> list[Object]:
+    """As a PyTorchJob, by Kubeflow's newer operator. It has no word for the working folder."""
     volumes, mounts = _volumes(job)
-    endpoint = "$(PET_MASTER_ADDR):$(PET_MASTER_PORT)"
-    torchrun = ["torchrun", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={job.name}"]
-    # A TrainJob has no word for the working folder.
-    command = ["env", f"--chdir={job.volumes[0].path}", *torchrun, f"--max-restarts={job.max_restarts}", "-m"]
     pod = {
         "terminationGracePeriodSeconds": job.grace,
         "containers": [{"name": "node", "volumeMounts": mounts}],
@@ -176,8 +165,7 @@ def _train_job(job: ClusterJob) -> list[Object]:
         **_limits(job),
         "trainer": {
             "image": job.image,
-            "command": [*command, *_train_words(job)],
-            "env": _ENVIRONMENT,
+            "command": ["env", f"--chdir={job.volumes[0].path}", *_command(job, *_OF_TORCHRUN)],
             "numNodes": job.machine.nodes,
             "numProcPerNode": job.machine.processes,
             "resourcesPerNode": _resources(job),
