@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     inside.add_argument("--dry-run", action="store_true", help="print the command, run nothing")
     parser.add_argument("--server-ip", metavar="ADDR", help="address of this machine (default: as others reach it)")
     parser.add_argument("--device-ips", metavar="A,B", help="one address per device, where they have their own")
-    parser.add_argument("--out", metavar="FILE", help="where to write (default: hccl_... in this folder; - = print)")
+    parser.add_argument("--out", metavar="FILE", help="where to write (default: a name in this folder; - = print)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from gptworks.launch.schedulers.registry import scheduler
 
     target = scheduler(args.to)
-    for name in ("kind", "task_per", "setup"):
+    for name in ("kind", "task_per", "setup"):  # which not all of them understand
         if getattr(args, name) and name not in target.OPTIONS:
             raise UsageError(f"{OWN[name]}: means nothing to --to {args.to}. Leave it out.")
     job, fit = _job(args)

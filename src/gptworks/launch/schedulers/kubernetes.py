@@ -8,7 +8,7 @@ from gptworks.launch.schedulers import yaml_document
 from gptworks.launch.schedulers.job import PORT, ClusterJob, require_stored, require_working_time
 
 SUFFIX = ".k8s.yaml"
-OPTIONS = frozenset({"kind", "image", "volume", "time"})
+OPTIONS = frozenset({"kind"})
 KINDS = ("job", "pytorchjob", "trainjob")
 
 _CONFIG_FOLDER, _CONFIG_FILE = "/etc/gptworks", "run.yaml"

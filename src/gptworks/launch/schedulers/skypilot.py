@@ -9,7 +9,7 @@ from gptworks.launch.schedulers import yaml_document
 from gptworks.launch.schedulers.job import PORT, ClusterJob, require_stored, require_working_time, shell_lines
 
 SUFFIX = ".sky.yaml"
-OPTIONS = frozenset({"setup", "image", "volume", "time"})
+OPTIONS = frozenset({"setup"})
 
 # The planner's names of GPUs in SkyPilot's words.
 ACCELERATORS = {

@@ -8,7 +8,7 @@ from gptworks.launch.schedulers.duration import slurm_duration
 from gptworks.launch.schedulers.job import ClusterJob, require_working_time, shell_lines
 
 SUFFIX = ".sbatch"
-OPTIONS = frozenset({"task_per", "setup", "image", "volume", "time"})
+OPTIONS = frozenset({"task_per", "setup"})
 _EARLY = 60  # seconds by which Slurm may send its signal too early
 
 _SCRIPT = """\
