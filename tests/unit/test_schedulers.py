@@ -6,7 +6,7 @@ from gptworks.config.load import load
 from gptworks.errors import GPTWorksError, UsageError
 from gptworks.launch.schedulers.duration import parse_duration, slurm_duration
 from gptworks.launch.schedulers.fit import Machine, examine
-from gptworks.launch.schedulers.job import Volume, default_name, require_name
+from gptworks.launch.schedulers.job import ShellText, Volume, default_name, require_name, shell_lines
 from gptworks.launch.schedulers.registry import SCHEDULERS
 from gptworks.launch.schedulers.skypilot import ACCELERATORS
 from gptworks.plan.devices import devices
@@ -110,3 +110,9 @@ def test_degrees_that_are_another_number_of_processes_are_refused() -> None:
 def test_every_gpu_of_the_planner_has_a_name_that_can_be_rented() -> None:
     assert set(ACCELERATORS) == {name for name, device in devices().items() if device.generation != "cpu"}
     assert len({scheduler.SUFFIX for scheduler in SCHEDULERS.values()}) == len(SCHEDULERS) == 3
+
+
+def test_words_of_a_user_are_quoted_and_those_for_the_shell_are_not() -> None:
+    words = ["timeout", "5", "gptworks", "train", 'run.out="$(rm -r x)"', "--master", ShellText('"$master"')]
+    lines = shell_lines(words, "  ").split(" \\\n")
+    assert lines == ["timeout 5", "  gptworks train 'run.out=\"$(rm -r x)\"'", '  --master "$master"']

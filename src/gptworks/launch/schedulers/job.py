@@ -124,13 +124,16 @@ def require_working_time(job: ClusterJob, early: int = 0) -> None:
     )
 
 
+class ShellText(str):
+    """A word that the shell fills in, such as "$PWD": written as it is. All others are quoted."""
+
+
 def shell_lines(words: list[str], indent: str) -> str:
-    """A command over several lines: what is before `gptworks`, then each option of it with its value. Words that begin
-    with "$ are for the shell."""
+    """A command over several lines: what is before `gptworks`, then each option of it with its value."""
     start = words.index("gptworks")
     text = ""
     for number, word in enumerate(words):
         is_new_line = number == start or (number > start and word.startswith("-"))
         between = "" if not text else f" \\\n{indent}" if is_new_line else " "
-        text += between + (word if word.startswith('"$') else shlex.quote(word))
+        text += between + (word if isinstance(word, ShellText) else shlex.quote(word))
     return text

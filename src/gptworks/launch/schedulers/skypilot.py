@@ -6,7 +6,14 @@ from typing import Any
 
 from gptworks.errors import UsageError
 from gptworks.launch.schedulers import yaml_document
-from gptworks.launch.schedulers.job import PORT, ClusterJob, require_stored, require_working_time, shell_lines
+from gptworks.launch.schedulers.job import (
+    PORT,
+    ClusterJob,
+    ShellText,
+    require_stored,
+    require_working_time,
+    shell_lines,
+)
 
 SUFFIX = ".sky.yaml"
 OPTIONS = frozenset({"setup"})
@@ -78,7 +85,7 @@ def _resources(job: ClusterJob) -> dict[str, Any]:
 
 def _run(job: ClusterJob) -> str:
     words = job.train_words("-c", _CONFIG_FILE)
-    words += job.launcher_words('"$SKYPILOT_NODE_RANK"', f'"$master:{PORT}"')
+    words += job.launcher_words(ShellText('"$SKYPILOT_NODE_RANK"'), ShellText(f'"$master:{PORT}"'))
     lines = [f"cat > {_CONFIG_FILE} << 'CONFIG'", job.config.rstrip("\n"), "CONFIG"]
     if job.volumes:
         lines.append(f"cd {shlex.quote(job.volumes[0].path)}")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gptworks.errors import UsageError
 from gptworks.launch.schedulers.duration import slurm_duration
-from gptworks.launch.schedulers.job import ClusterJob, require_working_time, shell_lines
+from gptworks.launch.schedulers.job import ClusterJob, ShellText, require_working_time, shell_lines
 
 SUFFIX = ".sbatch"
 OPTIONS = frozenset({"task_per", "setup"})
@@ -122,7 +122,8 @@ def _is_apptainer(image: str) -> bool:
 def _apptainer(job: ClusterJob) -> list[str]:
     binds = [word for volume in job.volumes for word in ("--bind", f"{volume.source}:{volume.path}")]
     gpus = ["--nv"] if job.machine.has_gpus else []
-    return ["apptainer", "exec", *gpus, "--bind", '"$PWD"', "--pwd", '"$PWD"', *binds, job.image]
+    here = ShellText('"$PWD"')
+    return ["apptainer", "exec", *gpus, "--bind", here, "--pwd", here, *binds, job.image]
 
 
 def _pyxis(job: ClusterJob) -> str:
