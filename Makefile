@@ -14,7 +14,7 @@ MODEL_DATA := runs/model-data
 help:
 	@echo "make quickstart   train a small GPT on text your Python carries (about 3 minutes)"
 	@echo "make model        train 6 x 384 on WikiText-2 and web pages in \$$CORPORA, to measure with (about 40 minutes)"
-	@echo "make test         install and run the tests: something of everything, 10 to 14 minutes on two cores"
+	@echo "make test         install and run the tests: something of everything, 6 to 9 minutes on two cores"
 	@echo "make test-all     the same, and then the rest (make test-rest): all layouts, many examples, whole documents"
 	@echo "make test-python PY=python3.13   the tests with another Python (its torch may bring gigabytes of CUDA packages)"
 	@echo "make test-interop the other systems read what we write, and the reverse (installs MindSpore, Megatron, Paddle, lm_eval and llama.cpp)"
@@ -64,8 +64,10 @@ $(MODEL_DATA)/ready: $(VENV)/installed
 	$(BIN)/gptworks prepare $(MODEL_DATA)/passages.jsonl --append-eod --out $(MODEL_DATA)/passages
 	@touch $@
 
-# A file goes to one process, of which there are as many as cores; tests/durations.json says which files come first. Many
-# more processes would only wait for the tests that start processes themselves.
+# A file goes to one process, of which there is one more than cores, because many tests wait; tests/durations.json says which
+# files come first. Many more would only be in the way of the tests that start processes themselves.
+# Where the environment forbids it, each of some hundred processes would compile our sources again.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := python -m pytest -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 
 test: $(VENV)/installed-dev

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -81,24 +82,28 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def run_cli() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """run_cli("config", "show", expect=0): the command line as a user starts it, in a process of its own."""
+def run_cli(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """run_cli("config", "show", expect=0): the command line in a process of its own."""
+    from command_copies import Command, nothing
+
+    folder = tmp_path_factory.mktemp("printed")
 
     def run(
         *args: str | Path,
         expect: int = 0,
         cwd: Path | None = None,
         env: dict[str, str] | None = None,
+        before: Callable[[], Any] = nothing,
     ) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "gptworks", *(str(arg) for arg in args)]
-        environment = {**os.environ, **(env or {})}
-        done = subprocess.run(
-            command, cwd=cwd, env=environment, capture_output=True, text=True, encoding="utf-8", check=False
+        command = Command([str(arg) for arg in args], folder, cwd=cwd, env=env, before=before)
+        try:
+            out, err = command.communicate()
+        finally:
+            command.kill()
+        code = command.wait()
+        assert code == expect, (
+            f"{' '.join(command.args)}: exit {code}, expected {expect}\n--- stdout\n{out}\n--- stderr\n{err}"
         )
-        assert done.returncode == expect, (
-            f"{' '.join(command[2:])}: exit {done.returncode}, expected {expect}\n"
-            f"--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
-        )
-        return done
+        return subprocess.CompletedProcess(command.args, code, out, err)
 
     return run

@@ -13,10 +13,14 @@ _started: list[str] = []
 _Popen_init = subprocess.Popen.__init__
 
 
+def note(command: str) -> None:
+    """For what starts processes without subprocess."""
+    _started.append(command[:2000])
+
+
 def _noted(self: "subprocess.Popen[Any]", args: Any, *rest: Any, **options: Any) -> None:
     words = args if isinstance(args, str) else " ".join(str(word) for word in args)
-    where = f"cd {options['cwd']} && " if options.get("cwd") else ""
-    _started.append(where + words[:2000])
+    note(f"cd {options['cwd']} && {words}" if options.get("cwd") else words)
     _Popen_init(self, args, *rest, **options)
 
 

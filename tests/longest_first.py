@@ -5,6 +5,8 @@ durations.json has the seconds of those that take more than one, as they were wh
 """
 
 import json
+import os
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -28,6 +30,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[EVERYTHING] = {item.nodeid: {mark.name for mark in item.iter_markers()} for item in items}
     seconds = json.loads(DURATIONS.read_text(encoding="utf-8"))
     items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0))
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: a test that waits for what it started leaves its core to the others."""
+    return len(os.sched_getaffinity(0) if sys.platform == "linux" else range(os.cpu_count() or 1)) + 1
 
 
 class _Recorder:

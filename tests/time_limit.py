@@ -113,12 +113,12 @@ def _last_words(pid: int) -> str:
             said += _read_pipe(where)
             time.sleep(0.01)
         _signal(pid, signal.SIGKILL)
-        if stacks_file(pid).exists():
+        if stacks_file(pid).exists():  # or of one that had the same number long ago
             said += stacks_file(pid).read_text(errors="replace")
             stacks_file(pid).unlink()
-        elif where.startswith("pipe:"):
+        if where.startswith("pipe:"):
             said += _read_pipe(where)
-        elif Path(where).is_file():
+        elif Path(where).is_file() and not said:
             said += Path(where).read_bytes()[-_TAIL:].decode(errors="replace")
         return said or f"(its standard error is {where})"
     return "(it is gone)"

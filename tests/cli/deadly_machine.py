@@ -19,9 +19,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch._dynamo  # imported once for all
+import torch.export
+import torch.utils.tensorboard
 
 import gptworks.doctor.machine
-import gptworks.train.run  # noqa: F401  imported once for all
+import gptworks.export
+import gptworks.train.run
+import gptworks.verify.layout  # noqa: F401
 from gptworks import child_process, cpu
 from gptworks.cli.main import main
 

@@ -1,9 +1,9 @@
 """train.check_memory, and what is said when memory runs out all the same."""
 
 import re
-import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,12 +136,11 @@ def test_other_errors_are_not_taken_for_it(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="address space is limited on Linux")
-def test_a_real_limit(recipe: Path, tmp_path: Path) -> None:
+def test_a_real_limit(recipe: Path, tmp_path: Path, run_cli: Call) -> None:
     """A process that may not have enough: torch's own allocator says no, in the middle of a step."""
     code = """
-import resource, sys
+import resource
 import gptworks.train.loop as loop
-from gptworks.plan.machine import memory_available
 step = loop.train_step
 
 def with_less(*args, **more):
@@ -151,12 +150,9 @@ def with_less(*args, **more):
     return step(*args, **more)
 
 loop.train_step = with_less
-from gptworks.cli.main import main
-sys.exit(main(sys.argv[1:]))
 """
     wide = ["model.hidden_size=256", "batch.global_size=256", "batch.micro_size=256", "train.steps=1"]
-    command = [sys.executable, "-c", code, "train", "-c", str(recipe), "--out", str(tmp_path / "run"), *wide]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
+    command = ["train", "-c", recipe, "--out", tmp_path / "run", *wide]
+    done = run_cli(*command, before=partial(exec, code, {}), expect=2)
     assert "error: out of memory (cpu): " in done.stderr and "you tried to allocate" in done.stderr
     assert "Predicted: " in done.stderr and "batch.micro_size=" in done.stderr

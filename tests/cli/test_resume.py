@@ -3,8 +3,6 @@
 import json
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_copies import Command
 
 STEPS = 70
 KILLS = 5  # of each of two runs
@@ -31,20 +30,14 @@ SETTINGS = [
 ]
 
 
-def start(recipe: Path, out: Path, *settings: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "gptworks", "train", "-c", str(recipe), "--out", str(out), "--resume", "auto"]
-    return subprocess.Popen(
-        [*command, *(settings or SETTINGS)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        encoding="utf-8",
-    )
+def start(recipe: Path, out: Path, *settings: str) -> Command:
+    args = ["train", "-c", str(recipe), "--out", str(out), "--resume", "auto", *(settings or SETTINGS)]
+    return Command(args, out.parent)
 
 
-def finish(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate()
-    assert process.returncode == 0, output
+def finish(process: Command) -> str:
+    output, errors = process.communicate()
+    assert process.returncode == 0, output + errors
     return output
 
 
@@ -57,14 +50,13 @@ def last_logged(run: Path) -> int:
     return json.loads(whole[-1])["step"] if whole else 0
 
 
-def wait_and_kill(process: subprocess.Popen[str], arrived: Callable[[], bool], delay: float) -> None:
+def wait_and_kill(process: Command, arrived: Callable[[], bool], delay: float) -> None:
     while not arrived():
-        assert process.poll() is None, process.communicate()[0]
+        assert process.poll() is None, process.communicate()
         time.sleep(0.0005)
     time.sleep(delay)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    process.communicate()
 
 
 def killed_run(recipe: Path, run: Path, seed: int, checked: Callable[[Path], int]) -> int:

@@ -5,7 +5,6 @@ import os
 import pty
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,15 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_copies import Command
 
 
 @contextmanager
-def training(
-    recipe: Path, out: Path, *settings: str, stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE
-) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "gptworks", "train", "-c", str(recipe), "--out", str(out), *settings]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "150"}
-    process = subprocess.Popen(command, stdout=stdout, stderr=stderr, text=True, encoding="utf-8", env=environment)
+def training(recipe: Path, out: Path, *settings: str, terminal: int | None = None) -> Iterator[Command]:
+    args = ["train", "-c", str(recipe), "--out", str(out), *settings]
+    environment = {"TERM": "xterm", "COLUMNS": "150"}
+    process = Command(args, out.parent, env=environment, terminal=os.ttyname(terminal) if terminal else None)
     try:
         yield process
     finally:
@@ -32,7 +30,7 @@ def training(
         process.communicate()
 
 
-def wait_for(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+def wait_for(process: Command, condition: Callable[[], bool]) -> None:
     while not condition():
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
@@ -96,7 +94,7 @@ def test_the_second_ctrl_c_ends_at_once(recipe: Path, tmp_path: Path) -> None:
     """In a step that would take hours, so that only the second signal can be what ends it."""
     out = tmp_path / "run"
     settings = ["batch.global_size=20000000", "train.steps=2"]
-    with terminal() as (side, arrived), training(recipe, out, *settings, stdout=side, stderr=side) as process:
+    with terminal() as (side, arrived), training(recipe, out, *settings, terminal=side) as process:
         wait_for(process, lambda: (out / "metrics.jsonl").exists())
         time.sleep(1)
         process.send_signal(signal.SIGINT)
@@ -137,7 +135,7 @@ def test_a_terminal_that_is_closed_saves_and_ends(recipe: Path, tmp_path: Path, 
 
 def test_a_live_bar_on_a_terminal(recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with terminal() as (side, arrived), training(recipe, out, stdout=side, stderr=side) as process:
+    with terminal() as (side, arrived), training(recipe, out, terminal=side) as process:
         assert process.wait() == 0
     shown = b"".join(arrived).decode()
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)

@@ -1,10 +1,10 @@
 """What `gptworks train` refuses, in which words, and that nothing is lost by it."""
 
 import json
+import resource
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -247,19 +247,23 @@ def test_a_damaged_checkpoint_and_going_back_to_an_earlier_one(
 # Room on the disk
 
 
-def with_file_size_limit(kilobytes: int, *args: str | Path) -> subprocess.CompletedProcess[str]:
+def with_file_size_limit(kilobytes: int) -> Callable[[], None]:
     """No file may become longer: what the operating system answers is an error while writing, as on a full disk."""
-    command = ["bash", "-c", f'ulimit -f {kilobytes} && exec "$@"', "bash", sys.executable, "-m", "gptworks"]
-    return subprocess.run([*command, *map(str, args)], capture_output=True, text=True, encoding="utf-8", check=False)
+    return partial(resource.setrlimit, resource.RLIMIT_FSIZE, (kilobytes * 1024, kilobytes * 1024))
 
 
 def test_the_disk_is_full_while_saving(
-    recipe: Path, finished: Path, call: Call, metrics: Callable[[Path], Any], checked: Callable[[Path], int]
+    recipe: Path,
+    finished: Path,
+    call: Call,
+    run_cli: Call,
+    metrics: Callable[[Path], Any],
+    checked: Callable[[Path], int],
 ) -> None:
     before = files(finished / "checkpoints")
     more = ["--resume", "auto", "train.steps=10", "checkpoint.every=2"]
-    done = with_file_size_limit(200, "train", "-c", recipe, "--out", finished, *more)
-    assert done.returncode == 2, done.stderr
+    command = ["train", "-c", recipe, "--out", finished, *more]
+    done = run_cli(*command, before=with_file_size_limit(200), expect=2)
     assert "Traceback" not in done.stderr
     assert f"{finished / 'checkpoints' / 'step-00000008'}: could not be saved" in done.stderr
     assert "File too large" in done.stderr
@@ -273,11 +277,11 @@ def test_the_disk_is_full_while_saving(
     assert [line["step"] for line in metrics(finished)] == list(range(1, 11))
 
 
-def test_the_disk_is_full_elsewhere(recipe: Path, tmp_path: Path) -> None:
-    done = with_file_size_limit(1, "train", "-c", recipe, "--out", tmp_path / "run")
-    assert done.returncode == 2, done.stderr
+def test_the_disk_is_full_elsewhere(recipe: Path, tmp_path: Path, run_cli: Call) -> None:
+    done = run_cli("train", "-c", recipe, "--out", tmp_path / "run", before=with_file_size_limit(1), expect=2)
     assert "Traceback" not in done.stderr
     assert "File too large. Free some space." in done.stderr
+    assert done.stdout == "", "which is a file too, but not the one that was too large"
 
 
 def test_too_little_room_before_the_first_step(

@@ -86,6 +86,7 @@ def run_layout(tmp_path: Path, _imported: None) -> Callable[..., list[Any]]:
             for process in processes:
                 process.kill()
                 process.join()
+                stacks_file(process.pid).unlink(missing_ok=True)
             for answer in answers:
                 answer.close()
         return [found[rank] for rank in range(layout.world_size)]

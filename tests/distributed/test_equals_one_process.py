@@ -5,12 +5,13 @@ so that ranks and micro-batches score different numbers of tokens. All cases of 
 test_layouts.py looks closer, at one case: at every gradient, at the first weights and at the order of the samples.
 """
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from steps import ONE, Case, assert_equal_to_one_process, micro_batches, run_steps
 
 from gptworks.config.derive import Layout
+from gptworks.config.schema import ParallelConfig
 from gptworks.launch.world import World
 
 # Pipelines
@@ -90,6 +91,11 @@ def test_ranks_score_different_numbers_of_tokens(layout: str, accumulation: int)
     """Equal counts would not tell a sum from a mean of means."""
     worlds = [World(ONE.device, Layout.parse(layout), rank) for rank in (0, 1)]
     assert len({sum(b.num_scored for b in micro_batches(world, 1, accumulation)) for world in worlds}) == 2
+
+
+def test_every_schedule_is_among_them() -> None:
+    offered = get_args(ParallelConfig.model_fields["schedule"].annotation)
+    assert {case["schedule"] for case in SCHEDULES} == set(offered)
 
 
 def test_the_small_clip_clips() -> None:

@@ -180,6 +180,16 @@ def test_another_system_has_no_probe_and_no_failure(kill: Kill, monkeypatch: pyt
     assert cpu.instructions_in_use() == ""
 
 
+@pytest.mark.time_limit(60)
+def test_where_onednn_is_switched_off_nobody_waits_for_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_SECONDS", 3600)
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        assert cpu.instructions_in_use() == ""
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+
+
 def test_another_processor_has_no_caps_of_intel(kill: Kill, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu.platform, "machine", lambda: "aarch64")
     kill(torch.bfloat16, unless=["AVX2", "off"])

@@ -113,6 +113,7 @@ def waits_in_a_thread():
 
 multiprocessing.get_context("fork").Process(target=waits_in_a_fork).start()
 child = subprocess.Popen([sys.executable, "-c", CHILD], stderr=subprocess.PIPE)
+stacks_file(child.pid).touch()  # left by one that had the same number
 while not (Path("fork").exists() and Path("grandchild").exists()):
     time.sleep(0.01)
 
@@ -159,7 +160,7 @@ def test_a_test_that_hangs_is_ended_with_the_stacks_of_its_processes(tmp_path: P
     said = run_pytest(tmp_path, HANGS, "-o", "time_limit=1")
     assert "test_it.py::test_waits has not ended after 1 s" in said
     for place in ("test_waits", "waits_in_a_thread", "waits_in_a_fork", "waits_as_a_child", "waits_as_a_grandchild"):
-        assert f" in {place}" in said, place
+        assert f" in {place}" in said, f"{place}\n{said}"
     assert "1 failed, 1 passed" in said, "the next test goes on as if nothing had happened"
 
 
