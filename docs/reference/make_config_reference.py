@@ -28,7 +28,8 @@ a preset, the files named by `base:`, the file given with `-c`, `section.key=val
 contradictions are errors, reported together. `gptworks config schema` prints the same as a JSON schema, for editors.
 
 Two words stand at the top level of a file beside the sections: `preset: NAME` fills the `model` section, and
-`base: FILE` (or a list of files, relative to this one) is read first.
+`base: FILE` (or a list of files, relative to this one) is read first. `<<: *name` (or a list of
+names) brings the keys of another block into one, below its own.
 """
 
 # What a description cannot say because it is not about one key.

@@ -46,6 +46,10 @@ class CheckpointError(GPTWorksError):
     """A checkpoint that cannot be written, read or continued from."""
 
 
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint that is not as it was written: `--resume auto` takes an earlier one instead."""
+
+
 class TrainingError(GPTWorksError):
     """Training cannot go on: a loss or a gradient is not finite, or a limit was reached."""
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gptworks import file_errors
 from gptworks.errors import CheckpointError, first_line
 
 HOME, DOWNLOAD = "GPTWORKS_HOME", "GPTWORKS_DOWNLOAD"
@@ -59,6 +60,7 @@ def resolve(name: str, *, download: bool | None = None) -> Path:
         return found
     if _HUB_NAME.fullmatch(name) and (may_download() if download is None else download):
         return _download(_hub_names(name)[0])
+    file_errors.refuse_unreadable(Path(name))
     raise CheckpointError(_what_to_do(name))
 
 

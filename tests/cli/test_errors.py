@@ -106,6 +106,16 @@ def test_overrides_may_stand_anywhere(recipe: Path, call: Call) -> None:
     assert shown["model"]["hidden_size"] == 32
 
 
+def test_a_configuration_may_be_named_without_its_option(recipe: Path, tmp_path: Path, call: Call) -> None:
+    assert call("config", "check", recipe).out == f"{recipe}: no problems\n"
+    assert "seed: 7" in call("config", "show", "train.seed=7", recipe).out
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("modle:\n  num_layers: 2\n")
+    assert f"{bad}: 1 problem" in call("config", "check", bad, expect=2).err
+    assert "an override has the form" in call("config", "check", "-c", recipe, bad, expect=2).err
+    assert "an override has the form" in call("config", "check", recipe, bad, expect=2).err
+
+
 def test_prompts_that_cannot_be_continued(finished: Path, call: Call) -> None:
     done = call("generate", "--model", finished, "--prompt", "", expect=2)
     assert "prompt 1 is empty" in done.err
@@ -152,6 +162,8 @@ def test_errors_of_the_operating_system(call: Call, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(command_line.VERBS, "plot", verb(full))
     done = call("plot", expect=2)
     assert done.err == "error: /somewhere/metrics.jsonl: No space left on device. Free some space.\n"
+    monkeypatch.setitem(command_line.VERBS, "plot", verb(OSError(errno.ENOSPC, "No space left on device")))
+    assert call("plot", expect=2).err == "error: disk: No space left on device. Free some space.\n"
     monkeypatch.setitem(command_line.VERBS, "plot", verb(OSError(errno.EIO, "Input/output error")))
     assert "Traceback" in call("plot", expect=1).err
 

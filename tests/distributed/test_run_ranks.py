@@ -240,14 +240,30 @@ def test_other_data_on_one_machine_is_refused(configured, run_layout: RunLayout)
     assert "DataError: data.path: rank 1 reads other data (store somethingels) than rank 0" in first
 
 
-def test_a_damaged_checkpoint_is_refused_by_all(configured, run_layout: RunLayout, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused_or_passed_over_by_all(configured, run_layout, tmp_path: Path) -> None:
+    """Each rank looks at a share of the files: what one of them finds damaged, all of them leave alone."""
     run_layout(TWO, lambda world: train(configured("checkpoint.every=2"), world))
-    shard = tmp_path / "run" / "checkpoints" / "step-00000004" / "state" / "__1_0.distcp"
+    wanted = lines(tmp_path / "run")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    shard = checkpoints / "step-00000004" / "state" / "__1_0.distcp"
     shard.write_bytes(shard.read_bytes()[:-1])
-    said = run_layout(TWO, lambda world: train(configured("train.steps=6"), world, resume_from="auto")[0])
+    named = str(shard.parent.parent)
+    said = run_layout(TWO, lambda world: train(configured(), world, resume_from=named)[0])
     for message in said:
-        assert message.startswith("CheckpointError: ")
+        assert message.startswith("DamagedCheckpoint: ")
         assert str(shard) in message
+    assert {path.name for path in checkpoints.iterdir()} == {"step-00000002", "step-00000004"}
+
+    (first, told), (second, quiet) = run_layout(TWO, lambda world: train(configured(), world, resume_from="auto"))
+    assert (first.step, second.step, quiet) == (4, 4, "")
+    assert f"resuming from {checkpoints / 'step-00000002'}" in told
+    assert f"damaged: {shard}: " in told
+    assert {path.name for path in checkpoints.iterdir()} == {
+        "step-00000002",
+        "step-00000004",
+        "damaged-step-00000004",
+    }
+    assert lines(tmp_path / "run") == wanted, "the steps are computed again, none is skipped"
 
 
 def test_a_loss_that_is_not_finite_stops_all_and_is_written_down_once(configured, run_layout, tmp_path: Path) -> None:
@@ -269,7 +285,10 @@ def test_a_loss_that_is_not_finite_stops_all_and_is_written_down_once(configured
     assert "in samples 40, 41" in first
     (line,) = (tmp_path / "run" / "nonfinite.jsonl").read_text().splitlines()
     assert json.loads(line)["sample_ids"] == [40, 41]
-    assert manifests.read(tmp_path / "run" / "checkpoints" / "step-00000002").consumed == 8
+    apart = tmp_path / "run" / "checkpoints" / "stopped-step-00000002"
+    assert str(apart) in first
+    assert manifests.read(apart).consumed == 8
+    assert CheckpointFolder(tmp_path / "run").latest() is None
 
 
 def test_ranks_fail_together(run_layout: RunLayout) -> None:

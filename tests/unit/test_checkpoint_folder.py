@@ -1,5 +1,6 @@
 """Checkpoints on disk: whole or absent, kept or deleted as asked, and never believed without a check."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from gptworks.checkpoint.folder import BEST, LATEST, CheckpointFolder
 from gptworks.checkpoint.formats import dcp
 from gptworks.checkpoint.manifest import Manifest
 from gptworks.config.schema import CheckpointConfig, ModelConfig
-from gptworks.errors import CheckpointError
+from gptworks.errors import CheckpointError, DamagedCheckpoint
 
 MODEL = ModelConfig(num_layers=1, hidden_size=4, num_heads=1, vocab_size=8, max_positions=4)
 
@@ -183,6 +184,33 @@ def test_retention(cfg: CheckpointConfig, best: int | None, kept: set[int], tmp_
     assert names(checkpoints.folder) == {f"step-{step:08d}" for step in kept}
 
 
+LOSSES = {1: 5.0, 2: 4.0, 3: 3.0, 4: 3.2, 5: 7.0, 6: 9.0}
+
+
+def test_retention_spares_what_was_good_when_newer_ones_are_much_worse(tmp_path: Path) -> None:
+    checkpoints = CheckpointFolder(tmp_path)
+    for step, loss in LOSSES.items():
+        manifest = replace(manifest_of(step), smoothed_loss=loss)
+        checkpoints.save(manifest, {"model.w": torch.zeros(3)}, None, MODEL, None)
+    besides = checkpoints.retain(CheckpointConfig(keep_last=1), loss=9.5)
+    assert [path.name for path in besides] == ["step-00000003"]  # the lowest, and the newest that went on well
+    assert set(checkpoints.steps()) == {3, 6}
+
+
+def test_what_is_kept_apart_is_neither_counted_nor_chosen(tmp_path: Path) -> None:
+    checkpoints = CheckpointFolder(tmp_path)
+    first = save(tmp_path, 3)
+    apart = checkpoints.save(manifest_of(5), {"model.w": torch.zeros(3)}, None, MODEL, None, apart=True)
+    assert apart == checkpoints.folder / "stopped-step-00000005"
+    manifests.verify(apart, manifests.read(apart))
+    assert checkpoints.latest() == checkpoints.pointed(LATEST) == folders.find(tmp_path) == first
+    checkpoints.retain(CheckpointConfig(keep_last=1))
+    assert names(checkpoints.folder) == {"step-00000003", "stopped-step-00000005"}
+    assert folders.find(apart) == apart
+    checkpoints.remove_stopped()
+    assert names(checkpoints.folder) == {"step-00000003"}
+
+
 # Finding
 
 
@@ -277,16 +305,37 @@ def test_verify_finds_every_damage(name: str, damage, said: str, tmp_path: Path)
 
 
 def edit(path: Path, **values: object) -> None:
+    """Changes a manifest, and writes its checksum anew."""
     file = path / manifests.NAME
-    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+    changed = {**json.loads(file.read_text()), **values}
+    file.write_text(json.dumps({**changed, "checksum": manifests.checksum(changed)}))
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"version": 99}, "version 99, needed 1"),
-        ({"version": "1"}, "version 1, needed 1"),
+        ({"version": 99}, r"version 99, needed 2 \(or 1\)"),
+        ({"version": "1"}, "version '1', needed 2"),
+        ({"version": True}, "version True, needed 2"),
         ({"step": "three"}, "step is 'three', needed int"),
+        ({"step": True}, "step is True, needed int"),
+        ({"step": 10**12}, "step is 1000000000000, needed 3, as its folder says"),
+        ({"step": -3}, "step is -3, needed 0 or more"),
+        ({"consumed": -5}, "consumed is -5, needed 0 or more"),
+        ({"consumed": 2}, "consumed is 2, needed at least a sample for each of 3 steps"),
+        ({"optimizer_updates": 4}, r"optimizer_updates is 4, needed at most step \(3\)"),
+        ({"skipped_in_a_row": -1}, "skipped_in_a_row is -1"),
+        ({"samples_asked": "all"}, "samples_asked is 'all', needed int or null"),
+        ({"smoothed_loss": "low"}, "smoothed_loss is 'low', needed a finite number"),
+        ({"held_out_loss": [3]}, r"held_out_loss is \[3\], needed a finite number"),
+        ({"best": {"step": 1}}, r"best is \{'step': 1\}, needed step and held_out_loss"),
+        ({"best": {"step": "one", "held_out_loss": 1.0}}, "best.step is 'one', needed a finite number"),
+        ({"scaler": {"scale": None}}, "scale is None, needed a finite number"),
+        ({"files": {"../../secret": {"bytes": 1, "sha256": ""}}}, "'../../secret' is not below the checkpoint's own"),
+        ({"files": {"/etc/passwd": {"bytes": 1, "sha256": ""}}}, "'/etc/passwd' is not below the checkpoint's own"),
+        ({"files": {"C:\\x": {"bytes": 1, "sha256": ""}}}, "is not below the checkpoint's own"),
+        ({"files": {"a\\..\\x": {"bytes": 1, "sha256": ""}}}, "is not below the checkpoint's own"),
+        ({"files": {"": {"bytes": 1, "sha256": ""}}}, "'' is not below the checkpoint's own"),
         ({"config": None}, "config is None, needed dict"),
         ({"data_identities": "abc"}, "data_identities is 'abc', needed list"),
         ({"files": {"state/.metadata": 12}}, "'state/.metadata' has no size and hash"),
@@ -301,12 +350,51 @@ def test_a_manifest_that_is_not_one_is_refused(values: dict[str, object], said: 
     assert str(path / manifests.NAME) in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '"text"', "{}", "null", '{"version": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", '"text"', "{}", "null", '{"version": 1}', "\0" * 900, "\udcff", "[" * 200_000]
+)
 def test_a_manifest_with_other_json_is_refused(text: str, tmp_path: Path) -> None:
     path = save(tmp_path, 3)
-    (path / manifests.NAME).write_text(text)
-    with pytest.raises(CheckpointError, match="not a manifest"):
+    (path / manifests.NAME).write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(DamagedCheckpoint, match="not a manifest"):
         manifests.read(path)
+
+
+@pytest.mark.parametrize("values", [{"consumed": 13}, {"torch_version": "0.1"}, {"checksum": None}, {"checksum": "0"}])
+def test_a_manifest_that_was_changed_does_not_fit_its_checksum(values: dict[str, object], tmp_path: Path) -> None:
+    path = save(tmp_path, 3)
+    file = path / manifests.NAME
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+    with pytest.raises(DamagedCheckpoint, match="does not fit its own checksum") as caught:
+        manifests.read(path)
+    assert str(file) in str(caught.value)
+
+
+def test_the_checksum_is_that_of_the_reference_page(tmp_path: Path) -> None:
+    """Computed here as docs/reference/run-folder.md says."""
+    values = json.loads((save(tmp_path, 3) / manifests.NAME).read_text())
+    written = values.pop("checksum")
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    assert hashlib.sha256(text.encode("ascii")).hexdigest() == written
+    assert values["version"] == 2
+
+
+@pytest.mark.parametrize("files", [{}, {"state/.metadata": None}, {"state/__0_0.distcp": None}])
+def test_a_manifest_that_lists_no_state_is_refused(files: dict[str, None], tmp_path: Path) -> None:
+    path = save(tmp_path, 3)
+    listed = json.loads((path / manifests.NAME).read_text())["files"]
+    edit(path, files={name: listed[name] for name in files})
+    with pytest.raises(DamagedCheckpoint, match=r"lists no state/\.metadata and state/"):
+        manifests.verify(path, manifests.read(path))
+
+
+def test_a_checkpoint_may_be_copied_under_another_name(tmp_path: Path) -> None:
+    path = save(tmp_path, 3)
+    for name in ("mine", "set-aside-step-00000003"):
+        manifests.verify(path.rename(path.with_name(name)), manifests.read(path.with_name(name)))
+        path = path.with_name(name)
+    with pytest.raises(DamagedCheckpoint, match="step is 3, needed 4, as its folder says"):
+        manifests.read(path.rename(path.with_name("damaged-step-00000004")))
 
 
 def test_a_folder_without_manifest_is_not_a_checkpoint(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import gptworks
 SOURCE = Path(gptworks.__file__).parent
 # errors < names, child_process < cpu < config < tokenizer, plan, model < ...: a package imports from lower levels only.
 LEVELS = [
-    {"errors", "callable_package"},
-    {"names", "child_process"},
+    {"errors", "callable_package", "file_errors"},
+    {"folder_lock"},
+    {"names", "staging_folder", "child_process"},
     {"cpu"},
     {"config"},
     {"tokenizer", "plan", "model"},

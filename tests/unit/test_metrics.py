@@ -62,6 +62,42 @@ def test_a_last_line_that_was_cut_off_is_left_out(cut: int, tmp_path: Path) -> N
     assert (tmp_path / "metrics.jsonl").read_text() == whole + '{"step": 10, "loss": 1.0}\n'
 
 
+GARBAGE = [
+    b"not JSON",
+    b"\xff\xfe\x00",
+    b"\x00" * 40,
+    b'{"loss": 3.0}',
+    b'{"step": "two"}',
+    b'{"step": -1}',
+    b'{"step": true}',
+    b'{"step": 1.5}',
+    b"[1, 2]",
+    b"null",
+    b'{"step": 2, "loss": 3.0} {"step": 3}',
+    b'{"step": ' + b"9" * 5000 + b"}",
+    b"[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "nonfinite.jsonl"])
+def test_lines_that_are_none_are_set_aside_and_counted(name: str, tmp_path: Path) -> None:
+    path, said = tmp_path / name, []
+    good = [b'{"step": 1, "loss": 6.25}', b'{"step": 2, "loss": "nan"}']
+    path.write_bytes(b"\n".join([good[0], *GARBAGE, b"", good[1], b'{"step": 3, "lo']))
+    if name == "metrics.jsonl":
+        assert [line["step"] for line in metrics.read(tmp_path)] == [1, 2]
+        assert metrics.num_unreadable(tmp_path) == len(GARBAGE)
+    Metrics(tmp_path, resumed_step=5, say=said.append).close()
+    assert path.read_bytes().splitlines() == good
+    aside = tmp_path / f"{name}.bad"
+    assert aside.read_bytes() == b"\n".join(GARBAGE) + b"\n"
+    assert said == [f"{path}: {len(GARBAGE)} lines that cannot be read set aside in {aside}"]
+    path.write_bytes(good[0] + b"\nmore\n")
+    Metrics(tmp_path, resumed_step=5, say=said.append).close()
+    assert aside.read_bytes() == b"\n".join([*GARBAGE, b"more"]) + b"\n", "what was set aside before is still there"
+    assert said[1:] == [f"{path}: 1 line that cannot be read set aside in {aside}"]
+
+
 def test_no_file_is_no_lines(tmp_path: Path) -> None:
     assert metrics.read(tmp_path) == []
     metrics.forget_after(tmp_path / "metrics.jsonl", 3)

@@ -337,12 +337,12 @@ def test_no_end_of_document_token(tmp_path: Path) -> None:
 
 def test_places_that_cannot_be_written(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
     source = write(tmp_path / "a.txt", "a")
-    with pytest.raises(DataError, match=r"a\.txt/x\.bin cannot be written"):
+    with pytest.raises(DataError, match=r"a\.txt is not a folder"):
         prepare.prepare([source], tmp_path / "a.txt" / "x", small_tokenizer)
     with pytest.raises(DataError, match="--out: '/' has no name"):
         prepare.prepare([source], "/", small_tokenizer)
     (tmp_path / "x.part").write_text("a file where a folder is needed")
-    with pytest.raises(DataError, match=r"x\.bin cannot be written: File exists"):
+    with pytest.raises(DataError, match=r"x\.part is not a folder\. Needed: a folder"):
         prepare.prepare([source], tmp_path / "x", small_tokenizer)
 
 

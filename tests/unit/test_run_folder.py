@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from gptworks import folder_lock
 from gptworks.errors import UsageError
 from gptworks.launch import signals
-from gptworks.train import folder_lock, run_folder
+from gptworks.train import run_folder
 from gptworks.train.run_folder import Interrupts, locked
 
 # The lock

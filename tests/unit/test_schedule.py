@@ -130,3 +130,15 @@ def test_logged_rates_of_the_paddlenlp_document() -> None:
     cfg = OptimConfig(lr=1e-4, min_lr=1e-5, warmup_steps=3200, decay_steps=320000)
     logged = [f"{schedule.at(step + 1, cfg, 500000):.5e}" for step in range(1471, 1476)]
     assert logged == ["4.60000e-05", "4.60313e-05", "4.60625e-05", "4.60938e-05", "4.61250e-05"]
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "wsd"])
+@pytest.mark.parametrize("warmup", [0, 30, 36.5])
+@pytest.mark.parametrize("clock", ["after_warmup", "from_start"])
+def test_the_highest_rate_so_far(kind: str, warmup: float, clock: str) -> None:
+    settings = {"lr": MAX, "min_lr": MIN, "warmup_steps": warmup, "decay_steps": DECAY, "schedule": kind}
+    for warmup_from in (0, 1):
+        cfg = OptimConfig.model_validate({**settings, "cosine_clock": clock, "warmup_from": warmup_from})
+        found = rates(**{**settings, "cosine_clock": clock, "warmup_from": warmup_from})
+        for step in (1, 2, 29, 30, 31, 32, 36, 37, 38, 39, 100, LAST):
+            assert schedule.highest_until(step, cfg, LAST) == max(found[:step]), (step, warmup_from)

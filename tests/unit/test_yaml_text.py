@@ -176,3 +176,44 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory,
         assert isinstance(yaml_text.read(path), dict)
     except ConfigError as error:
         assert str(path) in str(error) and len(error.problems) == 1
+
+
+MERGED = """\
+model: &small
+  num_layers: 2
+  hidden_size: 32
+optim: &rates {lr: 0.1, clip: 2.0}
+train:
+  steps: 3
+  <<: [*rates, *small]
+  num_layers: 9
+  lr: 0.5
+"""
+
+
+def test_merge_keys_bring_in_a_block_below_its_own_keys(tmp_path: Path) -> None:
+    path = tmp_path / "merged.yaml"
+    path.write_text(MERGED)
+    found = yaml_text.read(path)
+    train = {key: (leaf.value, leaf.line) for key, leaf in found["train"].items()}
+    assert train == {"steps": (3, 6), "lr": (0.5, 9), "clip": (2.0, 4), "num_layers": (9, 8), "hidden_size": (32, 3)}
+    # An independent reader has the same values, but for 0.1 and the like, which are the same here.
+    import yaml
+
+    assert {key: value for key, (value, _) in train.items()} == yaml.safe_load(MERGED)["train"]
+
+
+@pytest.mark.parametrize("value", ["3", "[1, 2]", "text", "[{a: 1}, 5]"])
+def test_a_merge_key_with_anything_else_is_refused(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "merged.yaml"
+    path.write_text(f"model:\n  <<: {value}\n")
+    with pytest.raises(ConfigError, match="line 2: `<<` needs a block") as caught:
+        yaml_text.read(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_merge_key_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "merged.yaml"
+    path.write_text("model: &m {num_layers: 2}\ntrain:\n  <<: *m\n  <<: *m\n")
+    with pytest.raises(ConfigError, match="line 4: key '<<' again"):
+        yaml_text.read(path)

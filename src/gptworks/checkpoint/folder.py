@@ -5,10 +5,11 @@ With many ranks each writes and describes its own files, and the main process do
 same for all of them: on one machine, or on a filesystem that the machines share.
 """
 
+import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,9 @@ from typing import Any
 
 from torch import Tensor
 
-from gptworks import names
+from gptworks import file_errors, names
 from gptworks.checkpoint import manifest as manifests
-from gptworks.checkpoint import portable
+from gptworks.checkpoint import portable, retention
 from gptworks.checkpoint.manifest import Manifest
 from gptworks.config.schema import CheckpointConfig, ModelConfig
 from gptworks.errors import CheckpointError, first_line
@@ -28,6 +29,8 @@ from gptworks.tokenizer import Tokenizer
 
 STATE, PORTABLE, TOKENIZER = "state", "portable", "tokenizer"
 LATEST, BEST = "latest", "best"
+# Before the name of a checkpoint that is neither counted nor chosen: --resume takes it when it is named.
+SET_ASIDE, DAMAGED, STOPPED = "set-aside-", "damaged-", "stopped-"
 _STEP = re.compile(r"step-(\d{8,})$")
 
 
@@ -41,26 +44,27 @@ class CheckpointFolder:
 
     def remove_leftovers(self) -> None:
         """What a crash left half-written or half-deleted. Only while the run is locked."""
-        for path in self.folder.glob(".replaced-step-*"):
+        for path in self.folder.glob(".replaced-*step-*"):
             final = self.folder / path.name.removeprefix(".replaced-")
             if not final.exists():  # the crash came before the new one took its place
                 path.rename(final)
         for path in self.folder.glob(".*-step-*"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def go_back_to(self, step: int, best_step: int | None) -> list[Path]:
+    def go_back_to(self, step: int, best_step: int | None, damaged: Collection[Path] = ()) -> list[Path]:
         """Put checkpoints after `step`, which will be done again, out of the way; let `best` be that of the time."""
-        aside = []
+        aside = [_renamed(path, DAMAGED) for path in damaged]
         for later, path in sorted(self.steps().items()):
             if later > step:
-                target = path.with_name(f"set-aside-{path.name}")
-                shutil.rmtree(target, ignore_errors=True)
-                aside.append(path.rename(target))
+                aside.append(_renamed(path, SET_ASIDE))
         best, pointed = self.steps().get(best_step or 0), self.pointed(BEST)
         if best:
             self.point(BEST, best.name)
         elif pointed and not pointed.exists():
             (self.run / BEST).unlink()
+        newest = self.latest()
+        if aside and newest:
+            self.point(LATEST, newest.name)
         return aside
 
     def save(
@@ -70,14 +74,17 @@ class CheckpointFolder:
         weights: Mapping[str, Tensor | Slice] | None,
         model: ModelConfig,
         tokenizer: Tokenizer | None,
+        *,
+        apart: bool = False,
     ) -> Path:
         """tensors: all that is needed to go on; weights: parameters for the portable folder, None = none.
 
-        Each rank gives what it has. Where one fails, all fail, and earlier checkpoints are as before.
+        `apart`: the state of a run that has gone wrong, under a name that is neither counted nor chosen. Each rank
+        gives what it has. Where one fails, all fail, and earlier checkpoints are as before.
         """
         from gptworks.checkpoint.formats import dcp  # slow to import, and only needed to write
 
-        final = self.folder / f"step-{manifest.step:08d}"
+        final = self.folder / f"{STOPPED if apart else ''}step-{manifest.step:08d}"
         temporary = self.folder / f".writing-{final.name}"
         ranks = self.ranks
         try:
@@ -133,7 +140,8 @@ class CheckpointFolder:
         temporary.rename(final)
         _sync(self.folder)
         shutil.rmtree(replaced, ignore_errors=True)
-        self.point(LATEST, final.name)
+        if _STEP.match(final.name):
+            self.point(LATEST, final.name)
 
     def point(self, pointer: str, name: str) -> None:
         """`latest` and `best` are one-line text files, replaced in one go."""
@@ -156,18 +164,44 @@ class CheckpointFolder:
         return steps[max(steps)] if steps else None
 
     def steps(self) -> dict[int, Path]:
-        found = ((_STEP.match(path.name), path) for path in self.folder.glob("step-*"))
-        return {int(match[1]): path for match, path in found if match and (path / manifests.NAME).is_file()}
+        return {step: path for step, path in self.named_as_steps().items() if (path / manifests.NAME).is_file()}
 
-    def retain(self, cfg: CheckpointConfig) -> None:
-        """Delete what the configuration does not keep."""
-        steps = self.steps()
-        best = self.pointed(BEST)
-        newest = sorted(steps)[-cfg.keep_last :]
-        for step, path in steps.items():
-            kept_for_good = cfg.keep_every and step % cfg.keep_every == 0
-            if step not in newest and not kept_for_good and path != best:
-                _delete(path)
+    def named_as_steps(self) -> dict[int, Path]:
+        """All that has the name of a checkpoint, with a manifest or without."""
+        found = ((_STEP.match(path.name), path) for path in self.folder.glob("step-*"))
+        return {int(match[1]): path for match, path in found if match}
+
+    def smoothed_losses(self) -> dict[int, float | None]:
+        """The smoothed loss of each checkpoint; None where its manifest does not say, or cannot be read."""
+        return {step: _smoothed_loss(path) for step, path in self.steps().items()}
+
+    def retain(self, cfg: CheckpointConfig, loss: float | None = None) -> list[Path]:
+        """Delete what the configuration does not keep. Returns what stays besides, because newer ones are much worse.
+
+        `loss`: the smoothed loss of now, which shows whether the newest checkpoint is sound.
+        """
+        steps, best = self.steps(), self.pointed(BEST)
+        if len(steps) <= cfg.keep_last:
+            return []
+        best_step = next((step for step, path in steps.items() if path == best), None)
+        kept = retention.choose(self.smoothed_losses(), loss, cfg, best_step)
+        for step in steps.keys() - kept.asked - kept.needed:
+            _delete(steps[step])
+        return [steps[step] for step in sorted(kept.needed)]
+
+    def remove_stopped(self) -> None:
+        """The states that earlier stops left apart: only the last is of use."""
+        for path in self.folder.glob(f"{STOPPED}step-*"):
+            _delete(path)
+
+
+def _smoothed_loss(checkpoint: Path) -> float | None:
+    try:
+        manifest = manifests.read(checkpoint)
+        # The smoothed loss does not count steps that were not finite: they show here.
+        return math.inf if manifest.skipped_in_a_row else manifest.smoothed_loss
+    except CheckpointError:  # nothing is known of it, and it is deleted or kept as any other
+        return None
 
 
 def find(path: Path) -> Path:
@@ -179,6 +213,7 @@ def find(path: Path) -> Path:
     run = path.parent if path.name == "checkpoints" else path
     latest = CheckpointFolder(run).latest()
     if latest is None:
+        file_errors.refuse_unreadable(path)
         raise CheckpointError(
             f"{path}: no checkpoint here. Needed: a run folder, one of its checkpoints/step-... folders, or a "
             "Hugging Face GPT-2 folder (config.json and weights)."
@@ -202,15 +237,22 @@ def _named_failures(final: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:  # the disk is full, in the words of Python, torch or safetensors
+        reason = (isinstance(error, OSError) and file_errors.explain(error)) or f"{first_line(error)}."
         raise CheckpointError(
-            f"{final}: could not be saved ({first_line(error)}). Earlier checkpoints are untouched; free some "
-            "space and go on with --resume auto."
+            f"{final}: could not be saved: {reason} Earlier checkpoints are untouched: mend that, and go on with "
+            "--resume auto."
         ) from error
 
 
 def _make_anew(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+
+
+def _renamed(folder: Path, prefix: str) -> Path:
+    target = folder.with_name(f"{prefix}{folder.name}")
+    shutil.rmtree(target, ignore_errors=True)
+    return folder.rename(target)
 
 
 def _delete(folder: Path) -> None:

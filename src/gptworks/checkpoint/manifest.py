@@ -2,15 +2,20 @@
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from gptworks.errors import CheckpointError
+from gptworks.errors import CheckpointError, DamagedCheckpoint
 
 NAME = "manifest.json"
-VERSION = 1
+VERSION = 2
+_WITHOUT_CHECKSUM = 1  # the version before, which can still be read
+_DAMAGED = "The checkpoint is damaged: --resume auto takes the newest whole one, --resume DIR the one you name."
+_STEP_IN_NAME = re.compile(r"(?:.*-)?step-(\d{8,})$")
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,7 @@ class Manifest:
     best: dict[str, float] | None = None  # step and held-out loss of the best checkpoint so far
     evaluations_since_best: int = 0
     skipped_in_a_row: int = 0
+    smoothed_loss: float | None = None  # of the last steps; None where it was not written down
     # Every draw is seeded by what it is for, so there is no generator state to keep.
     random_draws: str = (
         "weights: (train.seed, name); order: (train.seed, index), with data.order megatron and paddle also "
@@ -40,7 +46,15 @@ class Manifest:
     version: int = VERSION
 
     def write(self, folder: Path) -> None:
-        (folder / NAME).write_text(json.dumps(asdict(self), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        values = asdict(self) | {"version": VERSION}
+        sealed = values | {"checksum": checksum(values)}
+        (folder / NAME).write_text(json.dumps(sealed, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def checksum(values: dict[str, Any]) -> str:
+    """The sha256 of all values of a manifest but the checksum itself, as JSON with sorted keys and no blanks."""
+    rest = {name: value for name, value in values.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def describe_files(folder: Path, files: Iterable[Path]) -> dict[str, dict[str, Any]]:
@@ -50,56 +64,90 @@ def describe_files(folder: Path, files: Iterable[Path]) -> dict[str, dict[str, A
 def read(folder: Path) -> Manifest:
     path = folder / NAME
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_bytes())
         version = values["version"]
     except FileNotFoundError:
         raise CheckpointError(f"{folder}: not a training checkpoint; {NAME} is missing.") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: not a manifest ({error}). The checkpoint is damaged.") from None
-    if version != VERSION:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{path}: not a manifest ({error!r}). {_DAMAGED}") from None
+    if type(version) is not int or version not in (_WITHOUT_CHECKSUM, VERSION):
         raise CheckpointError(
-            f"{path}: version {version}, needed {VERSION}. It was written by another version of gptworks."
+            f"{path}: version {version!r}, needed {VERSION} (or {_WITHOUT_CHECKSUM}). It was written by another "
+            "version of gptworks: use that one, or another checkpoint with --resume DIR."
+        )
+    if version == VERSION and values.pop("checksum", None) != checksum(values):
+        raise DamagedCheckpoint(
+            f"{path}: does not fit its own checksum, so it was changed after it was written. {_DAMAGED}"
         )
     try:
         manifest = Manifest(**values)
         _check_kinds(manifest)
-    except TypeError as error:
-        raise CheckpointError(f"{path}: not a manifest ({error}). The checkpoint is damaged.") from None
+        _check_bounds(manifest, folder)
+    except (TypeError, ValueError) as error:
+        raise DamagedCheckpoint(f"{path}: not a manifest ({error}). {_DAMAGED}") from None
     return manifest
+
+
+_COUNTS = ("step", "consumed", "optimizer_updates", "global_size", "evaluations_since_best", "skipped_in_a_row")
 
 
 def _check_kinds(manifest: Manifest) -> None:
     kinds = {
-        int: ("step", "consumed", "optimizer_updates", "global_size", "evaluations_since_best"),
-        str: ("tokenizer_identity", "layout"),
+        int: _COUNTS,
+        str: ("tokenizer_identity", "layout", "torch_version", "random_draws", "format"),
         dict: ("config", "scaler", "files"),
         list: ("data_identities",),
     }
     for kind, names in kinds.items():
         for name in names:
-            if not isinstance(getattr(manifest, name), kind):
+            if type(getattr(manifest, name)) is not kind:
                 raise TypeError(f"{name} is {getattr(manifest, name)!r}, needed {kind.__name__}")
+    if manifest.samples_asked is not None and type(manifest.samples_asked) is not int:
+        raise TypeError(f"samples_asked is {manifest.samples_asked!r}, needed int or null")
+    best = {} if manifest.best is None else manifest.best
+    if type(best) is not dict or best.keys() not in (set(), {"step", "held_out_loss"}):
+        raise TypeError(f"best is {manifest.best!r}, needed step and held_out_loss, or null")
+    losses = {"held_out_loss": manifest.held_out_loss, "smoothed_loss": manifest.smoothed_loss}
+    given = {name: value for name, value in losses.items() if value is not None}
+    for name, value in (given | {f"best.{name}": value for name, value in best.items()} | manifest.scaler).items():
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise TypeError(f"{name} is {value!r}, needed a finite number")
+
+
+def _check_bounds(manifest: Manifest, folder: Path) -> None:
+    """What no run can have come to, and what contradicts the folder that it lies in."""
+    for name in _COUNTS:
+        if not 0 <= getattr(manifest, name) < 2**63:
+            raise ValueError(f"{name} is {getattr(manifest, name)}, needed 0 or more")
+    named = _STEP_IN_NAME.match(folder.name)
+    if named and int(named[1]) != manifest.step:
+        raise ValueError(f"step is {manifest.step}, needed {int(named[1])}, as its folder says")
+    if manifest.consumed < manifest.step:
+        raise ValueError(f"consumed is {manifest.consumed}, needed at least a sample for each of {manifest.step} steps")
+    if manifest.optimizer_updates > manifest.step:
+        raise ValueError(f"optimizer_updates is {manifest.optimizer_updates}, needed at most step ({manifest.step})")
     for name, expected in manifest.files.items():
+        # A path of Windows has both kinds of slashes and a drive, so it sees more than one of POSIX.
+        parts = PureWindowsPath(name)
+        if not name or ".." in parts.parts or parts.anchor:
+            raise ValueError(f"files: {name!r} is not below the checkpoint's own folder")
         if not isinstance(expected, dict) or not {"bytes", "sha256"} <= expected.keys():
             raise TypeError(f"files: {name!r} has no size and hash")
 
 
 def verify(folder: Path, manifest: Manifest, *, share: int = 0, shares: int = 1) -> None:
     """Every file is there, with the size and the hash it was written with. Ranks can take a share of them each."""
+    names = {PureWindowsPath(name).as_posix() for name in manifest.files}
+    if "state/.metadata" not in names or not any(re.fullmatch(r"state/.*\.distcp", name) for name in names):
+        raise DamagedCheckpoint(f"{folder / NAME}: files: lists no state/.metadata and state/*.distcp. {_DAMAGED}")
     for name, expected in list(manifest.files.items())[share::shares]:
         path = folder / name
         if not path.is_file():
-            raise CheckpointError(f"{path}: missing. The checkpoint is damaged; use an earlier one with --resume DIR.")
+            raise DamagedCheckpoint(f"{path}: missing. {_DAMAGED}")
         if path.stat().st_size != expected["bytes"]:
-            raise CheckpointError(
-                f"{path}: {path.stat().st_size} bytes, needed {expected['bytes']}. The checkpoint is damaged; use "
-                "an earlier one with --resume DIR."
-            )
+            raise DamagedCheckpoint(f"{path}: {path.stat().st_size} bytes, needed {expected['bytes']}. {_DAMAGED}")
         if _hash(path) != expected["sha256"]:
-            raise CheckpointError(
-                f"{path}: contents have changed since it was written. The checkpoint is damaged; use an earlier "
-                "one with --resume DIR."
-            )
+            raise DamagedCheckpoint(f"{path}: contents have changed since it was written. {_DAMAGED}")
 
 
 def _hash(path: Path) -> str:

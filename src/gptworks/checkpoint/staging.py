@@ -4,12 +4,11 @@ It is made in a fresh folder on the same disk, under its own name, and moved at 
 """
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gptworks import staging_folder
 from gptworks.errors import CheckpointError
 
 
@@ -33,8 +32,7 @@ def staged(destination: Path, *, is_folder: bool, beside: str | None = None) -> 
     # A folder that exists may be a disk of its own, or somebody's current one: it stays, and is worked in.
     parent = final if final.is_dir() else final.parent
     parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f"{final.name}.part-", dir=parent))
-    try:
+    with staging_folder.beside(parent / final.name) as work:
         result = work / final.name
         if is_folder:
             result.mkdir()
@@ -45,8 +43,6 @@ def staged(destination: Path, *, is_folder: bool, beside: str | None = None) -> 
         else:
             for file in [each for each in work.iterdir() if each != result] + [result]:  # the result comes last
                 _move(file, final.with_name(file.name))
-    finally:
-        shutil.rmtree(work)
 
 
 def _move(file: Path, to: Path) -> None:

@@ -10,11 +10,11 @@ HELP = "show, check, diff, schema, presets"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    show = actions.add_parser("show", help="the resolved configuration")
+    show = actions.add_parser("show", help="the resolved configuration; FILE may stand without -c")
     options.add_config_options(show)
     show.add_argument("--origin", action="store_true", help="say where each value came from")
     options.add_json_option(show)
-    options.add_config_options(actions.add_parser("check", help="report every problem"))
+    options.add_config_options(actions.add_parser("check", help="report every problem; FILE may stand without -c"))
     diff = actions.add_parser("diff", help="what differs between two files")
     diff.add_argument("first", metavar="FILE")
     diff.add_argument("second", metavar="FILE")
@@ -26,10 +26,19 @@ def run(args: argparse.Namespace) -> int:
     return {"show": _show, "check": _check, "diff": _diff, "schema": _schema, "presets": _presets}[args.action](args)
 
 
+def _take_file(args: argparse.Namespace) -> None:
+    """`config check FILE`: a word that is no override is the file, where -c names none."""
+    files = [word for word in args.overrides if "=" not in word]
+    if args.config is None and len(files) == 1:
+        args.config = files[0]
+        args.overrides.remove(files[0])
+
+
 def _show(args: argparse.Namespace) -> int:
     from gptworks.config import yaml_text
     from gptworks.config.load import flatten
 
+    _take_file(args)
     loaded = options.load_config(args, shape_of=options.shape_of_checkpoint)
     values = loaded.config.model_dump(mode="json")
     if args.json:
@@ -45,6 +54,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
+    _take_file(args)
     options.load_config(args, shape_of=options.shape_of_checkpoint)
     print(f"{args.config or 'config'}: no problems")
     return 0

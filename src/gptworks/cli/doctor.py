@@ -4,6 +4,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from gptworks import file_errors
 from gptworks.cli import options
 from gptworks.errors import GPTWorksError
 
@@ -51,6 +52,8 @@ def _of_configuration(args: argparse.Namespace) -> "list[Finding]":
         config = options.load_config(args, shape_of=options.shape_of_checkpoint).config
     except GPTWorksError as error:
         return finding.problem(name, "cannot be used", str(error))
+    except OSError as error:
+        return finding.problem(name, "cannot be used", file_errors.explain(error) or str(error))
     if not config.run.out:
         folder = options.default_run_folder(args)
         config = config.model_copy(update={"run": config.run.model_copy(update={"out": folder})})

@@ -201,7 +201,7 @@ def _read_prompts(name: str) -> list[str]:
     needed = "one prompt per line" if not name.endswith(".jsonl") else 'one {"prompt": "..."} per line'
     try:
         text = _standard_input() if name == "-" else Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (FileNotFoundError, UnicodeDecodeError) as error:
         raise UsageError(f"{name}: cannot be read ({error}). Needed: a UTF-8 text file with {needed}.") from None
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:

@@ -1,13 +1,12 @@
 """gptworks VERB ... : finds the verb, runs it, turns our errors into exit code 2."""
 
 import argparse
-import errno
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 
-from gptworks import __version__
+from gptworks import __version__, file_errors
 from gptworks.cli import (
     completion,
     config,
@@ -52,8 +51,6 @@ VERBS = {
 
 _READS_MODELS = {"train", "eval", "generate", "export", "run"}
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gptworks", description="One toolkit for the whole life of a GPT model.")
@@ -94,9 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        message = file_errors.explain(error)
+        if not message:
             return _own_fault()
-        print(f"error: {error.filename or 'disk'}: {error.strerror}. Free some space.", file=sys.stderr)
+        print(f"error: {message}", file=sys.stderr)
         return 2
     except Exception:
         return _own_fault()

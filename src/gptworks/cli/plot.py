@@ -1,6 +1,7 @@
 """gptworks plot: the loss curve of a run."""
 
 import argparse
+import sys
 from pathlib import Path
 
 HELP = "the loss curve of a run, in the terminal and as SVG"
@@ -17,6 +18,14 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.run_folder)
     if not plot.curves(folder):
         raise UsageError(f"{folder / metrics.NAME}: no losses there yet. Needed: the folder of a training run.")
+    num_unreadable = metrics.num_unreadable(folder)
+    if num_unreadable:
+        lines = (
+            "1 line that cannot be read is"
+            if num_unreadable == 1
+            else f"{num_unreadable} lines that cannot be read are"
+        )
+        print(f"{folder / metrics.NAME}: {lines} left out", file=sys.stderr)
     plot.write(folder)
     print(plot.text(folder))
     print(f"picture: {folder / plot.NAME}")

@@ -37,6 +37,9 @@ _Loader.add_implicit_resolver(
 )
 
 
+_MERGE = "tag:yaml.org,2002:merge"
+
+
 @dataclass(frozen=True)
 class Value:
     """A value of a YAML file and where it stands."""
@@ -59,7 +62,7 @@ def read(path: Path) -> dict[str, Value | dict[str, Any]]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(str(path), ["no such file. Check the path given with -c (or `base:`)."]) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (IsADirectoryError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), [f"cannot be read as UTF-8 text: {error}"]) from None
     try:
         loader = _Loader(text)
@@ -93,21 +96,40 @@ def read(path: Path) -> dict[str, Value | dict[str, Any]]:
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+    """What `<<: *anchor` brings in comes first, so that the block's own keys stand above it."""
     result: dict[str, Any] = {}
+    inherited: dict[str, Any] = {}
     lines: dict[str, int] = {}
     for key_node, value_node in node.value:
-        key = str(loader.construct_object(key_node))  # type: ignore[no-untyped-call]
+        is_merge = key_node.tag == _MERGE
+        key = "<<" if is_merge else str(loader.construct_object(key_node))  # type: ignore[no-untyped-call]
         line = key_node.start_mark.line + 1
         if key in lines:
             raise ConfigError(
                 str(path), [f"line {line}: key '{key}' again; it is already set on line {lines[key]}. Keep one."]
             )
         lines[key] = line
-        if isinstance(value_node, yaml.MappingNode):
+        if is_merge:
+            inherited = _merged(loader, value_node, path)
+        elif isinstance(value_node, yaml.MappingNode):
             result[key] = _mapping(loader, value_node, path)
         else:
             result[key] = Value(loader.construct_object(value_node, deep=True), line)  # type: ignore[no-untyped-call]
-    return result
+    return inherited | result
+
+
+def _merged(loader: _Loader, node: yaml.Node, path: Path) -> dict[str, Any]:
+    """The value of `<<`: a block or a list of blocks, of which an earlier one stands above a later one."""
+    blocks = node.value if isinstance(node, yaml.SequenceNode) else [node]
+    merged: dict[str, Any] = {}
+    for block in blocks:
+        if not isinstance(block, yaml.MappingNode):
+            line = block.start_mark.line + 1
+            raise ConfigError(
+                str(path), [f"line {line}: `<<` needs a block, or a list of blocks, such as `<<: *name`; got a value."]
+            )
+        merged = _mapping(loader, block, path) | merged
+    return merged
 
 
 def dump(values: dict[str, Any]) -> str:

@@ -1,7 +1,5 @@
 """A dataset from one format to another, streamed: tokens are never all in memory."""
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -9,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gptworks import staging_folder
 from gptworks.data.formats.contents import Contents, Tokens, as_rows, blocks, document_starts
 from gptworks.data.formats.registry import FORMATS, Format, Located, locate, mains
 from gptworks.data.inspect import damage_in
@@ -180,15 +179,9 @@ def _joined(parts: list[Contents]) -> Contents:
 
 @contextmanager
 def _staging(prefix: Path) -> Iterator[Path]:
-    folder = prefix.with_name(f"{prefix.name}.part-{os.getpid()}")
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise DataError(f"{prefix}: cannot be written: {error.strerror} ({error.filename}).") from None
-    try:
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    with staging_folder.beside(prefix) as folder:
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _refuse_own_source(written: list[Path], prefix: Path, stores: list[Store]) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, Self, cast
 
+from gptworks import file_errors
 from gptworks.data import sample_corpus
 from gptworks.errors import DataError
 
@@ -82,6 +83,7 @@ def list_inputs(inputs: list[str], kind: str = "auto") -> tuple[list[InputFile],
                 problems.append(f"{name}: no text in this folder. Needed: files ending in {_known_names()}.")
             found += [_input_file(file) for file in known]
         elif not path.exists():
+            file_errors.refuse_unreadable(path)
             problems.append(f"{name}: no such file. Check the path.")
         elif kind == "auto" and not _is_known(path.name):
             problems.append(

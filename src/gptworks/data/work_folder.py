@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from gptworks import file_errors
 from gptworks.data import corpus
 from gptworks.data.encode import Encoded
 from gptworks.data.formats import megatron, registry
@@ -99,7 +100,7 @@ class WorkFolder:
                 file.close()
             if states == []:
                 self.abandon()
-            raise DataError(f"{self.prefix}.bin cannot be written: {error.strerror} ({error.filename}).") from None
+            raise _refused(self.folder, error) from None
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -204,10 +205,8 @@ class WorkFolder:
                 file.write(data)
                 file.flush()
         except OSError as error:
-            raise WorkIsKept(
-                f"{self.folder}: cannot be written: {error.strerror}. Mend that; the same command goes on where this "
-                "one stopped."
-            ) from None
+            reason = file_errors.explain(error, self.folder) or f"{self.folder}: {error.strerror}."
+            raise WorkIsKept(f"{reason} The same command goes on where this one stopped.") from None
 
     def finish(
         self,
@@ -234,6 +233,10 @@ class WorkFolder:
             (self.folder / "out").mkdir(exist_ok=True)
             written = format_.write(self.folder / "out" / self.prefix.name, contents, tokenizer.vocab_size)
         self.published = publish(written, hashes, contents, self.prefix, format_, sidecar, tokenizer, self.notes)
+
+
+def _refused(folder: Path, error: OSError) -> DataError:
+    return DataError(file_errors.explain(error, folder) or f"{folder}: cannot be written ({error}).")
 
 
 def _open_for_update(path: Path) -> IO[bytes]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from gptworks import cpu
+from gptworks import cpu, file_errors
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError, GenerationError, UsageError
 from gptworks.export import registry
@@ -19,6 +19,7 @@ class Inference:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
+            file_errors.refuse_unreadable(self.folder)
             raise UsageError(f"{folder}: no such folder. Needed: one that `gptworks export` wrote.")
         found = registry.recognise(self.folder)
         info = read_info(self.folder)
@@ -28,6 +29,7 @@ class Inference:
                 f"{folder}: {missing} in it. Needed: a folder that `gptworks export` wrote "
                 f"(--to {', '.join(registry.NAMES)}). `gptworks generate` runs checkpoints."
             )
+        file_errors.refuse_unreadable(self.folder)  # what the runtimes say of such a file is less
         self.target, file = found
         self.model = ModelConfig.model_validate(info["model"])
         self.tokenizer = Tokenizer.from_pretrained(self.folder)

@@ -5,6 +5,7 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Any, Protocol
 
+from gptworks import file_errors
 from gptworks.errors import UsageError
 from gptworks.interop import python_imports, yaml_files
 from gptworks.interop.translation import Command, Translation
@@ -40,6 +41,8 @@ def of_command(command: Command) -> Any:
     advice = python_imports.advice(command.folder / command.program)
     if advice:
         raise UsageError(f"run: {command.program}: {advice}")
+    if "/" in command.program or len(command.program) > 255:
+        file_errors.refuse_unreadable(command.folder / command.program)
     known = ", ".join(dialect(name).TITLE for name in NAMES)
     raise UsageError(
         f"run: {command.program} {' '.join(command.arguments[:4])} ...: not of a known system. Known: {known}."

@@ -64,7 +64,7 @@ def shown(ranks: range) -> str:
 def read(path: Path) -> RankTable:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (FileNotFoundError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
         raise UsageError(f"{path}: cannot be read ({reason}). Needed: a rank table in JSON.") from None
     try:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from gptworks import names
+from gptworks import file_errors, names
 from gptworks.errors import TokenizerError
 from gptworks.tokenizer.bundled import IDENTITY, PADDING, SIZE, gpt2_files
 from gptworks.tokenizer.rows import arrange
@@ -82,6 +82,7 @@ class Tokenizer:
                     return cls.from_files(path / vocab, path / merges)
             if model := model_in(path):
                 return SentencePieceTokenizer.read(model)
+            file_errors.refuse_unreadable(path)
             raise TokenizerError(
                 f"{path}: no tokenizer in this folder. Needed: tokenizer.json, or vocab.json with merges.txt, "
                 "or one sentencepiece .model."
@@ -90,6 +91,7 @@ class Tokenizer:
             return cls.from_pretrained("gpt2")
         if folder := names.find_tokenizer(str(source)):
             return cls.from_pretrained(folder)
+        file_errors.refuse_unreadable(Path(source))
         raise TokenizerError(
             f"{source}: not a tokenizer. Needed: 'gpt2', a folder, a tokenizer.json or a sentencepiece .model file."
         )
@@ -115,6 +117,7 @@ class Tokenizer:
 
     @classmethod
     def _from_json(cls, path: Path) -> "Tokenizer":
+        file_errors.refuse_unreadable(path)
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception

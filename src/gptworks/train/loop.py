@@ -8,7 +8,7 @@ from gptworks.config.schema import RunConfig
 from gptworks.errors import ConfigError
 from gptworks.launch import heartbeat
 from gptworks.launch.ranks import Ranks
-from gptworks.train import memory, optim, plot, run_folder, schedule
+from gptworks.train import bad_step, memory, optim, plot, resume, run_folder, schedule
 from gptworks.train.run import Run
 from gptworks.train.run_folder import Interrupts
 from gptworks.train.setup import prepare
@@ -44,7 +44,7 @@ def train(cfg: RunConfig, *, resume_from: str = "never", command: list[str] | No
         interrupts = opened.enter_context(Interrupts())
         run = opened.enter_context(Run(cfg, setup, folder, resume_from, command, ranks))
         stopped_by = _loop(cfg, run, interrupts)
-        run.finish_saving()
+        run.finish()
         run.console.say(_farewell(stopped_by, run))
         return Outcome(folder, run.progress.step, run.progress.held_out_loss, stopped_by)
 
@@ -73,7 +73,7 @@ def _loop(cfg: RunConfig, run: Run, interrupts: Interrupts) -> str:
             interrupts=interrupts,
         )
         if not report.updated:
-            run.stop_or_skip(step, report)
+            bad_step.handle_nonfinite(run, step, report)
         run.count(step, report)
 
         is_last = step == last_step
@@ -101,5 +101,5 @@ def _farewell(stopped_by: str, run: Run) -> str:
         return f"done: {step:,} steps. Everything is in {run.folder}; the loss curve is {run.folder / plot.NAME}"
     if stopped_by == "early stop":
         return f"early stop after step {step}: no better held-out loss for {run.cfg.evaluate.patience} evaluations"
-    resume = f"Go on with: gptworks train -c {run.folder / 'config.yaml'} --resume auto"
-    return f"{stopped_by}: stopped after step {step} of {last_step} and saved. {resume}"
+    go_on = resume.command(run.folder, "--resume", "auto")
+    return f"{stopped_by}: stopped after step {step} of {last_step} and saved. Go on with: {go_on}"

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
@@ -11,16 +12,21 @@ NONFINITE = "nonfinite.jsonl"  # the samples of steps that were not finite
 
 
 class Metrics:
-    """`quiet`: on all ranks but the main one."""
+    """`quiet`: on all ranks but the main one. `say`: tells the user of lines that are no entries."""
 
-    def __init__(self, run: Path, *, resumed_step: int, quiet: bool = False) -> None:
+    def __init__(
+        self, run: Path, *, resumed_step: int, quiet: bool = False, say: Callable[[str], None] = print
+    ) -> None:
         self.path = run / NAME
         self.file: TextIO | None = None
         self.board: Any = None
         if quiet:
             return
         for name in (NAME, NONFINITE):
-            forget_after(run / name, resumed_step)
+            num_bad = forget_after(run / name, resumed_step)
+            if num_bad:
+                lines = f"{num_bad} line{'s' * (num_bad > 1)}"
+                say(f"{run / name}: {lines} that cannot be read set aside in {bad_lines(run / name)}")
         self.file = self.path.open("a", encoding="utf-8")
         if find_spec("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
@@ -46,24 +52,57 @@ class Metrics:
 
 
 def read(run: Path) -> list[dict[str, Any]]:
-    """The logged steps of a run."""
-    return _entries(run / NAME)
+    """The logged steps of a run, without lines that cannot be read."""
+    return _entries(run / NAME)[0]
 
 
-def _entries(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file, leaving out a last one that was cut off by a crash."""
+def num_unreadable(run: Path) -> int:
+    """How many lines of a run `read` leaves out."""
+    return len(_entries(run / NAME)[1])
+
+
+def bad_lines(path: Path) -> Path:
+    """Where those lines of a file are put that are no entries."""
+    return path.with_name(f"{path.name}.bad")
+
+
+def _entries(path: Path) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """The entries of a file, and its lines that are none. A last line that was cut off by a crash is neither."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+        return [], []
+    entries, bad = [], []
+    for line in lines[:-1]:
+        entry = _parsed(line)
+        if entry is not None:
+            entries.append(entry)
+        elif line.strip():
+            bad.append(line)
+    last = _parsed(lines[-1])
+    return entries + ([last] if last is not None else []), bad
 
 
-def forget_after(path: Path, step: int) -> None:
-    """Drop lines of steps that will be done again, so that each step stands there once."""
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):  # not UTF-8 is a ValueError, too
+        return None
+    is_entry = isinstance(entry, dict) and type(entry.get("step")) is int and entry["step"] >= 0
+    return entry if is_entry else None
+
+
+def forget_after(path: Path, step: int) -> int:
+    """Drop lines of steps that will be done again, so that each step stands there once. Lines that are no entries are
+    put into a file beside; returns how many."""
     if not path.exists():
-        return
-    kept = [entry for entry in _entries(path) if entry["step"] <= step]
+        return 0
+    entries, bad = _entries(path)
+    if bad:
+        with bad_lines(path).open("ab") as aside:
+            aside.write(b"\n".join(bad) + b"\n")
+    kept = [entry for entry in entries if entry["step"] <= step]
     replacement = path.with_suffix(".new")
     replacement.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
     replacement.replace(path)
+    return len(bad)

@@ -1,6 +1,9 @@
 """Going on from a checkpoint: what may have changed in the configuration and what may not."""
 
+import os
+import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gptworks.checkpoint.manifest import Manifest
@@ -8,6 +11,7 @@ from gptworks.config.derive import BatchPlan
 from gptworks.config.load import flatten
 from gptworks.config.schema import BatchConfig, RunConfig
 from gptworks.errors import CheckpointError
+from gptworks.launch import rank_env
 
 # A change of these would make it another model or another sequence of samples.
 _FIXED = (
@@ -61,7 +65,8 @@ def refuse_derived_batch(before: Manifest, asked: BatchConfig, now: BatchPlan, c
     """Another number of samples per step must be asked for: a layout alone does not change what is learned."""
     if before.global_size in (0, now.global_size) or asked.global_size:
         return
-    if any(getattr(asked, name) != before.config["batch"][name] for name in ("micro_size", "accumulation")):
+    then = flatten(before.config)
+    if any(getattr(asked, name) != then.get(f"batch.{name}") for name in ("micro_size", "accumulation")):
         return
     raise CheckpointError(
         f"{checkpoint}: was trained with {before.global_size} samples per step, but batch.global_size is not set, and "
@@ -84,3 +89,11 @@ def refuse_other_number(before: int | None, now: int | None, read_at_end: int, o
         "(steps x batch.global_size). That would be another order: set train.steps (or epochs, tokens) and "
         "batch.global_size back, or start anew in another --out (init.checkpoint takes over the weights)."
     )
+
+
+def command(run: Path, *more: str) -> str:
+    """What a user types to go on with a run, as it was started and with the configuration that it wrote down."""
+    started = rank_env.read(os.environ)
+    by_us = rank_env.is_supervised(os.environ) and started.local_size == started.world_size > 1
+    processes = ["--nproc", str(started.world_size)] if by_us else []
+    return shlex.join(["gptworks", "train", "-c", str(run / "config.yaml"), *processes, *more])

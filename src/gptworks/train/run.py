@@ -1,28 +1,20 @@
 """A run in progress: the live objects of training, and what is done with them besides stepping."""
 
 import contextlib
-import json
 import math
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from gptworks.checkpoint import folder as folders
-from gptworks.checkpoint import manifest as manifests
-from gptworks.checkpoint.background import Background
-from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.checkpoint.formats import dcp
 from gptworks.checkpoint.manifest import Manifest
-from gptworks.checkpoint.pretrained import Pretrained, unseen
 from gptworks.config import yaml_text
 from gptworks.config.schema import ParallelConfig, RunConfig
 from gptworks.data.loader import Batch
-from gptworks.errors import CheckpointError, DataError, TrainingError
 from gptworks.evaluate.heldout import held_out_loss
 from gptworks.launch.ranks import Ranks
 from gptworks.launch.world import World
@@ -30,18 +22,18 @@ from gptworks.model import GPT
 from gptworks.parallel import apply, recompute, shard
 from gptworks.parallel.apply import FreshWeights, WeightSource
 from gptworks.parallel.parts import named_parameters
-from gptworks.parallel.slices import Slice, copied_to_cpu, to_fill, to_store
+from gptworks.parallel.slices import to_fill, to_store
 from gptworks.plan import sizes
-from gptworks.train import optim, plot, prefetch, resume, run_folder, schedule
+from gptworks.train import opening, optim, plot, prefetch, resume, run_folder, schedule
 from gptworks.train.console import LogLine, TrainConsole
-from gptworks.train.metrics import NONFINITE, Metrics
+from gptworks.train.metrics import Metrics
+from gptworks.train.opening import Source
 from gptworks.train.precision import DTYPES, LossScaler
 from gptworks.train.profile import profiled
+from gptworks.train.saving import Saving, SmoothedLoss
 from gptworks.train.setup import Setup
 from gptworks.train.speed import Stopwatch, find_peak
 from gptworks.train.step import StepReport
-
-SAVING_TIMEOUT = timedelta(hours=2)
 
 
 @dataclass
@@ -72,26 +64,27 @@ class Run:
         ranks: Ranks,
     ) -> None:
         self.cfg, self.setup, self.folder, self.ranks = cfg, setup, folder, ranks
-        # Saving has a group of its own: it may be going on in a thread, and a slow disk is not a rank that hangs.
-        self.checkpoints = CheckpointFolder(folder, Ranks(setup.world, timeout=SAVING_TIMEOUT))
-        self.saving = Background(setup.world.device)
-        ranks.main_does(self.checkpoints.remove_leftovers)
-        ranks.all_do(self._refuse_different_data)
-        source = ranks.main_does(lambda: self._checkpoint_to_resume(resume_from))
-        manifest = ranks.all_do(lambda: self._accepted(source)) if source else None
-        if manifest:
-            self.setup = setup = setup.going_on(cfg, manifest.step, manifest.consumed)
+        self.saving = Saving(cfg, setup, folder, say=lambda text: self.console.say(text))
+        checkpoints = self.saving.checkpoints
+        ranks.main_does(checkpoints.remove_leftovers)
+        ranks.all_do(lambda: opening.refuse_different_data(setup, ranks))
+        source = opening.find_source(resume_from, checkpoints, cfg, setup, ranks)
+        if source:
+            self.setup = setup = setup.going_on(cfg, source.manifest.step, source.manifest.consumed)
 
         needed = sizes.checkpoint_bytes(cfg.model, cfg.checkpoint.portable)
         ranks.main_does(lambda: folders.check_free_space(folder, needed))
-        weights = ranks.all_do(self._weights_to_tune) if cfg.init.checkpoint and source is None else None
-        # What a checkpoint fills is not drawn before.
-        fresh = FreshWeights(cfg.init, cfg.model.num_layers, cfg.train.seed) if source is None else None
-        self.part = ranks.all_do(lambda: build_part(cfg, setup.world, setup.parallel, weights or fresh))
+        weights: WeightSource | None = None  # what a checkpoint fills is not drawn before
+        if source is None and cfg.init.checkpoint:
+            weights = ranks.all_do(lambda: opening.weights_to_tune(cfg, setup))
+        elif source is None:
+            weights = FreshWeights(cfg.init, cfg.model.num_layers, cfg.train.seed)
+        self.part = ranks.all_do(lambda: build_part(cfg, setup.world, setup.parallel, weights))
         self.optimizer = optim.build(self.part, cfg.optim)
         self.scaler = LossScaler(cfg.precision.scaler, enabled=cfg.precision.compute == "fp16")
-        self.progress = self._restore(source, manifest) if source and manifest else Progress()
-        self.batches = setup.batches(consumed=manifest.consumed if manifest else 0)
+        self.progress = self._restore(source.path, source.manifest) if source else Progress()
+        self.losses = SmoothedLoss(source.manifest.smoothed_loss if source else None)
+        self.batches = setup.batches(consumed=source.manifest.consumed if source else 0)
 
         self.peak = find_peak(setup.world.device, cfg.precision.compute)
         ranks.main_does(lambda: self._write_down(command or sys.argv))
@@ -99,9 +92,9 @@ class Run:
         self._closing = contextlib.ExitStack()
         self.console = TrainConsole(setup.last_step, cfg.train.log_style, first_step=self.progress.step, quiet=quiet)
         self._closing.callback(self.console.close)
-        self._greet(source, manifest)
-        ranks.main_does(self._go_back)
-        self.metrics = Metrics(folder, resumed_step=self.progress.step, quiet=quiet)
+        self._greet(source)
+        ranks.main_does(lambda: self._go_back(source))
+        self.metrics = Metrics(folder, resumed_step=self.progress.step, quiet=quiet, say=self.console.say)
         self._closing.callback(self.metrics.close)
         profiled_steps = () if quiet else cfg.train.profile
         self.profiler = self._closing.enter_context(profiled(profiled_steps, folder, self.progress.step))
@@ -122,69 +115,15 @@ class Run:
             if self.ranks.is_main:
                 plot.write(self.folder)
 
-    def finish_saving(self) -> None:
-        """Come back when the last checkpoint is whole."""
-        self.saving.wait()
+    def finish(self) -> None:
+        """Come back when the last checkpoint is whole, and only those are left that are kept."""
+        self.saving.finish(self.losses)
 
     # Before the first step
-
-    def _refuse_different_data(self) -> None:
-        """Machines with stores of their own must have the same ones."""
-        all_identities = self.ranks.gather(self.setup.dataset.identities)
-        for rank, identities in enumerate(all_identities):
-            if identities != all_identities[0]:
-                here, there = (", ".join(str(i)[:12] for i in ids) for ids in (all_identities[0], identities))
-                raise DataError(
-                    f"data.path: rank {rank} reads other data (store {there}) than rank 0 (store {here}). Copy the "
-                    "same store to all machines, or point data.path at a filesystem they share."
-                )
 
     def _write_down(self, command: list[str]) -> None:
         run_folder.write_environment(self.folder, command, mfu_of=vars(self.peak))
         run_folder.replace_text(self.folder / "config.yaml", yaml_text.dump(self.cfg.model_dump(mode="json")))
-
-    def _checkpoint_to_resume(self, resume_from: str) -> Path | None:
-        if resume_from == "never":
-            return None
-        return self.checkpoints.latest() if resume_from == "auto" else folders.find(Path(resume_from))
-
-    def _accepted(self, source: Path) -> Manifest:
-        """The manifest of a checkpoint that is whole and belongs to this configuration and data."""
-        manifest = manifests.read(source)
-        resume.refuse_fixed(resume.changes(manifest.config, self.cfg), str(source))
-        resume.refuse_derived_batch(manifest, self.cfg.batch, self.setup.batch, str(source))
-        setup, order = self.setup.going_on(self.cfg, manifest.step, manifest.consumed), self.cfg.data.order
-        read_at_end = manifest.consumed + (setup.last_step - manifest.step) * setup.batch.global_size
-        resume.refuse_other_number(manifest.samples_asked, setup.samples_asked, read_at_end, order, str(source))
-        now = self.setup.dataset.identities
-        if manifest.data_identities != now:
-            then, here = (", ".join(str(i)[:12] for i in ids) for ids in (manifest.data_identities, now))
-            raise DataError(
-                f"{source}: was trained on other data (store {then}; now {here}). "
-                "Point data.path at the same store, or start anew in another --out with init.checkpoint."
-            )
-        if self.setup.dataset.tokenizer:
-            self.setup.dataset.tokenizer.require(manifest.tokenizer_identity, what=str(source))
-        manifests.verify(source, manifest, share=self.ranks.rank, shares=self.ranks.size)
-        return manifest
-
-    def _weights_to_tune(self) -> WeightSource:
-        mine = self.cfg.model.model_dump()
-        opened = Pretrained.open(self.cfg.init.checkpoint, shape=unseen(mine))
-        theirs = opened.model.model_dump() | opened.weights.overruled
-        different = [
-            f"  model.{name}: {theirs[name]} there, {mine[name]} here"
-            for name in mine
-            if theirs[name] != mine[name] and resume.is_fixed(f"model.{name}")
-        ]
-        if different:
-            raise CheckpointError(
-                f"{self.cfg.init.checkpoint}: holds another model:\n" + "\n".join(different) + "\n"
-                "Set the model section to what is there."
-            )
-        if opened.tokenizer and self.setup.dataset.tokenizer:
-            self.setup.dataset.tokenizer.require(opened.tokenizer.identity, what=str(opened.folder))
-        return opened.weights
 
     def _restore(self, source: Path, manifest: Manifest) -> Progress:
         moments = optim.moments(self.part, self.optimizer)
@@ -205,7 +144,7 @@ class Run:
         weights = [(f"model.{name}", p.detach()) for name, p in named_parameters(self.part)]
         return weights + [(f"optim.{name}", tensor) for name, tensor in moments.items()]
 
-    def _greet(self, source: Path | None, manifest: Manifest | None) -> None:
+    def _greet(self, source: Source | None) -> None:
         cfg, batch, say = self.cfg, self.setup.batch, self.console.say
         device = self.setup.world.device
         say(
@@ -235,8 +174,9 @@ class Run:
         ):
             if note:
                 say(note)
-        if source and manifest:
-            say(f"resuming from {source} ({manifest.consumed:,} samples done)")
+        if source:
+            manifest = source.manifest
+            say(f"resuming from {source.path} ({manifest.consumed:,} samples done)")
             for change in resume.changes(manifest.config, cfg):
                 say(f"  changed: {change}")
             if manifest.global_size not in (0, batch.global_size):
@@ -245,10 +185,16 @@ class Run:
                     "are counted from the samples done"
                 )
 
-    def _go_back(self) -> None:
+    def _go_back(self, source: Source | None) -> None:
         best = self.progress.best if self.cfg.checkpoint.keep_best else None
-        for path in self.checkpoints.go_back_to(self.progress.step, int(best["step"]) if best else None):
+        damaged = source.damaged if source else {}
+        for reason in damaged.values():
+            self.console.say(f"  damaged: {reason}")
+        best_step = int(best["step"]) if best else None
+        for path in self.saving.checkpoints.go_back_to(self.progress.step, best_step, list(damaged)):
             self.console.say(f"  later checkpoint set aside: {path}")
+        if damaged:
+            self.console.say(f"  the steps after {self.progress.step} are computed again")
 
     # During and after
 
@@ -261,6 +207,7 @@ class Run:
         progress.step = step
         progress.updates += report.updated
         progress.skipped_in_a_row = 0 if report.updated else progress.skipped_in_a_row + 1
+        self.losses.see(report.loss)
         self.watch.count(self.setup.batch.global_size * self.cfg.data.seq_len)
         self.profiler.step()
 
@@ -334,30 +281,16 @@ class Run:
         """Come back when the checkpoint is whole, or, when asynchronous, when a copy of the state is made."""
         with self.watch.paused():
             self.saving.wait()
-            shard.settle(self.part)
-            named = self._named_state(optim.moments(self.part, self.optimizer))
-            tensors = to_store(named, tied=self.cfg.model.tied)
-            manifest, is_best = self._manifest(), self.cfg.checkpoint.keep_best and self.is_best()
-            if self.cfg.checkpoint.asynchronous:
-                copies = copied_to_cpu(tensors)
-                self.saving.start(lambda: self._write_checkpoint(manifest, copies, is_best=is_best))
-            else:
-                self._write_checkpoint(manifest, tensors, is_best=is_best)
+            is_best = self.cfg.checkpoint.keep_best and self.is_best()
+            self.saving.save(self._manifest(), self._state(), self.losses, is_best=is_best)
 
-    def _write_checkpoint(self, manifest: Manifest, tensors: Mapping[str, Tensor | Slice], *, is_best: bool) -> None:
-        """All that comes after the state is at hand; perhaps in a thread, while `progress` goes on."""
-        cfg, checkpoints = self.cfg, self.checkpoints
-        weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
-        portable = weights if cfg.checkpoint.portable else None
-        path = checkpoints.save(manifest, tensors, portable, cfg.model, self.setup.dataset.tokenizer)
+    def save_apart(self) -> Path:
+        """Save the state of a run that has gone wrong, where no run goes on from by itself."""
+        return self.saving.save_apart(self._manifest(), self._state())
 
-        def keep() -> None:
-            if is_best:
-                checkpoints.point(folders.BEST, path.name)
-            checkpoints.retain(cfg.checkpoint)
-
-        checkpoints.ranks.main_does(keep)
-        self.console.say(f"saved {path}")
+    def _state(self) -> dict[str, Tensor]:
+        shard.settle(self.part)
+        return to_store(self._named_state(optim.moments(self.part, self.optimizer)), tied=self.cfg.model.tied)
 
     def _manifest(self) -> Manifest:
         cfg, progress, dataset = self.cfg, self.progress, self.setup.dataset
@@ -375,43 +308,9 @@ class Run:
             best=progress.best,
             evaluations_since_best=progress.evaluations_since_best,
             skipped_in_a_row=progress.skipped_in_a_row,
+            smoothed_loss=self.losses.value,
             torch_version=str(torch.__version__),
             layout=str(self.setup.world.layout),
-        )
-
-    def stop_or_skip(self, step: int, report: StepReport) -> None:
-        """A step that was not finite: write down its samples; stop unless it may be skipped."""
-        sample_ids = report.sample_ids
-        if self.ranks.size > 1:
-            sample_ids = sorted(set().union(*self.ranks.gather(sample_ids)))
-        entry = {
-            "step": step,
-            "loss": str(report.loss),
-            "grad_norm": str(report.grad_norm),
-            "loss_scale": report.loss_scale,
-            "sample_ids": sample_ids,
-        }
-        details = self.folder / NONFINITE
-        if self.ranks.is_main:
-            with details.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
-        cfg = self.cfg.train
-        # With fp16 an overflow is part of the method: the scale shrinks and the step is skipped.
-        is_overflow = self.scaler.enabled and report.loss_scale > self.cfg.precision.scaler.floor
-        skips = self.progress.skipped_in_a_row + 1
-        if (cfg.nonfinite == "skip" or is_overflow) and skips < cfg.max_skips:
-            self.console.say(f"step {step}: not finite, skipped ({skips} in a row); samples in {details}")
-            return
-        why = "train.nonfinite: stop" if skips < cfg.max_skips else f"train.max_skips: {cfg.max_skips} in a row"
-        self.batches.consumed -= self.setup.batch.global_size
-        if self.progress.step:
-            self.save()
-            self.finish_saving()
-        ids = ", ".join(str(i) for i in sample_ids[:8]) + (", ..." if len(sample_ids) > 8 else "")
-        raise TrainingError(
-            f"step {step}: loss {report.loss:g}, gradient norm {report.grad_norm:g} in samples {ids}: not finite, "
-            f"so training stopped ({why}). The samples are written down in {details}. "
-            "Lower optim.lr, lengthen optim.warmup_steps, or set train.nonfinite: skip; go on with --resume auto."
         )
 
 

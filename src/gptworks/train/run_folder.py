@@ -12,10 +12,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from gptworks import folder_lock
 from gptworks.errors import UsageError
 from gptworks.launch import rank_env, signals
 from gptworks.launch.ranks import Ranks
-from gptworks.train import folder_lock
 
 LOCK = ".lock"
 LOGS = "logs"  # of the ranks, begun by the launcher before the run itself

@@ -28,3 +28,9 @@ def at(step: int, optim: OptimConfig, last_step: int) -> float:
     if optim.schedule == "linear":
         return optim.min_lr + span * (1 - progress)
     return optim.min_lr + span * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def highest_until(step: int, optim: OptimConfig, last_step: int) -> float:
+    """The highest rate of updates 1 to `step`: a rate rises to the end of the warmup, and not after it."""
+    around = range(int(optim.warmup_steps) - 1, int(optim.warmup_steps) + 3)
+    return max(at(max(1, min(step, each)), optim, last_step) for each in (*around, step))

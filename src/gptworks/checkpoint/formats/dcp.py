@@ -266,6 +266,8 @@ def _load(folder: Path, pairs: Sequence[tuple[str, Tensor | Slice]]) -> None:
             dcp.load(wanted, storage_reader=_Reader(folder), planner=_LoadPlanner(), no_dist=True)
         except (Exception, CheckpointException) as error:  # whatever torch says to damaged bytes
             cause = _cause(error)
+            if isinstance(cause, PermissionError):
+                raise cause from None
             raise CheckpointError(
                 f"{folder}: cannot be read ({type(cause).__name__}: {first_line(cause)}). The checkpoint is damaged."
             ) from None

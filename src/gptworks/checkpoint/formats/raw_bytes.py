@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gptworks import file_errors
 from gptworks.checkpoint.stored import Stored
 from gptworks.errors import CheckpointError
 from gptworks.parallel.slices import Region, size_of
@@ -24,7 +25,7 @@ def mapped(path: Path, needed: str) -> memoryview:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file.") from None
-    except (OSError, ValueError) as error:  # a folder; an empty file cannot be mapped
+    except (IsADirectoryError, ValueError) as error:  # an empty file cannot be mapped
         raise CheckpointError(f"{path}: cannot be read ({error}). Needed: {needed}.") from None
 
 
@@ -83,5 +84,5 @@ def read_pieces(path: Path, places: Sequence[range], dtype: torch.dtype) -> Tens
                         )
                     left = left[got:]
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}).") from None
+        raise CheckpointError(file_errors.explain(error, path) or f"{path}: cannot be read ({error}).") from None
     return tensor

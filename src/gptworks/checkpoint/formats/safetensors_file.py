@@ -35,11 +35,13 @@ _TYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torc
 def read(path: Path) -> dict[str, Stored]:
     """The header is checked by the safetensors library; tensors are read by their place in the file."""
     try:
-        with safetensors.safe_open(path, framework="pt"):  # lengths, offsets and types agree with the file
-            pass
-        with path.open("rb") as file:
+        with path.open("rb") as file:  # first: what the library says of a file that may not be read is less
+            with safetensors.safe_open(path, framework="pt"):  # lengths, offsets and types agree with the file
+                pass
             size = int.from_bytes(file.read(8), "little")
             described = json.loads(file.read(size))
+    except PermissionError:
+        raise
     except Exception as error:  # SafetensorError, OSError
         raise CheckpointError(f"{path}: cannot be read ({error}). The file is damaged: copy it again.") from None
     described.pop("__metadata__", None)

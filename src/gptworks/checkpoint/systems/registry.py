@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
+from gptworks import file_errors
 from gptworks.checkpoint.systems.contract import Opened, System
 from gptworks.errors import CheckpointError
 
@@ -42,6 +43,7 @@ def open_any(path: Path, given: Mapping[str, object] | None = None, *, name: str
     """`name`: the system, for what is not recognised; `given`: numbers of the model that the files do not carry."""
     found = system(name) if name else recognise(path)
     if found is None:
+        file_errors.refuse_unreadable(path)
         raise CheckpointError(
             f"{path}: not a checkpoint of any known system ({', '.join(NAMES)}). Name it with --from if it is one."
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from gptworks import file_errors
 from gptworks.data.formats import llmc, megatron, mindrecord, nanogpt, paddle, paddle_npz, tnt
 from gptworks.data.formats.contents import Contents
 from gptworks.errors import DataError
@@ -60,6 +61,7 @@ def locate(path: Path) -> Located:
     """The one dataset that `path` names."""
     found = _candidates(path)
     if not found:
+        file_errors.refuse_unreadable(path)
         raise DataError(_nothing_at(path))
     if len(found) > 1:
         listed = ", ".join(f"{each.main} ({each.format.NAME})" for each in found)
@@ -71,6 +73,8 @@ def locate_all(folder: Path) -> list[Located]:
     """Every dataset in a folder and the folders in it, in the order of their names; not those being written."""
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not _is_unfinished(file, folder)]
     found = {each.main: each for file in files for each in _candidates(file)}
+    if not found:
+        file_errors.refuse_unreadable(folder)
     return [found[main] for main in sorted(found)]
 
 
@@ -93,8 +97,8 @@ def replaced_by(format_: Format, files: list[Path], prefix: Path) -> list[Path]:
 
 
 def _is_unfinished(file: Path, folder: Path) -> bool:
-    """In the work folder of `prepare` (NAME.part) or `convert` (NAME.part-NUMBER)."""
-    return any(re.fullmatch(r".*\.part(-\d+)?", part) for part in file.relative_to(folder).parts[:-1])
+    """In the work folder of `prepare` (NAME.part) or `convert` (NAME.part-...)."""
+    return any(re.fullmatch(r".*\.part(-\w+)*", part) for part in file.relative_to(folder).parts[:-1])
 
 
 def _candidates(path: Path) -> list[Located]:
