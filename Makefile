@@ -9,7 +9,7 @@ RUN    := runs/quickstart
 CORPORA ?= ../shared/data/corpora
 MODEL_DATA := runs/model-data
 
-.PHONY: quickstart model test test-rest test-all test-python test-interop check format clean bench bench-generate conformance soak audit help
+.PHONY: quickstart model test test-rest test-all test-python test-interop test-schedulers check format clean bench bench-generate conformance soak audit help
 
 help:
 	@echo "make quickstart   train a small GPT on text your Python carries (about 3 minutes)"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-all     the same, and then the rest (make test-rest): all layouts, many examples, whole documents"
 	@echo "make test-python PY=python3.13   the tests with another Python (its torch may bring gigabytes of CUDA packages)"
 	@echo "make test-interop the other systems read what we write, and the reverse (installs MindSpore, Megatron, Paddle, lm_eval and llama.cpp)"
+	@echo "make test-schedulers  the part of it that is about Slurm, Kubernetes and SkyPilot (installs the last two)"
 	@echo "make conformance  run the tests of other systems' promises and write docs/conformance.md"
 	@echo "make check        formatting, lint and types"
 	@echo "make bench        the speed comparisons of benchmarks/"
@@ -127,16 +128,34 @@ PIP := python -m pip install --quiet --disable-pip-version-check
 	.venv-peers/bin/$(PIP) -c constraints.txt -e . transformers ctranslate2==4.8.4 gguf==0.19.0 llama-cpp-python==0.3.36
 	@touch $@
 
+.venv-kubernetes/installed: Makefile
+	@test -x .venv-kubernetes/bin/python || $(PYTHON) -m venv .venv-kubernetes
+	.venv-kubernetes/bin/$(PIP) kubernetes==35.0.0 kubeflow-training==1.9.4 kubeflow-trainer-api==2.3.0
+	@touch $@
+
+.venv-skypilot/installed: Makefile
+	@test -x .venv-skypilot/bin/python || $(PYTHON) -m venv .venv-skypilot
+	.venv-skypilot/bin/$(PIP) skypilot==0.14.1
+	@touch $@
+
 bench-generate: .venv-peers/installed
 	.venv-peers/bin/python benchmarks/generate.py
 
-test-interop: $(VENV)/installed-dev .venv-mindspore/installed .venv-megatron/installed .venv-paddle/installed .venv-lmeval/installed .venv-peers/installed
+test-interop: $(VENV)/installed-dev .venv-mindspore/installed .venv-megatron/installed .venv-paddle/installed .venv-lmeval/installed .venv-peers/installed test-schedulers
 	GPTWORKS_MINDSPORE_PYTHON=$(CURDIR)/.venv-mindspore/bin/python \
 	GPTWORKS_MEGATRON_PYTHON=$(CURDIR)/.venv-megatron/bin/python \
 	GPTWORKS_PADDLE_PYTHON=$(CURDIR)/.venv-paddle/bin/python \
 	GPTWORKS_LMEVAL_PYTHON=$(CURDIR)/.venv-lmeval/bin/python \
 	GPTWORKS_PEERS_PYTHON=$(CURDIR)/.venv-peers/bin/python \
-		$(BIN)/python -m pytest -m interop tests/interop
+		$(BIN)/python -m pytest -m interop tests/interop $(SCHEDULER_TESTS:%=--ignore=%)
+
+# What is written for schedulers. The script of Slurm is run where Debian's slurmctld, slurmd, slurm-client and munge are.
+SCHEDULER_TESTS := tests/interop/test_scheduler_files.py tests/interop/test_slurm_live.py
+
+test-schedulers: $(VENV)/installed-dev .venv-kubernetes/installed .venv-skypilot/installed
+	GPTWORKS_KUBERNETES_PYTHON=$(CURDIR)/.venv-kubernetes/bin/python \
+	GPTWORKS_SKYPILOT_PYTHON=$(CURDIR)/.venv-skypilot/bin/python \
+		$(BIN)/python -m pytest -m interop $(SCHEDULER_TESTS)
 
 # What the documents of other systems promise: all tests of it are run, and docs/conformance.md says what came of them.
 conformance: $(VENV)/installed-dev
@@ -175,5 +194,5 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/plan.py
 
 clean:
-	rm -rf $(VENV) .venv-python* .venv-mindspore .venv-megatron .venv-paddle .venv-lmeval .venv-peers .venv-audit runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-python* .venv-mindspore .venv-megatron .venv-paddle .venv-lmeval .venv-peers .venv-audit .venv-kubernetes .venv-skypilot runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,22 +1,28 @@
-"""gptworks launch: rank tables, which say what runs where; a command in a container."""
+"""gptworks launch: files for schedulers; rank tables, which say what runs where; a command in a container."""
 
 import argparse
 import sys
 from pathlib import Path
 
+from gptworks.cli import scheduler
 from gptworks.errors import UsageError
 
-HELP = "a command in a container; make, merge and show rank tables"
+HELP = "a file for Slurm, Kubernetes or SkyPilot; a command in a container; rank tables"
+_ACTIONS = ("to", "make_rank_table", "merge_rank_tables", "show_rank_table", "image")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    action = parser.add_mutually_exclusive_group(required=True)
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--to", metavar="slurm|kubernetes|skypilot", help="write a file that runs -c FILE there")
     action.add_argument("--make-rank-table", metavar="[0,8]", help="of this machine, for these devices (end excluded)")
     action.add_argument("--merge-rank-tables", nargs="+", metavar="FILE", help="of several machines into one")
     action.add_argument("--show-rank-table", metavar="FILE", help="which machine has which ranks")
-    action.add_argument("--image", metavar="IMAGE", help="run COMMAND in a container of this image (see Dockerfile)")
+    parser.add_argument(
+        "--image", metavar="IMAGE", help="run COMMAND in a container of it (see Dockerfile); with --to: the job"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="COMMAND", help="after --; with --to: KEY=VALUE")
+    scheduler.add_arguments(parser)
     inside = parser.add_argument_group("with --image")
-    inside.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --")
     inside.add_argument(
         "--mount", action="append", default=[], type=Path, metavar="DIR", help="seen inside; repeatable"
     )
@@ -26,18 +32,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     inside.add_argument("--dry-run", action="store_true", help="print the command, run nothing")
     parser.add_argument("--server-ip", metavar="ADDR", help="address of this machine (default: as others reach it)")
     parser.add_argument("--device-ips", metavar="A,B", help="one address per device, where they have their own")
-    parser.add_argument("--out", metavar="FILE", help="where to write (default: hccl_... in this folder; - = print)")
+    parser.add_argument("--out", metavar="FILE", help="where to write (default: a name in this folder; - = print)")
 
 
 def run(args: argparse.Namespace) -> int:
+    if not any(getattr(args, action) for action in _ACTIONS):
+        raise UsageError(
+            "launch: nothing to do. Needed: --to SCHEDULER, --image IMAGE -- COMMAND, --make-rank-table, "
+            "--merge-rank-tables or --show-rank-table."
+        )
+    if args.to:
+        _refuse_inside(args, "not with --to.")
+        return scheduler.run(args)
+    scheduler.refuse_options(args)
     if args.image:
+        _refuse_tables(args)
         return _in_container(args)
     from gptworks.launch import rank_table
 
-    only_inside = {"COMMAND": args.command, "--mount": args.mount, "--env": args.env, "--gpus": args.gpus}
-    for option, value in (only_inside | {"--engine": args.engine, "--dry-run": args.dry_run}).items():
-        if value:
-            raise UsageError(f"{option}: only with --image.")
+    _refuse_inside(args, "only with --image.")
+    if args.overrides:
+        raise UsageError(f"{args.overrides[0]}: only with --image or --to.")
     for option, value in (("--server-ip", args.server_ip), ("--device-ips", args.device_ips)):
         if value and not args.make_rank_table:
             raise UsageError(f"{option}: only with --make-rank-table.")
@@ -65,13 +80,27 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _refuse_tables(args: argparse.Namespace) -> None:
+    for action in ("make_rank_table", "merge_rank_tables", "show_rank_table"):
+        if getattr(args, action):
+            raise UsageError(f"--{action.replace('_', '-')}: not with --image.")
+
+
+def _refuse_inside(args: argparse.Namespace, why: str) -> None:
+    """Options of a container that is started here."""
+    inside = {"--mount": args.mount, "--env": args.env, "--gpus": args.gpus, "--engine": args.engine}
+    for option, value in (inside | {"--dry-run": args.dry_run}).items():
+        if value:
+            raise UsageError(f"{option}: {why}")
+
+
 def _in_container(args: argparse.Namespace) -> int:
     import shlex
     import subprocess
 
     from gptworks.launch import container
 
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    command = args.overrides
     if not command:
         raise UsageError("launch --image: no command. Needed: gptworks launch --image IMAGE -- COMMAND.")
     for option in ("server_ip", "device_ips", "out"):
