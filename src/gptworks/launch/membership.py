@@ -44,6 +44,9 @@ class Membership:
         """Whether machine 0, with the store, has not answered for long."""
         return self._store is not None and time.monotonic() - self._heard > LOST_S
 
+    def does_node_0_answer(self) -> bool:
+        return store_client.knock(self.nodes.master, self.nodes.port) == ""
+
     @property
     def missing(self) -> list[int]:
         return [node for node in range(self.nodes.count) if node not in self.present]
