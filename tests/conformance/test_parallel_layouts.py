@@ -15,6 +15,7 @@ TINY = [
     *("model.num_layers=1", "model.hidden_size=16", "model.num_heads=2", "model.vocab_size=512"),
     *("model.max_positions=16", "data.split=90,10", "data.seq_len=16", "data.mask_eod=true", "train.steps=3"),
     *("train.log_every=1", "optim.lr=3e-3", "run.device=cpu", "run.threads=1", "checkpoint.portable=false"),
+    "evaluate.every=0",
 ]
 
 

@@ -137,5 +137,6 @@ def forget_after(path: Path, step: int) -> int:
     kept = [entry for entry in entries if entry["step"] <= step]
     replacement = path.with_suffix(".new")
     replacement.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
+    sync(replacement)  # else the power may go between the new name and what is behind it, and all lines with it
     replacement.replace(path)
     return len(bad)
