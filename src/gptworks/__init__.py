@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from gptworks.api.configuration import load_config
     from gptworks.api.evaluate import evaluate
     from gptworks.api.pipeline import pipeline
     from gptworks.api.trainer import Trainer
     from gptworks.checkpoint.pretrained import PretrainedGPT as GPT
-    from gptworks.config.load import load as load_config
     from gptworks.config.schema import ModelConfig
     from gptworks.errors import GPTWorksError
     from gptworks.generate.engine import generate, generations
@@ -27,7 +27,7 @@ _HOMES = {
     "Tokenizer": ("gptworks.tokenizer", "Tokenizer"),
     "Trainer": ("gptworks.api.trainer", "Trainer"),
     "generations": ("gptworks.generate.engine", "generations"),
-    "load_config": ("gptworks.config.load", "load"),
+    "load_config": ("gptworks.api.configuration", "load_config"),
     "pipeline": ("gptworks.api.pipeline", "pipeline"),
 }
 

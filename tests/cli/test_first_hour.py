@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import gptworks
 from gptworks.config import load
 
 Call = Callable[..., Any]
@@ -49,6 +50,7 @@ def test_what_is_derived_is_shown_with_its_origin(small_store: Path, call: Call)
     assert lines["batch.micro_size"] == "batch.micro_size: 32 # derived: from the rest of the batch"
     assert lines["evaluate.every"] == "evaluate.every: 50 # derived: a tenth of train.steps, or train.log_every"
     assert lines["model.vocab_size"] == f"model.vocab_size: 512 # tokenizer of {small_store}"
+    assert gptworks.load_config(overrides=[f"data.path={small_store}"]).model.vocab_size == 512, "in Python too"
 
 
 def test_rows_that_no_token_uses_are_said_with_the_saving(recipe: Path, tmp_path: Path, call: Call) -> None:

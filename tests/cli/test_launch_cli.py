@@ -134,8 +134,10 @@ def test_srun_with_one_task_per_machine(
     slurm = {"PROCID": "1", "STEP_NUM_TASKS": "2", "LOCALID": "0", "JOB_NODELIST": "gpu[07-08]", "NODEID": "1"}
     for name, value in slurm.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")  # its port, so that two jobs of a machine are not in each other's way
     call("train", "-c", recipe, "--out", tmp_path / "run", "--nnodes", "2", "parallel.dp=2")
-    assert jobs[0].nodes == Nodes(2, 2, 1, "gpu07", PORT)
+    call("train", "-c", recipe, "--out", tmp_path / "run", "--nnodes", "2", "--nproc", "2", "batch.global_size=8")
+    assert [(job.nodes, job.nproc) for job in jobs] == [(Nodes(2, 2, 1, "gpu07", 24711), nproc) for nproc in (1, 2)]
 
 
 def test_what_would_be_started_on_several_machines_is_shown(
@@ -202,6 +204,7 @@ def test_one_or_two_machines(recipe: Path, tmp_path: Path, call: Call, jobs: lis
         ([*ONE_OR_TWO, "parallel.dp=2"], "--nnodes 1:2: the number of processes may change, but parallel has room"),
         ([*ONE_OR_TWO, "parallel.dp=auto", "batch.micro_size=4"], "4 is not a multiple of"),
         ([*ONE_OR_TWO, "parallel.dp=auto", "batch.global_size=0"], "the batch would be 2 or 4 samples"),
+        (["--nnodes", "2:4", *ONE_OR_TWO[2:], "parallel.dp=auto"], "is not a multiple of"),
         (["--rank-table", "none.json"], "none.json: cannot be read"),
         (["--master", "a"], "--master: of how many machines"),
         (["--rdma", "--nproc", "2", "parallel.dp=2"], "--rdma: the device is cpu"),

@@ -231,3 +231,9 @@ def test_what_failed_is_tried_again_and_a_mistake_is_not(
     assert len((folder / "attempts").read_text().splitlines()) == attempts
     assert ("The run ended with code 137. Attempt 2 of 2 begins" in output) is (attempts == 2)
     assert not (folder / "requeued").exists()
+
+
+def test_a_batch_that_nobody_said_is_the_one_that_training_would_take(folder: Path, call: Call) -> None:
+    words = ["--preset", "gpt2", "--nodes", "1", "--gpus-per-node", "1", "--out", "-", "data.path=x", "train.steps=10"]
+    shown = call("launch", "--to", "slurm", *words)
+    assert "batch 512 = 4 micro-batch x 128 accumulation x 1 data-parallel" in shown.out + shown.err

@@ -316,3 +316,15 @@ def test_ranks_fail_together(run_layout: RunLayout) -> None:
         ["TrainingError: rank 1 of 2: ValueError: our own fault", "ValueError: our own fault", *same],
         ["ValueError: our own fault", "TrainingError: rank 0 of 2: ValueError: our own fault", *same],
     ]
+
+
+def test_a_rank_of_a_machine_that_has_just_been_started_resumes_as_the_others_do(
+    configured, run_layout: RunLayout, tmp_path: Path
+) -> None:
+    """It has not seen the starts before, so that it says `never`."""
+    run_layout(TWO, lambda world: train(configured("parallel.tp=2", "train.steps=2"), world))
+    both = run_layout(
+        TWO, lambda world: train(configured("parallel.tp=2"), world, resume_from="never" if world.rank else "auto")
+    )
+    assert [result.step for result, _ in both] == [4, 4]
+    assert [line["step"] for line in lines(tmp_path / "run")] == [1, 2, 3, 4]

@@ -71,6 +71,18 @@ def test_a_folder_of_the_hub(tmp_path: Path) -> None:
     assert len(list(corpus.read_documents([str(tmp_path)], TextRules(("title",)), skipped))) == 13
 
 
+def test_the_name_of_a_file_says_its_split_and_of_a_folder_only_the_whole_name(tmp_path: Path) -> None:
+    for theirs, ours in (("train", "train_v2/train-0"), ("validation", "train_v2/test-0"), ("train", "train/0000")):
+        (tmp_path / ours).parent.mkdir(exist_ok=True)
+        shutil.copy(FOLDERS / "built-parquet" / f"json-{theirs}.parquet", tmp_path / f"{ours}.parquet")
+    (tmp_path / "dataset_info.json").write_text("{}")
+    found = hf_folder.recognise(tmp_path)
+    assert found is not None and [str(file.relative_to(tmp_path)) for file in found.files] == [
+        "train/0000.parquet",
+        "train_v2/train-0.parquet",
+    ]
+
+
 def test_what_is_wrong_with_such_a_folder(tmp_path: Path) -> None:
     shutil.copytree(FOLDERS / "saved", tmp_path / "a")
     (tmp_path / "a" / "data-00001-of-00002.arrow").unlink()

@@ -109,6 +109,19 @@ def test_the_end_is_for_all_when_all_present_are_done(start: Start) -> None:
     assert not first.all_done
     second.done()
     wait_until(lambda: first.all_done and second.all_done)
+    second.begin()  # another start
+    wait_until(lambda: not first.all_done)
+
+
+def test_what_a_machine_said_before_it_was_killed_is_not_what_it_says_now(start: Start) -> None:
+    first, second = start(0), start(1)
+    first.done()
+    second.done()
+    wait_until(lambda: first.all_done)
+    second._stop()
+    wait_until(lambda: first.missing == [1])
+    start(1)
+    wait_until(lambda: not first.missing and not first.all_done)
 
 
 def test_another_program_at_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,4 +198,13 @@ def test_what_is_meant_for_another_agent_is_not_passed_on(monkeypatch: pytest.Mo
 def test_the_interface_towards_an_address() -> None:
     assert nodes.interface_towards("127.0.0.1", 1) == "lo"
     assert nodes.interface_towards("no-such-machine.invalid", 1) == ""
+
+
+def test_a_machine_whose_own_name_means_loopback_is_reached_by_another_interface(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", ("127.0.1.1", 1))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert nodes.interface_towards("node-0", 1) != "lo"
+    assert nodes.interface_towards("127.0.1.1", 1) == "lo"
     assert nodes.bracketed("::1") == "[::1]"

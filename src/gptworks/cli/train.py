@@ -46,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     more = [f"run.device={args.device}"] if args.device else []
     loaded = options.load_config(args, *more, shape_of=options.shape_of_checkpoint)
+    if not (args.dry_run or args.show_batch):
+        _refuse_contradiction(loaded.config)
     config = _with_replicas(args, loaded)
     if args.out or not config.run.out:
         folder = args.out or options.default_run_folder(args)
@@ -65,7 +67,6 @@ def run(args: argparse.Namespace) -> int:
 
     from gptworks.launch import failures
 
-    _refuse_contradiction(config)
     if _starts_processes(args, config):
         return _launch(args, config)
 
@@ -100,7 +101,8 @@ def _with_replicas(args: argparse.Namespace, loaded: Any) -> Any:
     if not is_asked or any(f"parallel.{axis}" in loaded.origins for axis in AXES):
         return config
     # Before the processes are there, `auto` stands for as many as there will be.
-    replicas: int | str = world_size if rank_env.is_supervised(os.environ) or world_size > 1 else "auto"
+    is_rank = rank_env.is_supervised(os.environ) or (world_size > 1 and not _wants_many(args))
+    replicas: int | str = world_size if is_rank else "auto"
     return config.model_copy(update={"parallel": config.parallel.model_copy(update={"dp": replicas})})
 
 
@@ -226,7 +228,9 @@ def _checked_launch(args: argparse.Namespace, config: Any) -> "tuple[Nodes, int]
     found = nodes.solve(
         nnodes=args.nnodes or pod.get("nnodes", ""),
         node_rank=int(pod["node_rank"]) if "node_rank" in pod else place.rank if by_srun else args.node_rank,
-        master=args.master or pod.get("master", "") or (place.master if by_srun else ""),
+        master=args.master
+        or pod.get("master", "")
+        or (f"{nodes.bracketed(place.master)}:{place.port}" if by_srun else ""),
         node_ips=args.node_ips,
         table=args.rank_table,
         ranks=args.rank_range,
@@ -262,7 +266,7 @@ def _pod_options(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _refuse_unfit(config: Any, found: Any, nproc: int) -> None:
-    """What the run would refuse with as few machines as it may have, or with all of them."""
+    """What the run would refuse with any number of machines that it may have."""
     from gptworks.config.contradictions import fit_layout
     from gptworks.config.derive import plan_batch, solve_layout
 
@@ -272,12 +276,12 @@ def _refuse_unfit(config: Any, found: Any, nproc: int) -> None:
             f"{_processes_of_layout(config)} only. Set one of its degrees to auto, such as parallel.dp=auto."
         )
     batches = set()
-    for machines in {found.at_least, found.count}:
+    for machines in range(found.at_least, found.count + 1):
         layout = solve_layout(config.parallel, sum(found.nproc) or nproc * machines)
         parallel = fit_layout(config, layout)
         batches.add(plan_batch(config.batch, config.model, config.data.seq_len, parallel).global_size)
     if len(batches) > 1:
-        fewest, most = sorted(batches)
+        fewest, *_, most = sorted(batches)
         raise UsageError(
             f"--nnodes {found.at_least}:{found.count}: the batch would be {fewest} or {most} samples, as the number of "
             "machines changes. Set batch.global_size."

@@ -107,7 +107,7 @@ def _prepared(folder: Path) -> DatasetFolder | None:
 def _is_of(file: Path, split: str) -> bool:
     """train-00000-of-00002.parquet, json-train.arrow, train/0000.parquet."""
     pattern = rf"(?:^|[-_.]){re.escape(split)}(?:[-_.]|$)"
-    return any(re.search(pattern, part) for part in file.parts)
+    return re.search(pattern, file.name) is not None or split in file.parts[:-1]
 
 
 def _chosen(folder: Path, splits: list[str]) -> str:

@@ -4,6 +4,7 @@ The rendezvous, the ranks' processes and their restarts are torch's. What went w
 torchrun's own account, which is in its log, is shown only when nobody wrote anything.
 """
 
+import codecs
 import json
 import os
 import signal
@@ -90,7 +91,7 @@ class _Machine:
         self.waiting_since = time.monotonic()
         self._next_word = 5.0
         self._restarts_told = 0
-        self._has_shown = self._is_complete = False
+        self._has_shown = self._is_complete = self._has_passed_on = False
 
     def run(self) -> int:
         for attempt in range(self.job.max_restarts + 1):
@@ -186,8 +187,9 @@ class _Machine:
         for number in self.received.not_passed_on():
             if self.received.ends_at_once:
                 self._end_at_once()
-            else:
+            elif not self._has_passed_on:  # the agent ends itself, and its ranks in the middle of a save, at the third
                 assert self.agent is not None
+                self._has_passed_on = True
                 self.agent.send_signal(number)
 
     def _end_at_once(self) -> None:
@@ -334,7 +336,8 @@ def _is_alive(pid: int) -> bool:
 def _copy_lines(path: Path) -> None:
     """For as long as the process lives: each rank 0 opens the pipe anew."""
     while path.exists():
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a piece may end within a character
         with path.open("rb", buffering=0) as pipe:
-            while text := pipe.read(65536):
-                sys.stderr.write(text.decode(errors="replace"))
+            while piece := pipe.read(65536):
+                sys.stderr.write(decoder.decode(piece))
                 sys.stderr.flush()

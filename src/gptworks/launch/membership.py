@@ -20,6 +20,7 @@ from gptworks.launch.nodes import Nodes, bracketed
 BEAT_S = 1.0
 STALE_S = 5.0  # a machine whose entry has not changed for so long is not there
 LOST_S = 20.0  # after which machine 0, which does not answer, is taken for lost
+_YES, _NO = "1", "0"
 CLOCK_TOLERANCE_S = 3.0  # torch compares the clocks of machines to find those that are gone
 
 
@@ -52,8 +53,8 @@ class Membership:
         return [node for node in range(self.nodes.count) if node not in self.present]
 
     def begin(self) -> None:
-        """Ranks have started: from now on a newcomer's mistake is its own."""
-        self._has_begun = True
+        """Ranks have started, perhaps again: from now on a newcomer's mistake is its own."""
+        self._has_begun, self._is_done, self.all_done = True, False, False
 
     def done(self) -> None:
         """The ranks of this machine have ended well."""
@@ -212,8 +213,8 @@ class Membership:
                 self._write_entry()
                 if self._has_begun:
                     self._store.set("begun", "1")
-                if self._is_done:
-                    self._store.set(f"done/{self.nodes.rank}", "1")
+                # Also where it is not: an earlier start, or an earlier launcher of this number, may have said it was.
+                self._store.set(f"done/{self.nodes.rank}", _YES if self._is_done else _NO)
                 if self._store.check(["refused"]):
                     self.refused = self._store.get("refused").decode()
                 self._look(seen)
@@ -227,7 +228,7 @@ class Membership:
         if self.nodes.rank:
             if self._store.check(["present"]):
                 self.present = set(json.loads(self._store.get("present")))
-            self.all_done = self._is_done and self._store.check(["all done"])
+            self.all_done = self._is_done and self._has_said("all done")
             return
         there = [node for node in range(self.nodes.count) if self._store.check([f"node/{node}"])]
         now = time.monotonic()
@@ -236,6 +237,8 @@ class Membership:
                 seen[node] = (text, now)
         self.present = {node for node in there if now - seen[node][1] < STALE_S}
         self._store.set("present", json.dumps(sorted(self.present)))
-        if self._is_done and all(self._store.check([f"done/{node}"]) for node in self.present):
-            self._store.set("all done", "1")
-            self.all_done = True
+        self.all_done = self._is_done and all(self._has_said(f"done/{node}") for node in self.present)
+        self._store.set("all done", _YES if self.all_done else _NO)
+
+    def _has_said(self, key: str) -> bool:
+        return self._store.check([key]) and self._store.get(key) == _YES.encode()

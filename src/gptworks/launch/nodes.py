@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gptworks.errors import UsageError
 from gptworks.launch import rank_table
@@ -193,6 +194,19 @@ def require_free(master: str, port: int) -> None:
     )
 
 
+_ELSEWHERE = ("192.0.2.1", 9)  # an address of documentation (RFC 5737): any that is not of this machine
+
+
+def _source_towards(family: int, kind: int, there: Any) -> str:
+    with socket.socket(family, kind) as trial:
+        trial.connect(there)  # sends nothing
+        return str(trial.getsockname()[0])
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address in ("::1", "localhost")
+
+
 def interface_towards(master: str, port: int) -> str:
     """The network interface by which this machine reaches that address, as the system names it; empty: not known."""
     try:
@@ -201,12 +215,13 @@ def interface_towards(master: str, port: int) -> str:
         return ""
     try:
         family, kind, _, _, there = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as trial:
-            trial.connect(there)  # sends nothing
-            mine = trial.getsockname()[0]
+        mine = _source_towards(family, kind, there)
+        if _is_loopback(mine) and not _is_loopback(master):
+            # Debian gives a machine's own name a loopback address, by which no other machine reaches it.
+            mine = _source_towards(socket.AF_INET, socket.SOCK_DGRAM, _ELSEWHERE)
     except OSError:
         return ""
-    if mine.startswith("127.") or mine == "::1":
+    if _is_loopback(mine):
         return "lo" if sys.platform == "linux" else "lo0"
     for _, name in socket.if_nameindex():
         with suppress(OSError), socket.socket() as trial:

@@ -113,7 +113,9 @@ def _enter_round(rank: int) -> Path | None:
 def _redirect(rank: int) -> None:
     if rank_env.LOG_DIR not in os.environ:
         return
-    log = log_file(Path(os.environ[rank_env.LOG_DIR]), rank).open("a", encoding="utf-8", buffering=1)
+    folder = Path(os.environ[rank_env.LOG_DIR])
+    folder.mkdir(parents=True, exist_ok=True)  # torchrun may have been started by hand
+    log = log_file(folder, rank).open("a", encoding="utf-8", buffering=1)
     attempt = int(os.environ.get(rank_env.ATTEMPT, "0"))
     if attempt:
         log.write(f"--- start {attempt + 1}\n")

@@ -46,6 +46,8 @@ def train(
     cfg = text_inputs.prepared(cfg, resume_from)
     setup = prepare(cfg)
     ranks = Ranks(setup.world)
+    here = resume_from  # a machine that was started again has not seen the starts before, and says something else
+    resume_from = ranks.main_does(lambda: here)
     predicted = memory.check(cfg, setup, ranks)
     folder = Path(cfg.run.out)
     with ExitStack() as opened:

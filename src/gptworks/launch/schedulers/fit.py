@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from gptworks.config.contradictions import fit_layout, suits
-from gptworks.config.derive import Layout, solve_batch, solve_layout
+from gptworks.config.derive import Layout, plan_batch, solve_layout
 from gptworks.config.schema import RunConfig
 from gptworks.errors import UsageError
 from gptworks.plan.devices import Device, devices, link
@@ -38,7 +38,8 @@ class Fit:
 def examine(cfg: RunConfig, machine: Machine, device: str) -> Fit:
     """`device`: a GPU of plan/devices.toml, or empty: all that are known are tried. What cannot run is refused."""
     layout = solve_layout(cfg.parallel, machine.world_size, lambda each: suits(cfg, each))
-    choice = Choice(fit_layout(cfg, layout), solve_batch(cfg.batch, layout.data_parallel), cfg.train.recompute)
+    parallel = fit_layout(cfg, layout)
+    choice = Choice(parallel, plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, parallel), cfg.train.recompute)
     lines = [
         f"model: {num_parameters(cfg.model):,} parameters, {cfg.precision.compute}; on {machine}",
         f"layout: {layout.degrees}; batch {choice.batch.global_size:,} = {choice.batch.micro_size} micro-batch x "
