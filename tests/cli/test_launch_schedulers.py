@@ -75,12 +75,13 @@ def test_a_pod_gets_the_whole_configuration(folder: Path, call: Call) -> None:
     assert inside == outside and (inside.optim.lr, inside.train.seed) == (0.5, 7)
 
 
-# What the schedulers tell a node, as the second of two.
+# What the schedulers and the system tell a node, as the second of two.
 TOLD = {
     "JOB_COMPLETION_INDEX": "1",
     "PET_NODE_RANK": "1",
     "PET_MASTER_ADDR": "first",
     "PET_MASTER_PORT": "29400",
+    "HOME": "home",
     "SKYPILOT_NODE_RANK": "1",
     "master": "first",
 }

@@ -27,7 +27,7 @@ ACCELERATORS = {
     "h100-80g": "H100",
 }
 _BUCKETS = ("s3://", "gs://", "r2://", "cos://", "oci://", "https://")
-_CONFIG_FILE = "/tmp/gptworks-run.yaml"
+_CONFIG_FILE = '"$HOME/gptworks-run.yaml"'  # quoted for the shell: not where others may write
 
 
 def check(job: ClusterJob) -> None:
@@ -84,7 +84,7 @@ def _resources(job: ClusterJob) -> dict[str, Any]:
 
 
 def _run(job: ClusterJob) -> str:
-    words = job.train_words("-c", _CONFIG_FILE)
+    words = job.train_words("-c", ShellText(_CONFIG_FILE))
     words += job.launcher_words(ShellText('"$SKYPILOT_NODE_RANK"'), ShellText(f'"$master:{PORT}"'))
     lines = [f"cat > {_CONFIG_FILE} << 'CONFIG'", job.config.rstrip("\n"), "CONFIG"]
     if job.volumes:
