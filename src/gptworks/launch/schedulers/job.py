@@ -9,8 +9,6 @@ from typing import Protocol
 from gptworks.errors import UsageError
 from gptworks.launch.schedulers.fit import Machine
 
-PORT = 29400
-
 
 @dataclass(frozen=True)
 class Volume:

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.errors import UsageError
+from gptworks.launch.nodes import PORT
 from gptworks.launch.schedulers import yaml_document
-from gptworks.launch.schedulers.job import PORT, ClusterJob, require_stored, require_working_time
+from gptworks.launch.schedulers.job import ClusterJob, require_stored, require_working_time
 
 SUFFIX = ".k8s.yaml"
 OPTIONS = frozenset({"kind"})

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.errors import UsageError
+from gptworks.launch.nodes import PORT
 from gptworks.launch.schedulers import yaml_document
 from gptworks.launch.schedulers.job import (
-    PORT,
     ClusterJob,
     ShellText,
     require_stored,
