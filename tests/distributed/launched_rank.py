@@ -1,6 +1,6 @@
 """What a launched rank does in the tests of the launcher: a little sum per step, saved, with mishaps on demand.
 
-launched_rank.py FOLDER STEPS [--timeout S] [--pause S] [--slow-save S] [--mishap RANK:STEP:KIND]
+launched_rank.py FOLDER STEPS [--timeout S] [--pause S] [--slow-save S] [--slow-end S] [--mishap RANK:STEP:KIND]
 """
 
 import argparse
@@ -54,6 +54,7 @@ def train_a_little(args: argparse.Namespace) -> None:
             if stop:
                 break
             time.sleep(args.pause)
+    time.sleep(0 if world.is_main else args.slow_end)
     print(f"rank {world.rank} ends after step {step}", flush=True)
 
 
@@ -77,6 +78,7 @@ if __name__ == "__main__":
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--mishap", default="")
     parser.add_argument("--slow-save", type=float, default=0.0)
+    parser.add_argument("--slow-end", type=float, default=0.0)
     parsed = parser.parse_args()
     with failures.reporting(parsed.folder):
         train_a_little(parsed)

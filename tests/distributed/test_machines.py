@@ -222,6 +222,18 @@ def test_with_fewer_machines_when_one_is_lost_and_with_all_when_it_is_back(clust
 
 
 @pytest.mark.slow
+def test_a_machine_that_ends_last_of_those_that_were_told_to_stop(cluster: Cluster, tmp_path: Path) -> None:
+    """Machine 0 has taken the rendezvous with it by then, which is no failure of this machine."""
+    first, second = (cluster.start(k, *LONG, "--slow-end", 4, restarts=1) for k in range(2))
+    wait_for(first, lambda: saved_step(tmp_path) >= 4)
+    first.send_signal(signal.SIGTERM)
+    finish(first, code=0)
+    _, err = finish(second, code=0)
+    assert "rank 1 ends after step" in log(tmp_path, 1)
+    assert "error:" not in err and "starting" not in err
+
+
+@pytest.mark.slow
 @needs_cables
 def test_a_cable_that_is_pulled_and_put_back(cluster: Cluster, tmp_path: Path) -> None:
     first, second = (cluster.start(k, 60, "--pause", "0.1", "--timeout", 6, restarts=3) for k in range(2))

@@ -91,6 +91,7 @@ class _Machine:
         self.waiting_since = time.monotonic()
         self._next_word = 5.0
         self._restarts_told = 0
+        self._to_pass_on = 0  # a signal's number
         self._has_shown = self._is_complete = self._has_passed_on = False
 
     def run(self) -> int:
@@ -187,10 +188,13 @@ class _Machine:
         for number in self.received.not_passed_on():
             if self.received.ends_at_once:
                 self._end_at_once()
-            elif not self._has_passed_on:  # the agent ends itself, and its ranks in the middle of a save, at the third
-                assert self.agent is not None
-                self._has_passed_on = True
-                self.agent.send_signal(number)
+            else:
+                self.member.tell_to_stop()
+                self._to_pass_on = self._to_pass_on or number
+        if self._to_pass_on and not self._has_passed_on and self.member.may_stop:
+            assert self.agent is not None
+            self._has_passed_on = True  # at the third, the agent ends itself, and its ranks in the middle of a save
+            self.agent.send_signal(self._to_pass_on)
 
     def _end_at_once(self) -> None:
         for rank in self.rounds[-1].begun().values() if self.rounds else ():
@@ -281,6 +285,7 @@ class _Machine:
         """Not where the agent has ended its ranks for the sake of another start, and has then failed."""
         assert self.agent is not None
         was_meant = self.agent.returncode == 0 or self._is_complete or bool(self.received.received)
+        was_meant = was_meant or self.member.is_stopping
         return was_meant and bool(self.rounds) and self.rounds[-1].ended_well(self.job.nproc)
 
     def _verdict(self) -> int:

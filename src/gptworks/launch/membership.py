@@ -19,6 +19,7 @@ from gptworks.launch.nodes import Nodes, bracketed
 
 BEAT_S = 1.0
 STALE_S = 5.0  # a machine whose entry has not changed for so long is not there
+TELL_S = 3.0  # for which a machine that was told to stop waits until the others know
 LOST_S = 20.0  # after which machine 0, which does not answer, is taken for lost
 _YES, _NO = "1", "0"
 CLOCK_TOLERANCE_S = 3.0  # torch compares the clocks of machines to find those that are gone
@@ -31,7 +32,9 @@ class Membership:
         self.refused = ""  # why the run ends on all machines, before it has begun
         self.present: set[int] = set()
         self.all_done = False
-        self._has_begun = self._is_done = self._has_written = False
+        self.is_stopping = False  # a machine was told to save and end: all end then, and none starts again
+        self._told_to_stop: float | None = None
+        self._has_begun = self._is_done = self._has_written = self._do_all_know = False
         self._me, self._beats = uuid.uuid4().hex, 0
         self._heard = time.monotonic()
         self._store: Any = None
@@ -59,6 +62,16 @@ class Membership:
     def done(self) -> None:
         """The ranks of this machine have ended well."""
         self._is_done = True
+
+    def tell_to_stop(self) -> None:
+        """This machine was told to save and end; its ranks will end those of the others, which are to know why."""
+        self._told_to_stop = self._told_to_stop or time.monotonic()
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether the others know. Machine 0 takes the store with it, so it can not be asked afterwards."""
+        waited = time.monotonic() - (self._told_to_stop or time.monotonic())
+        return self._do_all_know or self._store is None or waited > TELL_S
 
     def _stop(self) -> None:
         self._end.set()
@@ -218,9 +231,19 @@ class Membership:
                 if self._store.check(["refused"]):
                     self.refused = self._store.get("refused").decode()
                 self._look(seen)
+                self._look_whether_to_stop()
                 self._heard = time.monotonic()
             except RuntimeError:
                 continue  # it may come back; `is_lost` tells for how long it has not
+
+    def _look_whether_to_stop(self) -> None:
+        if self._told_to_stop is not None:
+            self._store.set("stopping", _YES)
+        if not self.is_stopping and self._has_said("stopping"):
+            self._store.add("know that all stop", 1)
+            self.is_stopping = True
+        if self.is_stopping:
+            self._do_all_know = self._store.add("know that all stop", 0) >= len(self.present)
 
     def _look(self, seen: dict[int, tuple[bytes, float]]) -> None:
         """Machine 0 asks for all the others; these ask machine 0, so that no machine has more to do where there are
