@@ -20,8 +20,8 @@ _KEYWORDS = (
     "batch-size|data|device|download|limit|model|out|overlap|per-document|protocol|resume|seq-len|shares|split|task|"
     "tokenizer|weights|window"
 )
-_VALUES = "auto|never|cpu|cuda|mps|slide|refuse|held-out|test|train|all|heldout|wikitext|lambada|fp32|bf16|int8"
-_OPTION = re.compile(rf"(?<![\w-])--({_KEYWORDS})(?![\w-])(?:[ =]({_VALUES})(?![\w-]))?")
+_VALUES = "auto|never|cpu|cuda|mps|slide|refuse|held-out|test|train|all|fp32|bf16|int8"
+_OPTION = re.compile(rf"(?<![\w-])--({_KEYWORDS})(?![\w-])(?:[ =]((?<=--task )\w+|{_VALUES})(?![\w-]))?")
 _QUOTED = re.compile(r"(`[^`]*`)")  # a command that is shown stays as it is
 _GENERATE = re.compile(r"(?<![\w.])generate\.(?=[a-z_]+\b)")
 

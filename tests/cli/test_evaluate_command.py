@@ -190,7 +190,7 @@ def test_the_data_of_standard(finished: Path, passages: Path, call: Call) -> Non
         ("wikitext", "a b c", ["--model", "other", "--per-document", "x"], "but 2 models were given"),
         ("wikitext", "a b c", ["--split", "all"], "--split: is for --task heldout, got --task wikitext"),
         ("lambada", '{"text": "a b"}', ["--baselines"], "--baselines: is for --task heldout"),
-        ("heldout", "", ["--log-style", "fleetx"], "--log-style fleetx: is for --task wikitext and lambada"),
+        ("heldout", "", ["--log-style", "fleetx"], "--log-style fleetx: is for --task lambada and wikitext"),
         ("heldout", "", ["--protocol", "strict"], "--protocol: got 'strict', but heldout has one way only"),
     ],
 )

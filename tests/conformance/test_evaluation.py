@@ -12,7 +12,7 @@ import torch
 from gptworks.checkpoint.systems import huggingface
 from gptworks.cli.main import main
 from gptworks.config.schema import InitConfig, ModelConfig
-from gptworks.evaluate.wikitext import detokenize
+from gptworks.evaluate.tasks.wikitext import detokenize
 from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel.apply import FreshWeights, build
@@ -136,7 +136,8 @@ def test_s1_14_lambada_cloze_beside_published_figures(
 def test_s2_07_and_s2_08_from_python(task: str, file: str, key: str, weights: tuple[Path, GPT], tmp_path: Path) -> None:
     """`gptworks.evaluate` gives what the command line prints."""
     import gptworks
-    from gptworks.evaluate.run import Request, evaluate
+    from gptworks.evaluate.request import Request
+    from gptworks.evaluate.run import evaluate
 
     text = "the cat sat on the mat and the dog lay by the door"
     lines = {"wiki.tokens": f" \n = Pets = \n \n {text} \n" * 8, "l.jsonl": json.dumps({"text": text}) + "\n"}

@@ -19,7 +19,7 @@ from gptworks.checkpoint.systems import registry as systems
 from gptworks.cli.main import main
 from gptworks.doctor.finding import Finding
 from gptworks.errors import ConfigError, UsageError
-from gptworks.evaluate.wikitext import detokenize
+from gptworks.evaluate.tasks.wikitext import detokenize
 from gptworks.interop import command_line, paddlenlp, registry
 from gptworks.interop.translation import Translation
 from gptworks.tokenizer import Tokenizer

@@ -11,8 +11,9 @@ import torch
 
 from gptworks.checkpoint.systems import huggingface
 from gptworks.config.schema import InitConfig, ModelConfig
-from gptworks.evaluate.run import Request, evaluate
-from gptworks.evaluate.wikitext import detokenize
+from gptworks.evaluate.request import Request
+from gptworks.evaluate.run import evaluate
+from gptworks.evaluate.tasks.wikitext import detokenize
 from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
 from gptworks.tokenizer import Tokenizer

@@ -11,9 +11,10 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from gptworks.evaluate import lambada
-from gptworks.evaluate.run import Request, evaluate
-from gptworks.evaluate.wikitext import detokenize
+from gptworks.evaluate.request import Request
+from gptworks.evaluate.run import evaluate
+from gptworks.evaluate.tasks import lambada
+from gptworks.evaluate.tasks.wikitext import detokenize
 from gptworks.tokenizer import Tokenizer
 
 LENGTH, LIMIT = 64, 40
@@ -62,7 +63,9 @@ def test_wikitext_perplexity(
     # From the middle of a real file, so that headings, numbers and quotes are in it.
     text = (shared_data / "corpora" / "wikitext-2" / "wiki.valid.tokens").read_text(encoding="utf-8")[5000:9000]
     (tmp_path / "slice.tokens").write_text(text, encoding="utf-8")
-    request = Request("wikitext", str(tmp_path / "slice.tokens"), overlap=overlap, batch_size=3, device="cpu")
+    request = Request(
+        "wikitext", str(tmp_path / "slice.tokens"), settings={"overlap": overlap}, batch_size=3, device="cpu"
+    )
     (row,) = evaluate([str(folder)], request)["rows"]
     ids = gpt2.encode(detokenize(text))
     nats = theirs_on_wikitext(model, ids, LENGTH, overlap or LENGTH)

@@ -17,8 +17,9 @@ from transformers import GPT2LMHeadModel, GPT2TokenizerFast
 from gptworks.checkpoint.convert import convert
 from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.checkpoint.systems import registry
-from gptworks.evaluate.run import Request, evaluate
-from gptworks.evaluate.wikitext import detokenize
+from gptworks.evaluate.request import Request
+from gptworks.evaluate.run import evaluate
+from gptworks.evaluate.tasks.wikitext import detokenize
 
 RUNS = Path(__file__).resolve().parents[2] / "runs"
 CONTEXT = 256
@@ -73,7 +74,7 @@ def theirs_per_target(model: GPT2LMHeadModel, rows: list[list[int]], last: int =
 
 def test_wikitext_perplexity_to_four_digits(trained: Path, tokenizer: GPT2TokenizerFast, shared_data: Path) -> None:
     data = shared_data / "corpora" / "wikitext-2" / "wiki.test.tokens"
-    (row,) = evaluate([str(trained)], Request("wikitext", str(data), overlap=None, device="cpu"))["rows"]
+    (row,) = evaluate([str(trained)], Request("wikitext", str(data), settings={"overlap": None}, device="cpu"))["rows"]
     ids = ids_of(tokenizer, detokenize(data.read_text(encoding="utf-8")))
     windows = [ids[start : start + CONTEXT + 1] for start in range(0, len(ids) - 1, CONTEXT)]
     model = GPT2LMHeadModel.from_pretrained(trained).eval()
@@ -89,10 +90,10 @@ def test_sliding_windows_score_better_and_equal_theirs(
     whole = (shared_data / "corpora" / "wikitext-2" / "wiki.valid.tokens").read_text(encoding="utf-8")
     data = tmp_path / "part.tokens"
     data.write_text(whole[:40_000], encoding="utf-8")
-    found = {
-        overlap: evaluate([str(trained)], Request("wikitext", str(data), overlap=overlap, device="cpu"))["rows"][0]
-        for overlap in (32, None)
+    requests = {
+        overlap: Request("wikitext", str(data), settings={"overlap": overlap}, device="cpu") for overlap in (32, None)
     }
+    found = {overlap: evaluate([str(trained)], request)["rows"][0] for overlap, request in requests.items()}
     ids = ids_of(tokenizer, detokenize(whole[:40_000]))
     model = GPT2LMHeadModel.from_pretrained(trained).eval()
     starts = [0, *range(32, len(ids) - 1 - CONTEXT + 32, 32)]
@@ -166,7 +167,7 @@ def test_fewer_bits_cost_less_than_half_a_percent(kind: str, trained: Path, shar
     data = str(shared_data / "corpora" / "wikitext-2" / "wiki.test.tokens")
 
     def perplexity(weights: str) -> float:
-        request = Request("wikitext", data, overlap=None, limit=300, device="cpu", weights=weights)
+        request = Request("wikitext", data, settings={"overlap": None}, limit=300, device="cpu", weights=weights)
         return float(evaluate([str(trained)], request)["rows"][0]["perplexity"])
 
     exact, near = perplexity("fp32"), perplexity(kind)

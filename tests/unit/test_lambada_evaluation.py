@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gptworks.errors import DataError, UsageError
-from gptworks.evaluate import lambada
-from gptworks.evaluate.scoring import Score
+from gptworks.evaluate.rows import Score
+from gptworks.evaluate.tasks import lambada
 from gptworks.tokenizer import Tokenizer
 
 
@@ -73,7 +73,7 @@ def test_passages_longer_than_the_context(gpt2: Tokenizer) -> None:
 
 def test_an_unknown_protocol_lists_the_known() -> None:
     with pytest.raises(UsageError, match=r"none called 'strickt'\. Protocols: strict, last-token, openai, standard"):
-        lambada.find_protocol("strickt")
+        lambada.TASK.protocol("strickt")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_sums() -> None:
 
 
 def test_remarks_on_the_data(small_tokenizer: Any) -> None:
-    find = lambada.find_protocol
-    assert "capital letters" in str(lambada.remark_on(find("standard"), ["One two"]))
-    assert "no capital letters" in str(lambada.remark_on(find("openai"), ["one two"]))
-    assert lambada.remark_on(find("standard"), ["one two"]) is lambada.remark_on(find("strict"), ["One"]) is None
+    known = lambada.PROTOCOLS
+    assert "capital letters" in str(lambada.remark_on(known["standard"], ["One two"]))
+    assert "no capital letters" in str(lambada.remark_on(known["openai"], ["one two"]))
+    assert lambada.remark_on(known["standard"], ["one two"]) is lambada.remark_on(known["strict"], ["One"]) is None

@@ -16,7 +16,8 @@ from gptworks.evaluate import identity, scoring
 from gptworks.evaluate.documents import StoreDocuments, score_documents
 from gptworks.evaluate.progress import Bar, PaddleLines, Watcher
 from gptworks.evaluate.records import Records
-from gptworks.evaluate.scoring import Row, Score, score_all
+from gptworks.evaluate.rows import Row, Score
+from gptworks.evaluate.scoring import score_all
 from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel.apply import FreshWeights, build

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gptworks.errors import DataError, UsageError
-from gptworks.evaluate import wikitext
-from gptworks.evaluate.scoring import Score
+from gptworks.evaluate.rows import Score
+from gptworks.evaluate.tasks import wikitext
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """`gptworks.evaluate`: a model measured on data, by the name of a task."""
 
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +9,15 @@ from gptworks.api.tasks import require_task
 from gptworks.api.texts import as_texts, write_store
 from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint.pretrained import PretrainedGPT
-from gptworks.config.load import from_dict
-from gptworks.data.dataset import Dataset
 from gptworks.data.prepare import prepare
 from gptworks.data.text_blocks import TextRules
 from gptworks.errors import TokenizerError, UsageError
-from gptworks.evaluate import run
-from gptworks.evaluate.heldout import HeldOut, held_out_loss
-from gptworks.evaluate.run import PARTS, data_section
+from gptworks.evaluate import heldout_dataset, registry, run
+from gptworks.evaluate.heldout import HeldOut
+from gptworks.evaluate.heldout_dataset import data_section, open_dataset
+from gptworks.evaluate.request import Request
+from gptworks.evaluate.task import Task
+from gptworks.evaluate.tasks.heldout import PARTS
 from gptworks.python_words import in_python_words
 from gptworks.train.text_inputs import is_raw_text
 
@@ -36,7 +37,10 @@ def evaluate(
     >>> result = gptworks.evaluate("runs/quickstart", "data/corpus", split="test")   # doctest: +SKIP
     >>> print(result.loss, result.perplexity)   # doctest: +SKIP
     """
-    return TASKS[require_task(task, TASKS, "evaluate")](model, data, **settings)
+    name = require_task(task, registry.TASKS, "evaluate")
+    if name == "heldout":  # also of models in memory and of texts
+        return held_out(model, data, **settings)
+    return measure_file(registry.TASKS[name], model, data, **settings)
 
 
 def held_out(
@@ -81,41 +85,23 @@ def measure(model: PretrainedGPT, data: dict[str, Any], *, part: str, batch_size
     """`data`: the section of a configuration. The seed decides where the samples of another system's order begin."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise UsageError(f"evaluate: batch_size: got {batch_size!r}; needs 1 or more.")
-    cfg = from_dict({"model": model.cfg.model_dump(), "data": data}, "evaluate").data
-    dataset = Dataset(cfg, vocab_size=model.cfg.vocab_size, seed=seed, tokenizer=model.tokenizer)
-    if model.tokenizer and dataset.tokenizer:
-        dataset.tokenizer.require(model.tokenizer.identity, what=str(model.folder or "the model"))
-    tokenizer = dataset.tokenizer or model.tokenizer
-    return held_out_loss(
-        model,
-        dataset.samples(part),
-        dataset.borders,
-        micro_size=batch_size,
-        device=model.wpe.weight.device,
-        byte_lengths=tokenizer.byte_lengths if tokenizer else None,
-    )
+    dataset = open_dataset(model, data, {"train": {"seed": seed}}, "evaluate")
+    what = str(model.folder or "the model")
+    return heldout_dataset.measure(model, dataset, part, batch_size=batch_size, what=what)
 
 
-def _on_a_file(task: str) -> Callable[..., dict[str, Any]]:
-    def measure_file(model: str | Path, data: str | Path, **settings: Any) -> dict[str, Any]:
-        """As `gptworks eval --task wikitext` and `lambada`: what it prints with --json."""
-        if not isinstance(model, str | Path):
-            raise UsageError(f"evaluate: task {task} takes a folder or a name, got a {type(model).__name__}.")
-        known = ("protocol", "overlap", "limit", "batch_size", "device", "weights", "per_document")
-        for name, value in settings.items():
-            if name not in known:
-                raise UsageError(f"evaluate: task {task} has no setting {name!r}. Settings: {', '.join(known)}.")
-            if name in ("limit", "batch_size") and (isinstance(value, bool) or not isinstance(value, int)):
-                raise UsageError(f"evaluate: {name}: got {value!r}; needs a whole number.")
-        if settings.get("per_document"):
-            settings["per_document"] = Path(settings["per_document"])
-        return run.evaluate([str(model)], run.Request(task=task, data=str(data), **settings))
-
-    return measure_file
-
-
-TASKS: dict[str, Callable[..., Any]] = {
-    "heldout": held_out,
-    "wikitext": _on_a_file("wikitext"),
-    "lambada": _on_a_file("lambada"),
-}
+def measure_file(task: Task, model: Any, data: Any, **settings: Any) -> dict[str, Any]:
+    """As `gptworks eval --task NAME`: what it prints with --json."""
+    if not isinstance(model, str | Path):
+        raise UsageError(f"evaluate: task {task.name} takes a folder or a name, got a {type(model).__name__}.")
+    own = [option.name for option in registry.accepted(task)]
+    known = ("protocol", *own, "limit", "batch_size", "device", "weights", "per_document")
+    for name, value in settings.items():
+        if name not in known:
+            raise UsageError(f"evaluate: task {task.name} has no setting {name!r}. Settings: {', '.join(known)}.")
+        if name in ("limit", "batch_size") and (isinstance(value, bool) or not isinstance(value, int)):
+            raise UsageError(f"evaluate: {name}: got {value!r}; needs a whole number.")
+    if settings.get("per_document"):
+        settings["per_document"] = Path(settings["per_document"])
+    its_own = {name: settings.pop(name) for name in own if name in settings}
+    return run.evaluate([str(model)], Request(task=task.name, data=str(data), settings=its_own, **settings))

@@ -3,11 +3,19 @@
 import argparse
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gptworks.cli import options
+from gptworks.errors import UsageError
+from gptworks.evaluate.registry import DEFAULT, TASKS, find
+from gptworks.evaluate.task import Option, Task
 
-HELP = "held-out loss, WikiText perplexity, LAMBADA accuracy"
+if TYPE_CHECKING:
+    from gptworks.evaluate.progress import Watcher
+
+HELP = ", ".join(task.title for task in TASKS.values())
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,25 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run folder, checkpoint of any known system, or name; repeatable",
     )
     options.add_model_options(parser)
-    parser.add_argument("--task", choices=["heldout", "wikitext", "lambada"], default="heldout", help="what to measure")
-    parser.add_argument(
-        "--data",
-        metavar="PATH",
-        help="heldout: a store made by `gptworks prepare` (default: what the run was trained on); wikitext: a text "
-        "file; lambada: JSON lines",
-    )
-    parser.add_argument(
-        "--protocol",
-        default="",
-        metavar="NAME",
-        help="wikitext: detokenized or as-is; lambada: strict, last-token, openai or standard (default: the first)",
-    )
-    parser.add_argument(
-        "--overlap", type=_overlap, default=32, metavar="N", help="wikitext: tokens between windows; none = no overlap"
-    )
-    parser.add_argument(
-        "--shorten", action="store_true", help="lambada: a passage longer than the context loses its beginning"
-    )
+    parser.add_argument("--task", choices=list(TASKS), default=DEFAULT, help="what to measure")
+    parser.add_argument("--data", metavar="PATH", help=_by_task(lambda task: task.data))
+    protocols = _by_task(lambda task: ", ".join(task.protocols))
+    parser.add_argument("--protocol", default="", metavar="NAME", help=f"{protocols} (default: the first)")
+    for task in TASKS.values():
+        for option in task.options:
+            _add_option(parser, task, option)
     parser.add_argument(
         "--limit", type=int, default=0, metavar="N", help="only the first N samples, windows or passages"
     )
@@ -46,19 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write a JSON line per document, window or passage; the same command goes on after an interruption",
     )
-    parser.add_argument(
-        "--split", choices=["train", "held-out", "test", "all"], default="held-out", help="heldout: which documents"
-    )
-    parser.add_argument(
-        "--shares", metavar="A,B,C", help="heldout: shares of the split (default: those the model was trained with)"
-    )
-    parser.add_argument(
-        "--seq-len", type=int, metavar="N", help="heldout: tokens predicted per sample; longer rows are cut off"
-    )
     parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="rows per forward pass")
-    parser.add_argument("--baselines", action="store_true", help="heldout: unigram, bigram and gzip beside it")
+    published = ", ".join(task.name for task in TASKS.values() if task.published)
     parser.add_argument(
-        "--published", action="store_true", help="wikitext, lambada: figures that others published beside it"
+        "--published", action="store_true", help=f"{published}: figures that others published beside it"
     )
     parser.add_argument(
         "--log-style", choices=["gptworks", "fleetx"], default="gptworks", help="fleetx: the log lines of PaddleNLP"
@@ -68,53 +55,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json_option(parser)
 
 
-def _overlap(text: str) -> int | None:
-    if text == "none":
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"got {text!r}; needs a number of tokens, or none") from None
+def _by_task(said: Callable[[Task], str]) -> str:
+    return "; ".join(f"{task.name}: {said(task)}" for task in TASKS.values() if said(task))
+
+
+def _add_option(parser: argparse.ArgumentParser, task: Task, option: Option) -> None:
+    said = f"{task.name}: {option.help}"
+    if option.default is False:
+        parser.add_argument(option.flag, action="store_true", help=said)
+    else:
+        parser.add_argument(
+            option.flag,
+            type=option.parse,
+            choices=option.choices,
+            default=option.default,
+            metavar=option.metavar,
+            help=said,
+        )
 
 
 def run(args: argparse.Namespace) -> int:
-    from gptworks.errors import UsageError
-    from gptworks.evaluate import progress, report
-    from gptworks.evaluate.run import Request, evaluate, own_data
+    from gptworks.evaluate import report
+    from gptworks.evaluate.request import Request
+    from gptworks.evaluate.run import evaluate
 
-    data, split = args.data, args.split
+    task, data = find(args.task), args.data
+    settings: Mapping[str, Any] = {
+        option.name: getattr(args, option.name) for each in TASKS.values() for option in each.options
+    }
     if data is None:
-        if args.task != "heldout":
-            raise UsageError(f"--data: not given. Needed: the file of --task {args.task}.")
-        data, split = own_data(args.model[0], split)
+        if task.own_data is None:
+            raise UsageError(f"--data: not given. Needed: the file of --task {task.name}.")
+        data, settings = task.own_data(args.model[0], settings)
     request = Request(
-        tokenizer=args.tokenizer,
-        shape=options.stated_model(args.override),
-        task=args.task,
+        task=task.name,
         data=data,
         protocol=args.protocol,
-        overlap=args.overlap,
+        settings=settings,
         limit=args.limit,
-        shorten=args.shorten,
         batch_size=args.batch_size,
         device=args.device,
         weights=args.weights,
+        tokenizer=args.tokenizer,
+        shape=options.stated_model(args.override),
         per_document=Path(args.per_document) if args.per_document else None,
-        split=split,
-        shares=args.shares,
-        seq_len=args.seq_len,
-        baselines=args.baselines,
         published=args.published,
     )
-    in_paddle_style = args.log_style == "fleetx"
-    if in_paddle_style and args.task == "heldout":
-        raise UsageError("--log-style fleetx: is for --task wikitext and lambada, got --task heldout. Leave it out.")
-    watcher = progress.Watcher()
-    if in_paddle_style:
-        metric = "number correct" if args.task == "lambada" else "loss"
-        watcher = progress.PaddleLines(metric, out=sys.stderr if args.json else None)
-    elif sys.stderr.isatty():
-        watcher = progress.Bar()
+    watcher = _watcher(args, task)
     try:
         result = evaluate(args.model, request, watcher)
     except KeyboardInterrupt:
@@ -123,9 +110,21 @@ def run(args: argparse.Namespace) -> int:
         raise
     if args.json:
         print(json.dumps(result))
-    elif in_paddle_style:
+    elif args.log_style == "fleetx":
         for row in result["rows"]:
             print(report.paddle_line(result, row))
     else:
         report.print_result(result)
     return 0
+
+
+def _watcher(args: argparse.Namespace, task: Task) -> "Watcher":
+    """What is seen while a model is measured."""
+    from gptworks.evaluate import progress
+
+    if args.log_style == "fleetx":
+        if task.paddle is None:
+            known = " and ".join(each.name for each in TASKS.values() if each.paddle)
+            raise UsageError(f"--log-style fleetx: is for --task {known}, got --task {task.name}. Leave it out.")
+        return progress.PaddleLines(task.paddle.metric, out=sys.stderr if args.json else None)
+    return progress.Bar() if sys.stderr.isatty() else progress.Watcher()

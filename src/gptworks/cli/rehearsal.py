@@ -41,16 +41,11 @@ def _of_generate(args: argparse.Namespace) -> None:
 
 
 def _of_evaluation(args: argparse.Namespace) -> None:
-    from pathlib import Path
-
-    from gptworks.data.store import locate_stores
-    from gptworks.errors import DataError
+    from gptworks.evaluate import registry
     from gptworks.launch.devices import pick_device
 
-    if args.task == "heldout":
-        locate_stores(args.data)
-    elif not Path(args.data).is_file():
-        raise DataError(f"{args.data}: no such file. Check the path.")
+    task = registry.find(args.task)
+    task.check_data(task, args.data)
     pick_device(args.device)
     for model in args.model:
         _opened(args, model)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from gptworks.data.store import Store
 from gptworks.evaluate.progress import Watcher
 from gptworks.evaluate.records import Records
-from gptworks.evaluate.scoring import Row, Score, score
+from gptworks.evaluate.rows import Row, Score
+from gptworks.evaluate.scoring import score
 from gptworks.model import GPT
 
 Document = Sequence[Row]

@@ -13,8 +13,9 @@ import numpy as np
 from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.config.load import from_dict
 from gptworks.errors import TokenizerError, UsageError
-from gptworks.evaluate.lambada import encode_pair
-from gptworks.evaluate.scoring import Row, score_all
+from gptworks.evaluate.rows import Row
+from gptworks.evaluate.scoring import score_all
+from gptworks.evaluate.tasks.lambada import encode_pair
 from gptworks.generate.engine import continue_tokens
 from gptworks.tokenizer import Tokenizer
 

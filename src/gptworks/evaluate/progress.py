@@ -5,7 +5,7 @@ import sys
 import time
 from typing import TextIO
 
-from gptworks.evaluate.scoring import Score
+from gptworks.evaluate.rows import Score
 
 
 class Watcher:

@@ -8,35 +8,16 @@ a large vocabulary would need gigabytes.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gptworks.errors import DataError
+from gptworks.evaluate.rows import Row, Score
 from gptworks.model import GPT, IGNORED
 from gptworks.model.inference import evaluating
 from gptworks.model.loss import CHUNK_ELEMENTS
-
-
-@dataclass(frozen=True)
-class Row:
-    """Tokens of which those from `first` on are scored, each given all before it."""
-
-    tokens: np.ndarray
-    first: int
-
-    @property
-    def num_scored(self) -> int:
-        return len(self.tokens) - self.first
-
-
-@dataclass(frozen=True)
-class Score:
-    log_probability: float  # natural logarithm, summed over the scored tokens
-    greedy: bool  # every scored token is the likeliest one at its place
-    tokens: int
 
 
 def score(model: GPT, rows: Sequence[Row], *, batch_size: int = 8) -> Iterator[dict[int, Score]]:

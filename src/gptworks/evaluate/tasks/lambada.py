@@ -2,16 +2,19 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from gptworks import json_text
-from gptworks.errors import DataError, UsageError
-from gptworks.evaluate.scoring import Row, Score
-from gptworks.tokenizer import Tokenizer
+from gptworks.errors import DataError
+from gptworks.evaluate.rows import Row, Score
+from gptworks.evaluate.task import Metric, Option, PaddleLog, Published, Task
+
+if TYPE_CHECKING:
+    from gptworks.evaluate.measurement import Measurement
+    from gptworks.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -26,27 +29,27 @@ class Question:
 class Protocol:
     name: str
     meaning: str
-    ask: Callable[[str, Tokenizer], Question]
+    ask: "Callable[[str, Tokenizer], Question]"
     drops_the_beginning: bool  # of passages that are longer than the context, instead of refusing them
 
 
-def _strict(text: str, tokenizer: Tokenizer) -> Question:
+def _strict(text: str, tokenizer: "Tokenizer") -> Question:
     word = text.split()[-1]
     before = text[: text.rfind(word)].strip()
     return Question(tokenizer.encode(before), tokenizer.encode(" " + word))
 
 
-def _last_token(text: str, tokenizer: Tokenizer) -> Question:
+def _last_token(text: str, tokenizer: "Tokenizer") -> Question:
     ids = tokenizer.encode(text)
     return Question(ids[:-1], ids[-1:])
 
 
-def _harness(text: str, tokenizer: Tokenizer) -> Question:
+def _harness(text: str, tokenizer: "Tokenizer") -> Question:
     before, _, word = text.rpartition(" ")
     return encode_pair(before, " " + word, tokenizer)
 
 
-def encode_pair(context: str, continuation: str, tokenizer: Tokenizer) -> Question:
+def encode_pair(context: str, continuation: str, tokenizer: "Tokenizer") -> Question:
     """Both in one go, cut where the context alone would end: lm-evaluation-harness's way. White space at the end of
     the context belongs to the continuation; where nothing is left before it, the end of a document is put there."""
     kept = context.rstrip()
@@ -86,12 +89,6 @@ PROTOCOLS = {
         ),
     )
 }  # fmt: skip
-
-
-def find_protocol(name: str) -> Protocol:
-    if name not in PROTOCOLS:
-        raise UsageError(f"--protocol: lambada has none called '{name}'. Protocols: {', '.join(PROTOCOLS)}.")
-    return PROTOCOLS[name]
 
 
 def read_passages(path: Path, limit: int = 0) -> list[str]:
@@ -138,7 +135,7 @@ class Questions:
 
 def rows_of(
     passages: Sequence[str],
-    tokenizer: Tokenizer,
+    tokenizer: "Tokenizer",
     protocol: Protocol,
     length: int,
     *,
@@ -146,6 +143,8 @@ def rows_of(
     shorten: bool = False,
 ) -> Questions:
     """`length`: the context of the model, in tokens. `shorten`: under every protocol."""
+    import numpy as np
+
     rows, shortened = [], 0
     for number, text in enumerate(passages, 1):
         question = protocol.ask(text, tokenizer)
@@ -210,3 +209,84 @@ def remark_on(protocol: Protocol, passages: Sequence[str]) -> str | None:
             "the data has no capital letters, so it is not the text of lambada_openai: the rule of `standard` applied"
         )
     return None
+
+
+def _measure(measurement: "Measurement") -> dict[str, Any]:
+    request, shorten = measurement.request, measurement.request.settings["shorten"]
+    protocol = PROTOCOLS[request.protocol]
+    shortens = "; long passages lose their beginning" if shorten and not protocol.drops_the_beginning else ""
+    head = measurement.file_head(f"{protocol.name}: {protocol.meaning}{shortens}")
+    tokenizer, length = measurement.tokenizer, measurement.model.cfg.max_positions
+    passages = read_passages(Path(request.data), request.limit)
+    questions = rows_of(passages, tokenizer, protocol, length, where=request.data, shorten=shorten)
+    scores = measurement.score(head, [[row] for row in questions.rows])
+    measured = summarize(scores, questions.shortened)
+    values = {
+        "correct": measured.correct,
+        "total": measured.total,
+        "accuracy": measured.accuracy,
+        "target_perplexity": measured.target_perplexity,
+        "tokens": sum(score.tokens for score in scores),
+        "shortened": measured.shortened,
+    }
+    remark = remark_on(protocol, passages)
+    return measurement.result(head, [values], [remark] if remark else [])
+
+
+def _paddle_summary(row: Mapping[str, Any]) -> str:
+    return (
+        f"number correct: {row['correct']:.4E} | total examples: {row['total']:.4E} | "
+        f"avg accuracy: {row['accuracy']:.4E}"
+    )
+
+
+_PAPER = "Radford et al. 2019 (GPT-2), table 3"
+_PADDLE = "PaddleNLP, examples/language_model/gpt, log of run_eval"
+_FLEETX = "FleetX/PaddleFleetX, README of the 345M model"
+_FLEETX_RUN = "FleetX/PaddleFleetX, single-card document, log"
+_STRICT = "strict last word"
+_STRICT_BUGGY = "strict last word; sums slightly off (a batch repeated, the last dropped)"
+_STRICT_CUT = "strict last word; drops the last incomplete batch"
+_OWN_RULE = "last word, with a filter of stop words"
+
+_PUBLISHED = (
+    Published("GPT-2 124M (gpt2-en)", "accuracy", 1678 / 5153, _PADDLE, _STRICT),
+    Published("FleetX 345M", "accuracy", 0.4417, _FLEETX, _STRICT_BUGGY),
+    Published("FleetX 345M, single card", "accuracy", 2124 / 5153, _FLEETX_RUN, _STRICT_BUGGY),
+    Published("FleetX 345M, int8 (QAT)", "accuracy", 0.4494, "FleetX/PaddleFleetX, README", _STRICT_BUGGY),
+    Published("OneFlow 117M, 500k iterations", "accuracy", 1345 / 5152, "OneFlow-Benchmark", _STRICT_CUT),
+    Published("bflm GPT-2", "accuracy", 0.4667, "bflm", "last BPE token"),
+    Published("GPT-2 117M", "accuracy", 0.4599, _PAPER, _OWN_RULE),
+    Published("GPT-2 345M", "accuracy", 0.5548, _PAPER, _OWN_RULE),
+    Published("GPT-2 762M", "accuracy", 0.6012, _PAPER, _OWN_RULE),
+    Published("GPT-2 1542M", "accuracy", 0.6324, _PAPER, _OWN_RULE),
+    Published("GPT-2 117M", "target_perplexity", 35.13, _PAPER, _OWN_RULE),
+    Published("GPT-2 345M", "target_perplexity", 15.60, _PAPER, _OWN_RULE),
+    Published("GPT-2 762M", "target_perplexity", 10.87, _PAPER, _OWN_RULE),
+    Published("GPT-2 1542M", "target_perplexity", 8.63, _PAPER, _OWN_RULE),
+)  # fmt: skip
+
+TASK = Task(
+    name="lambada",
+    title="LAMBADA accuracy",
+    data="JSON lines",
+    metrics={
+        "correct": Metric("correct", "{:,}"),
+        "total": Metric("total", "{:,}"),
+        "accuracy": Metric("accuracy", "{:.3%}"),
+        "target_perplexity": Metric("target perplexity"),
+    },
+    counts=("tokens", "shortened"),
+    measure=_measure,
+    protocols=tuple(PROTOCOLS),
+    options=(
+        Option(
+            "shorten",
+            "a passage longer than the context loses its beginning",
+            default=False,
+            is_refused_elsewhere=False,
+        ),
+    ),
+    published=_PUBLISHED,
+    paddle=PaddleLog("number correct", _paddle_summary),
+)

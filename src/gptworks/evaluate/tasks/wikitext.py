@@ -1,18 +1,23 @@
 """Perplexity of WikiText: one stream of tokens under a sliding window, as Megatron and the systems after it count."""
 
+import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from gptworks.errors import DataError, UsageError
-from gptworks.evaluate.scoring import Row, Score
-from gptworks.tokenizer import Tokenizer
+from gptworks.evaluate.rows import Row, Score
+from gptworks.evaluate.task import Metric, Option, PaddleLog, Published, Task
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from gptworks.evaluate.measurement import Measurement
+    from gptworks.tokenizer import Tokenizer
 
 PROTOCOLS = ("detokenized", "as-is")
-DEFAULT_OVERLAP = 32
 _HIGHEST_LOSS = 20.0  # perplexities are exp(min(20, loss)), as in the documents
 
 
@@ -59,7 +64,7 @@ class Stream:
     """A file as the model sees it, and how many pieces it had between single spaces before that."""
 
     path: Path
-    tokens: np.ndarray
+    tokens: "np.ndarray"
     num_original: int
 
     @property
@@ -67,9 +72,9 @@ class Stream:
         return (len(self.tokens) - 1) / (self.num_original - 1)
 
 
-def read_stream(path: Path, tokenizer: Tokenizer, protocol: str = "detokenized") -> Stream:
-    if protocol not in PROTOCOLS:
-        raise UsageError(f"--protocol: wikitext has none called '{protocol}'. Protocols: {', '.join(PROTOCOLS)}.")
+def read_stream(path: Path, tokenizer: "Tokenizer", protocol: str = "detokenized") -> Stream:
+    import numpy as np
+
     try:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
@@ -98,7 +103,7 @@ def num_windows(num_tokens: int, overlap: int) -> int:
     return max(math.ceil(max(targets - overlap, 0) / overlap) + 1, 1)
 
 
-def window_rows(stream: np.ndarray, length: int, overlap: int) -> list[Row]:
+def window_rows(stream: "np.ndarray", length: int, overlap: int) -> list[Row]:
     """Windows of `length` targets begin every `overlap` tokens. The first scores all of its targets, each later one its
     last `overlap`: every token of the stream but the first is scored once. Windows without any are left out."""
     if not 1 <= overlap <= length:
@@ -143,7 +148,7 @@ class WikiText:
 
 
 def summarize(
-    stream: Stream, rows: Sequence[Row], scores: Sequence[Score], byte_lengths: np.ndarray | None
+    stream: Stream, rows: Sequence[Row], scores: Sequence[Score], byte_lengths: "np.ndarray | None"
 ) -> WikiText:
     text_bytes = None
     if byte_lengths is not None:
@@ -160,3 +165,103 @@ def summarize(
 def protocol_name(protocol: str, overlap: int | None) -> str:
     window = f"sliding window, overlap {overlap}" if overlap else "windows side by side"
     return f"wikitext, {window}, " + ("detokenized (Megatron)" if protocol == "detokenized" else "text as it is")
+
+
+# The task
+
+
+def _measure(measurement: "Measurement") -> dict[str, Any]:
+    request, length, tokenizer = measurement.request, measurement.model.cfg.max_positions, measurement.tokenizer
+    overlap = request.settings["overlap"]
+    head = measurement.file_head(protocol_name(request.protocol, overlap)) | {"context": length}
+    stream = read_stream(Path(request.data), tokenizer, request.protocol)
+    rows = window_rows(stream.tokens, length, length if overlap is None else overlap)[: request.limit or None]
+    scores = measurement.score(head, [[row] for row in rows])
+    measured = summarize(stream, rows, scores, tokenizer.byte_lengths)
+    values = {
+        "loss": measured.loss,
+        "perplexity": measured.perplexity,
+        "adjusted_perplexity": measured.adjusted_perplexity,
+        "token_ratio": measured.token_ratio,
+        "bits_per_byte": measured.bits_per_byte,
+        "tokens": measured.tokens,
+        "windows": measured.windows,
+        "bytes": measured.text_bytes,
+        "stream_tokens": len(stream.tokens),
+        "original_pieces": stream.num_original,
+        "context": length,
+    }
+    return measurement.result(head, [values])
+
+
+def _overlap(text: str) -> int | None:
+    if text == "none":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"got {text!r}; needs a number of tokens, or none") from None
+
+
+def _paddle_summary(row: Mapping[str, Any]) -> str:
+    return (
+        f"avg loss: {row['loss']:.4E} | ppl: {row['perplexity']:.4E} | "
+        f"adjusted ppl: {row['adjusted_perplexity']:.4E} | token ratio: {row['token_ratio']} |"
+    )
+
+
+_PAPER = "Radford et al. 2019 (GPT-2), table 3"
+_FLEETX = "FleetX/PaddleFleetX, README of the 345M model"
+_FLEETX_RUN = "FleetX/PaddleFleetX, single-card document, log"
+_MINDFORMERS = "MindFormers, document of gpt2"
+_WORDS_2 = "WikiText-2, reversible detokenizers"
+_WORDS_103 = "WikiText-103, reversible detokenizers"
+_SLIDING = "sliding window, detokenized"
+_ZERO_SHOT = "WikiText-2, zero-shot, exp of the mean of batch losses"
+_BATCHES = "WikiText-2, exp of the mean of batch losses"
+
+_PUBLISHED = (
+    Published("FleetX 345M", "perplexity", 18.01, _FLEETX, _SLIDING),
+    Published("FleetX 345M, single card", "perplexity", 19.21, _FLEETX_RUN, _SLIDING),
+    Published("FleetX 345M, single card", "adjusted_perplexity", 24.948, _FLEETX_RUN, _SLIDING),
+    Published("GPT-2 117M", "adjusted_perplexity", 29.41, _PAPER, _WORDS_2),
+    Published("GPT-2 345M", "adjusted_perplexity", 22.76, _PAPER, _WORDS_2),
+    Published("GPT-2 762M", "adjusted_perplexity", 19.93, _PAPER, _WORDS_2),
+    Published("GPT-2 1542M", "adjusted_perplexity", 18.34, _PAPER, _WORDS_2),
+    Published("GPT-2 117M", "adjusted_perplexity", 37.50, _PAPER, _WORDS_103),
+    Published("GPT-2 345M", "adjusted_perplexity", 26.37, _PAPER, _WORDS_103),
+    Published("GPT-2 762M", "adjusted_perplexity", 22.05, _PAPER, _WORDS_103),
+    Published("GPT-2 1542M", "adjusted_perplexity", 17.48, _PAPER, _WORDS_103),
+    Published("MindFormers gpt2", "perplexity", 25.55, _MINDFORMERS, _ZERO_SHOT),
+    Published("MindFormers gpt2, fine-tuned", "perplexity", 22.11, _MINDFORMERS, _BATCHES),
+    Published("MindFormers gpt2, LoRA", "perplexity", 22.46, _MINDFORMERS, _BATCHES),
+    Published("MindFormers gpt2 13B", "perplexity", 10.49, _MINDFORMERS, _BATCHES),
+)  # fmt: skip
+
+TASK = Task(
+    name="wikitext",
+    title="WikiText perplexity",
+    data="a text file",
+    metrics={
+        "loss": Metric("loss"),
+        "perplexity": Metric("perplexity"),
+        "adjusted_perplexity": Metric("adjusted (word) perplexity"),
+        "token_ratio": Metric("token ratio", "{:.5f}"),
+        "bits_per_byte": Metric("bits per byte"),
+    },
+    counts=("windows", "tokens", "bytes"),
+    measure=_measure,
+    protocols=PROTOCOLS,
+    options=(
+        Option(
+            "overlap",
+            "tokens between windows; none = no overlap",
+            default=32,
+            parse=_overlap,
+            metavar="N",
+            is_refused_elsewhere=False,
+        ),
+    ),
+    published=_PUBLISHED,
+    paddle=PaddleLog("loss", _paddle_summary),
+)

@@ -1,0 +1,118 @@
+"""Loss on text of a dataset that the model was not trained on."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gptworks.errors import UsageError
+from gptworks.evaluate.task import Metric, Option, Task
+
+if TYPE_CHECKING:
+    from gptworks.data.dataset import Dataset
+    from gptworks.evaluate.measurement import Measurement
+
+PARTS = {"train": "train", "held-out": "held_out", "test": "test", "all": "train"}  # split as users say it -> part
+
+
+def _measure(measurement: "Measurement") -> dict[str, Any]:
+    from gptworks.evaluate import identity
+    from gptworks.evaluate.heldout_dataset import measure
+
+    request, split = measurement.request, measurement.request.settings["split"]
+    dataset, part = _open(measurement), PARTS[split]
+    measured = measure(
+        measurement.model,
+        dataset,
+        part,
+        batch_size=request.batch_size,
+        limit=request.limit,
+        what=measurement.path,
+        watcher=measurement.watcher,
+    )
+    shares = list(dataset.cfg.split)
+    cut = ",".join(f"{share:g}" for share in shares)
+    protocol = f"{split} text (shares {cut}), windows of {dataset.cfg.seq_len} tokens side by side"
+    head = measurement.head(protocol, identity.of_stores(dataset.stores))
+    values = {
+        "loss": measured.loss,
+        "perplexity": measured.perplexity,
+        "bits_per_byte": measured.bits_per_byte,
+        "tokens": measured.tokens,
+        "bytes": measured.text_bytes,
+        "samples": measured.samples,
+    }
+    if request.per_document:
+        values["documents"] = _per_document(measurement, head, dataset, part)
+    rows = [values]
+    if request.settings["baselines"]:
+        from gptworks.evaluate.heldout_baselines import baseline_rows
+
+        rows += baseline_rows(dataset, part, dataset.tokenizer or measurement.model.tokenizer)
+    counts = {"split": split, "shares": shares, "tokens": measured.tokens, "bytes": measured.text_bytes}
+    return measurement.result(head, rows) | counts
+
+
+def _open(measurement: "Measurement") -> "Dataset":
+    from gptworks.checkpoint import folder
+    from gptworks.evaluate.heldout_dataset import data_section, open_dataset
+
+    model, settings = measurement.model, measurement.request.settings
+    trained = folder.config_of(Path(measurement.path))
+    context, data = model.cfg.max_positions, measurement.request.data
+    section = data_section(trained, context, data, settings["split"], settings["shares"])
+    if settings["seq_len"] is not None:
+        section |= {"seq_len": settings["seq_len"], "too_long": "truncate"}
+    return open_dataset(model, section, trained, "eval")
+
+
+def _per_document(measurement: "Measurement", head: Mapping[str, Any], dataset: "Dataset", part: str) -> int:
+    from gptworks.evaluate.documents import Document, StoreDocuments
+
+    documents: list[Document] = []
+    limit = measurement.request.limit
+    for store, numbers in dataset.documents(part):
+        left = limit - len(documents) if limit else len(numbers)
+        documents += StoreDocuments(store, numbers[:left], dataset.cfg.seq_len)
+    measurement.score(head, documents)
+    return len(documents)
+
+
+def _check_data(_: Task, data: str) -> None:
+    from gptworks.data.store import locate_stores
+
+    locate_stores(data)
+
+
+def _own_data(model: str, settings: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """What a run was trained on, and the split of it; text that it held out of its own is all held out."""
+    from gptworks.checkpoint import folder
+
+    said = folder.config_of(Path(model)).get("data", {})
+    is_apart = settings["split"] == "held-out" and said.get("held_out_path")
+    paths = said.get("held_out_path" if is_apart else "path") or []
+    if len(paths) != 1:
+        listed = f" It has {', '.join(paths)}: name one." if paths else ""
+        raise UsageError(f"--data: not given, and {model} does not name one dataset.{listed} Needed: a store.")
+    return str(paths[0]), {**settings, "split": "all"} if is_apart else settings
+
+
+TASK = Task(
+    name="heldout",
+    title="held-out loss",
+    data="a store made by `gptworks prepare` (default: what the run was trained on)",
+    metrics={
+        "loss": Metric("loss"),
+        "perplexity": Metric("perplexity"),
+        "bits_per_byte": Metric("bits per byte"),
+    },
+    counts=("documents", "samples", "tokens", "bytes"),
+    measure=_measure,
+    options=(
+        Option("split", "which documents", "held-out", choices=tuple(PARTS)),
+        Option("shares", "shares of the split (default: those the model was trained with)", metavar="A,B,C"),
+        Option("seq_len", "tokens predicted per sample; longer rows are cut off", parse=int, metavar="N"),
+        Option("baselines", "unigram, bigram and gzip beside it", default=False),
+    ),
+    check_data=_check_data,
+    own_data=_own_data,
+)
