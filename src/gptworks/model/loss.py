@@ -1,6 +1,6 @@
 """Head and cross-entropy in one, some rows at a time, so that [tokens, vocabulary] never exists whole.
 
-Shapes: R rows (tokens), C rows of a chunk, D hidden, V vocabulary.
+Shapes: R rows (tokens), C rows of a chunk, D hidden, V vocabulary, W words of it that are here.
 """
 
 import math
@@ -16,57 +16,93 @@ IGNORED = -100  # the label of a token that is not scored
 CHUNK_ELEMENTS = 16 * 1024 * 1024
 
 
+class Words:
+    """The words of the vocabulary that are here: all of them. `parallel.vocabulary` cuts them among ranks, and says in
+    these methods what ranks have to tell each other. Bits do not depend on which of the two a model of one process has.
+    """
+
+    def most(self, weight_VD: Tensor) -> int:
+        """Words on the rank that has most of them: all ranks must agree on the chunks."""
+        return weight_VD.shape[0]
+
+    def rows(self, x: Tensor) -> Tensor:
+        """All tokens, where this rank has only some of them."""
+        return x
+
+    def gradient(self, grad_x: Tensor) -> Tensor:
+        """Of what `rows` was given, from that of what it gave and of the words here."""
+        return grad_x
+
+    def places(self, labels_C1: Tensor, scored_C1: Tensor, num_words: int) -> tuple[Tensor, Tensor]:
+        """Where each label stands among the words here, and whether it does."""
+        return labels_C1.masked_fill(~scored_C1, 0), scored_C1
+
+    def highest(self, logit_C1: Tensor) -> Tensor:
+        return logit_C1
+
+    def totals(self, sum_C1: Tensor, target_logit_C1: Tensor, here_C1: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums of exponentials over all words, and the logits of the labels."""
+        return sum_C1, target_logit_C1
+
+
 class LinearCrossEntropy(nn.Module):
     """The fp32 sum of -log softmax(x W^T)[label] over the rows whose label is not -100."""
 
     def forward(self, x: Tensor, weight_VD: Tensor, labels: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():  # a Function is not told, and would compute the weight's gradient in vain
-            x, weight_VD = x.detach(), weight_VD.detach()
-        loss: Tensor = _LinearCrossEntropy.apply(x.reshape(-1, x.shape[-1]), weight_VD, labels.reshape(-1))
-        return loss
+        return linear_cross_entropy(x, weight_VD, labels, Words())
+
+
+def linear_cross_entropy(x: Tensor, weight_WD: Tensor, labels: Tensor, words: Words) -> Tensor:
+    if not torch.is_grad_enabled():  # a Function is not told, and would compute the weight's gradient in vain
+        x, weight_WD = x.detach(), weight_WD.detach()
+    loss: Tensor = _LinearCrossEntropy.apply(x, weight_WD, labels, words)
+    return loss
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     """The gradient of a chunk is computed right after its loss, while its logits are still there."""
 
     @staticmethod
-    def forward(ctx: Any, x_RD: Tensor, weight_VD: Tensor, labels_R: Tensor) -> Tensor:
-        num_rows, vocab_size = x_RD.shape[0], weight_VD.shape[0]
-        wide = torch.promote_types(x_RD.dtype, torch.float32)
-        weight = weight_VD.to(x_RD.dtype)
+    def forward(ctx: Any, x: Tensor, weight_WD: Tensor, labels: Tensor, words: Words) -> Tensor:
+        whole = words.rows(x)
+        x_RD, labels_R = whole.reshape(-1, x.shape[-1]), labels.reshape(-1)
+        num_rows, num_words = x_RD.shape[0], weight_WD.shape[0]
+        wide = torch.promote_types(x.dtype, torch.float32)
+        weight = weight_WD.to(x.dtype)
         wants_x, wants_weight = ctx.needs_input_grad[:2]
-        grad_x = torch.empty_like(x_RD) if wants_x else None
-        grad_weight = torch.zeros_like(weight_VD, dtype=wide) if wants_weight else None
-        loss = torch.zeros((), dtype=wide, device=x_RD.device)
+        grad_RD = torch.empty_like(x_RD) if wants_x else None
+        grad_weight = torch.zeros_like(weight_WD, dtype=wide) if wants_weight else None
+        loss = torch.zeros((), dtype=wide, device=x.device)
         # Equal chunks: a small remainder would multiply at a fraction of the speed.
-        num_chunks = max(1, math.ceil(num_rows * vocab_size / CHUNK_ELEMENTS))
+        num_chunks = max(1, math.ceil(num_rows * words.most(weight_WD) / CHUNK_ELEMENTS))
         chunk = math.ceil(num_rows / num_chunks)
         # One piece of memory for all chunks: fresh pages for each would cost a fifth of the product that fills them.
-        buffer = x_RD.new_empty(min(chunk, num_rows), vocab_size)
+        buffer = x_RD.new_empty(min(chunk, num_rows), num_words)
         for start in range(0, num_rows, chunk):
             part = slice(start, start + chunk)
             x_CD, labels_C1 = x_RD[part], labels_R[part, None]
             scored_C1 = labels_C1 != IGNORED
-            target_C1 = labels_C1.masked_fill(~scored_C1, 0)
-            logits_CV = torch.mm(x_CD, weight.T, out=buffer[: len(x_CD)]).to(wide)
-            logits_CV.sub_(logits_CV.amax(-1, keepdim=True))
-            target_logit_C1 = logits_CV.gather(1, target_C1)
-            exp_CV = logits_CV.exp_()
-            sum_C1 = exp_CV.sum(-1, keepdim=True)
+            target_C1, here_C1 = words.places(labels_C1, scored_C1, num_words)
+            logits_CW = torch.mm(x_CD, weight.T, out=buffer[: len(x_CD)]).to(wide)
+            logits_CW.sub_(words.highest(logits_CW.amax(-1, keepdim=True)))
+            target_logit_C1 = logits_CW.gather(1, target_C1)
+            exp_CW = logits_CW.exp_()
+            sum_C1, target_logit_C1 = words.totals(exp_CW.sum(-1, keepdim=True), target_logit_C1, here_C1)
             loss += (sum_C1.log() - target_logit_C1).masked_fill(~scored_C1, 0.0).sum()
             if not (wants_x or wants_weight):
                 continue
             # softmax - one-hot in the memory of the logits; nothing where the token is not scored
-            grad_CV = exp_CV.mul_(scored_C1 / sum_C1).scatter_add_(1, target_C1, -scored_C1.to(wide)).to(x_RD.dtype)
-            if grad_x is not None:
-                torch.mm(grad_CV, weight, out=grad_x[part])
+            grad_CW = exp_CW.mul_(scored_C1 / sum_C1).scatter_add_(1, target_C1, -here_C1.to(wide)).to(x.dtype)
+            if grad_RD is not None:
+                torch.mm(grad_CW, weight, out=grad_RD[part])
             if grad_weight is not None:
-                add_product(grad_weight, grad_CV.T, x_CD)
-        ctx.gradients, ctx.weight_dtype = (grad_x, grad_weight), weight_VD.dtype
+                add_product(grad_weight, grad_CW.T, x_CD)
+        grad_x = words.gradient(grad_RD.view(whole.shape)) if grad_RD is not None else None
+        ctx.gradients, ctx.weight_dtype = (grad_x, grad_weight), weight_WD.dtype
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         grad_x, grad_weight = ctx.gradients
         ctx.gradients = None
         scale = grad_outputs[0]
@@ -74,7 +110,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_x = grad_x.mul_(scale)
         if grad_weight is not None:
             grad_weight = grad_weight.mul_(scale).to(ctx.weight_dtype)
-        return grad_x, grad_weight, None
+        return grad_x, grad_weight, None, None
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
