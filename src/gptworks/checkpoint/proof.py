@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gptworks import cpu
-from gptworks.checkpoint.rules import MODULES
 from gptworks.checkpoint.stored import StoredTensors
 from gptworks.config.schema import ModelConfig
 from gptworks.model.gpt import Block, normalize
@@ -35,8 +34,7 @@ def logits(model: ModelConfig, tensors: StoredTensors, tokens_BT: Tensor) -> Ten
     for layer in range(model.num_layers):
         with torch.device("meta"):
             block = Block(model)
-        names = [f"{module}.{kind}" for module in MODULES for kind in ("weight", "bias")]
-        block.load_state_dict({name: wide(f"blocks.{layer}.{name}") for name in names}, assign=True)
+        block.load_state_dict({name: wide(f"blocks.{layer}.{name}") for name in block.state_dict()}, assign=True)
         x_BTD = block.eval()(x_BTD, None, None)
     x_BTD = normalize(x_BTD, wide("ln_f.weight"), wide("ln_f.bias"), model.layernorm_eps)
     head = tensors["wte.weight" if model.tied else "head.weight"].read()
