@@ -188,23 +188,28 @@ def variant(model: ModelConfig) -> dict[str, object]:
     }
 
 
-def require_known(
-    model: ModelConfig, knows: Mapping[str, Collection[object]], what: str, error: type[GPTWorksError]
-) -> None:
-    """Stop unless GPT-2 and these values of these keys are all that the model asks for.
+Known = Mapping[str, Collection[object]]  # values of keys, beside GPT-2's own, that an implementation computes
+# The variations that GPT-2 has always had here.
+GPT2: Known = {"tied": (False,), "gelu": ("erf", "sigmoid")}
 
-    >>> require_known(ModelConfig(gelu="erf"), {"tied": (False,)}, "llm.c files", GPTWorksError)
-    Traceback (most recent call last):
-    gptworks.errors.GPTWorksError: llm.c files cannot hold a model with model.gelu: erf (known: tanh).
+
+def unknown(model: ModelConfig, known: Known) -> str:
+    """What of the model an implementation does not know, in words; empty where it knows all.
+
+    >>> unknown(ModelConfig(gelu="erf", tied=False), {"tied": (False,)})
+    'model.gelu: erf (known: tanh)'
     """
     defaults = _defaults(model)
-    unknown = [
-        f"model.{key}: {value} (known: {', '.join(map(str, dict.fromkeys((defaults[key], *knows.get(key, ())))))})"
+    return " and ".join(
+        f"model.{key}: {value} (known: {', '.join(map(str, (defaults[key], *known.get(key, ()))))})"
         for key, value in variant(model).items()
-        if value not in knows.get(key, ())
-    ]
-    if unknown:
-        raise error(f"{what} cannot hold a model with {' and '.join(unknown)}.")
+        if value not in known.get(key, ())
+    )
+
+
+def require_known(model: ModelConfig, known: Known, what: str, error: type[GPTWorksError]) -> None:
+    if found := unknown(model, known):
+        raise error(f"{what} cannot compute what this model asks for: {found}.")
 
 
 def _defaults(model: ModelConfig) -> dict[str, object]:

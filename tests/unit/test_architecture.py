@@ -104,7 +104,7 @@ def test_a_default_that_follows_from_other_keys_is_no_variant() -> None:
 def test_what_is_unknown_is_named() -> None:
     knows = {"gelu": ("erf",), "tied": (False,)}
     require_known(Spiral(**SHAPE, gelu="erf", tied=False), knows, "this file", UsageError)
-    with pytest.raises(UsageError, match=r"this file .* model\.positions: spiral \(known: learned\)\."):
+    with pytest.raises(UsageError, match=r"this file .*: model\.positions: spiral \(known: learned\)\."):
         require_known(Spiral(**SHAPE, positions="spiral", gelu="erf"), knows, "this file", UsageError)
     with pytest.raises(UsageError, match=r"model\.gelu: sigmoid \(known: tanh, erf\)"):
         require_known(Spiral(**SHAPE, gelu="sigmoid"), knows, "this file", UsageError)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gptworks import architecture
+from gptworks.architecture import Known
 from gptworks.checkpoint import regions
 from gptworks.checkpoint.stored import Stored, StoredTensors
 from gptworks.config.schema import ModelConfig
@@ -99,12 +100,20 @@ def _reorder(tensor: Tensor, order: str, needed: str, head_size: int) -> Tensor:
 
 
 class Table:
-    """All rules of a system. `at(model)` are those of a model: its blocks, its head if it has one of its own."""
+    """All rules of a system. `at(model)` are those of a model: its blocks, its head if it has one of its own.
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
-        self.rules = list(rules)
+    `title`: of the system, for people. `known`: the variants of GPT-2 that the system computes.
+    """
+
+    def __init__(self, title: str, rules: Iterable[Rule], known: Known = architecture.GPT2) -> None:
+        self.title, self.rules, self.known = title, list(rules), known
+
+    def require(self, model: ModelConfig) -> None:
+        """Stop unless the system computes such a model."""
+        architecture.require_known(model, self.known, self.title, CheckpointError)
 
     def at(self, model: ModelConfig) -> dict[str, Rule]:
+        self.require(model)
         found: dict[str, Rule] = {}
         for rule in self.rules:
             if not architecture.role_of(rule.ours).exists(model):
