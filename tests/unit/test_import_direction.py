@@ -16,7 +16,7 @@ LEVELS = [
     {"names", "staging_folder", "child_process", "safe_pickle", "python_words", "limits", "durable", "json_text"},
     {"cpu"},
     {"config"},
-    {"architecture"},
+    {"architecture", "optimizer_state"},
     {"tokenizer", "plan", "model"},
     {"data", "launch"},
     {"parallel"},

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from gptworks.architecture import role_of
 from gptworks.config.schema import OptimConfig
 from gptworks.launch.world import World
+from gptworks.optimizer_state import state_of
 from gptworks.parallel import shard
 from gptworks.parallel.parts import Part, canonical_name, named_parameters
 
 _DECAYED = {"weights": ("matrix", "embedding"), "matrices": ("matrix",)}
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def is_decayed(name: str, cfg: OptimConfig) -> bool:
@@ -37,12 +37,14 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def moments(part: Part | nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
-    """`exp_avg.NAME` and `exp_avg_sq.NAME` for each parameter, zero before the first update."""
+    """What the optimizer keeps of each parameter, as TENSOR.PARAMETER; zero before the first update."""
     found = {}
     for name, parameter in named_parameters(part):
         state = optimizer.state.get(parameter, {})
-        for moment in MOMENTS:
-            found[f"{moment}.{name}"] = state[moment] if moment in state else torch.zeros_like(parameter.detach())
+        for kept in state_of(name):
+            found[f"{kept.name}.{name}"] = (
+                state[kept.name] if kept.name in state else torch.zeros_like(parameter.detach())
+            )
     return found
 
 
@@ -52,7 +54,7 @@ def set_moments(part: Part | nn.Module, optimizer: torch.optim.AdamW, values: di
     for name, parameter in named_parameters(part):
         optimizer.state[parameter] = {
             "step": torch.tensor(float(updates), device=parameter.device),
-            **{moment: values[f"{moment}.{name}"] for moment in MOMENTS},
+            **{kept.name: values[f"{kept.name}.{name}"] for kept in state_of(name)},
         }
 
 
