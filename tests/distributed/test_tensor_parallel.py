@@ -15,6 +15,7 @@ from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.errors import UsageError
 from gptworks.launch.world import World
 from gptworks.model import GPT, IGNORED, tie
+from gptworks.model import loss as cross_entropy
 from gptworks.model.init import draw
 from gptworks.parallel import collectives, recompute, tensor, vocabulary
 
@@ -339,7 +340,7 @@ def test_evaluating_without_gradients_reads_any_length(run_layout) -> None:
 
 def test_many_chunks_of_the_loss_give_the_same_gradients(run_layout, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = one_process()
-    monkeypatch.setattr(vocabulary, "CHUNK_ELEMENTS", 7 * 255)  # 64 rows: 9 chunks of 7 and one of 1
+    monkeypatch.setattr(cross_entropy, "CHUNK_ELEMENTS", 7 * 255)  # 64 rows: 9 chunks of 7 and one of 1
     assert_equal(run_layout(Layout(tp=2), lambda world: worst(train(build(config(), world), world), wanted)))
 
 

@@ -20,7 +20,8 @@ from gptworks.checkpoint.systems import huggingface, megatron, nanogpt, paddlenl
 from gptworks.checkpoint.systems.contract import Weights
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
-from gptworks.safe_pickle import Object, PickleMachine, shown
+from gptworks.pickle_values import Object, shown
+from gptworks.safe_pickle import PickleMachine
 
 MODEL = ModelConfig(num_layers=2, hidden_size=8, num_heads=2, vocab_size=12, max_positions=6)
 

@@ -13,8 +13,8 @@ SOURCE = Path(gptworks.__file__).parent
 LEVELS = [
     {"errors", "callable_package", "file_errors"},
     {"folder_lock"},
-    {"names", "staging_folder", "child_process", "safe_pickle", "python_words", "limits", "durable", "json_text"},
-    {"cpu"},
+    {"names", "staging_folder", "child_process", "pickle_values", "python_words", "limits", "durable", "json_text"},
+    {"cpu", "safe_pickle"},
     {"config"},
     {"architecture", "optimizer_state"},
     {"tokenizer", "plan", "model"},

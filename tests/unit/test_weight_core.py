@@ -20,7 +20,8 @@ from gptworks.checkpoint.rules import OURS, Rule, Table, block_rules, match, our
 from gptworks.checkpoint.stored import Stored, in_memory
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
-from gptworks.safe_pickle import Bytes, Object, PickleMachine
+from gptworks.pickle_values import Bytes, Object
+from gptworks.safe_pickle import PickleMachine
 
 
 def machine(data: bytes) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.cli import options
+from gptworks.cli.generate_output import show_stream, tell_fewer
 
 HELP = "text from a checkpoint"
 
@@ -118,14 +119,6 @@ def _said_in_run(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.get("generate", {}).items() if value != usual.get(key)}
 
 
-def tell_fewer(engine: Any, prompts: list[str], settings: dict[str, Any]) -> None:
-    """Where nobody asked for a number of new tokens, and the usual one does not fit the context."""
-    for number, fewer in enumerate(engine.new_tokens_that_fit(prompts, **settings), start=1):
-        if fewer is not None:
-            which = f"prompt {number}: " if len(prompts) > 1 else ""
-            print(f"note: {which}at most {fewer} new tokens, as many as fit the model's context", file=sys.stderr)
-
-
 def _engine(args: argparse.Namespace) -> Any:
     if _is_gguf(args):
         from gptworks.errors import UsageError
@@ -183,17 +176,6 @@ def show_all(generations: Iterable[Any], *, as_json: bool, style: str = "gptwork
         if number:
             print("---")
         print(generation.prompt + generation.text)
-
-
-def show_stream(engine: Any, prompt: str, settings: dict[str, Any]) -> None:
-    """The prompt, and what follows it piece by piece."""
-    pieces = engine.stream(prompt, **settings)
-    print(prompt + next(pieces, ""), end="", flush=True)  # after the first piece: an error comes before any text
-    try:
-        for piece in pieces:
-            print(piece, end="", flush=True)
-    finally:
-        print(flush=True)
 
 
 def prompts_of(args: argparse.Namespace) -> list[str]:

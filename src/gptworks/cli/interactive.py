@@ -101,7 +101,7 @@ def _shown(value: object) -> str:
 
 
 def _answer(engine: Any, prompt: str, settings: dict[str, Any], earlier: int) -> None:
-    from gptworks.cli.generate import show_stream, tell_fewer
+    from gptworks.cli.generate_output import show_stream, tell_fewer
     from gptworks.generate.engine import can_stream, settings_of
 
     cfg = settings_of(settings)

@@ -3,20 +3,17 @@
 Every value remembers where it came from.
 """
 
-import difflib
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from gptworks.config import contradictions, other_names, presets, yaml_text
+from gptworks.config import contradictions, presets, yaml_text
+from gptworks.config.explain import explain, keys_of, unknown
 from gptworks.config.schema import ModelConfig, RunConfig, Section
 from gptworks.errors import ConfigError
-
-NOT_SECTIONS = ("base", "preset")
-
 
 # The model section of a checkpoint; the second: what of it is stated, for systems whose files do not carry all of it.
 ShapeOf = Callable[[str, dict[str, Any]], dict[str, Any]]
@@ -105,6 +102,11 @@ def from_dict(values: dict[str, Any], source: str = "config") -> RunConfig:
     return _validate({key: Leaf(value, "") for key, value in flatten(values).items()}, source, []).config
 
 
+def known_keys() -> list[str]:
+    """Every dotted key of the schema."""
+    return keys_of(RunConfig)
+
+
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
@@ -113,17 +115,6 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def known_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
-    """Every dotted key of the schema."""
-    keys: list[str] = []
-    for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys += known_keys(field.annotation, f"{prefix}{name}.")
-        else:
-            keys.append(prefix + name)
-    return keys
 
 
 def _parse_override(text: str) -> tuple[str, Leaf, str]:
@@ -179,7 +170,7 @@ def _validate(
         if key in blocks and leaf.value is None:
             continue  # `model:` with nothing below it
         if key not in known:
-            problems.append(_located(_unknown(key, known, leaf.value), leaf))
+            problems.append(_located(unknown(key, RunConfig, leaf.value), leaf))
         elif leaf.value is not None:
             _place(given, key, leaf.value)
             origins[key] = leaf.origin
@@ -194,7 +185,7 @@ def _validate(
         try:
             sections[name] = section_type.model_validate(given.get(name, {}))
         except ValidationError as error:
-            for key, problem in explain(name, error):
+            for key, problem in explain(name, error, RunConfig):
                 problems.append(_located(problem, leaves.get(key)))
     origins.setdefault("model.ffn_size", "4 x model.hidden_size")
     problems += contradictions.find(sections, without)
@@ -212,49 +203,3 @@ def _place(tree: dict[str, Any], key: str, value: Any) -> None:
 
 def _located(problem: str, leaf: Leaf | None) -> str:
     return f"{problem} ({leaf.origin})" if leaf is not None and leaf.origin else problem
-
-
-def meant(key: str, known: Collection[str]) -> list[str]:
-    """The keys that an unknown one may mean: of that name in another section, by what other tools call it, or by its
-    spelling."""
-    elsewhere = {k.rpartition(".")[2]: k for k in sorted(known)}
-    last = key.rpartition(".")[2]
-    if last in elsewhere:
-        return [elsewhere[last]]
-    by_meaning = [k for k in other_names.find(key) if k in known]
-    near = by_meaning or difflib.get_close_matches(key, sorted(known), 1, 0.6)
-    return near or [elsewhere[found] for found in difflib.get_close_matches(last, elsewhere, 1, 0.8)]
-
-
-def _unknown(key: str, known: set[str], value: Any) -> str:
-    section, _, name = key.partition(".")
-    if key in {k.rpartition(".")[0] for k in known}:
-        return f"{key}: {value!r} is not a section. Put its keys below it, indented."
-    near = meant(key, known)
-    if near:
-        shown = [k.partition(".")[2] if k.partition(".")[0] == section and name else k for k in near]
-        return f"{key}: unknown key; did you mean {' or '.join(repr(k) for k in shown)}?"
-    if section in RunConfig.model_fields:
-        names = [k.partition(".")[2] for k in known_keys() if k.startswith(f"{section}.")]
-        return f"{key}: unknown key. Keys of {section}: {', '.join(names)}."
-    return f"{key}: unknown key. Sections: {', '.join([*RunConfig.model_fields, *NOT_SECTIONS])}."
-
-
-def explain(section: str, error: ValidationError) -> list[tuple[str, str]]:
-    """(dotted key, message) for each thing pydantic found."""
-    explained = []
-    for item in error.errors():
-        if item["type"] == "default_factory_not_called":
-            continue  # follows from another error of the same section
-        path = ".".join([section, *(str(part) for part in item["loc"] if isinstance(part, str))])
-        if item["type"] == "extra_forbidden":
-            explained.append((path, _unknown(path, set(known_keys()), item["input"])))
-            continue
-        message = item["msg"].removeprefix("Value error, ")
-        if not item["loc"]:  # a check over the whole section names its key itself
-            key = f"{section}.{message.partition(':')[0]}"
-            explained.append((key, f"{section}.{message}"))
-            continue
-        shown = item["input"] if not isinstance(item["input"], dict) else "a block"
-        explained.append((path, f"{path}: got {shown!r}; {message[0].lower()}{message[1:]}."))
-    return explained

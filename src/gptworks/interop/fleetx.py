@@ -9,9 +9,10 @@ from typing import Any
 
 from gptworks.config.load import flatten
 from gptworks.errors import ConfigError, UsageError
-from gptworks.interop import paddle_launch, yaml_files
+from gptworks.interop import fleetx_generation, paddle_launch, yaml_files
+from gptworks.interop.fleetx_keys import INSTEAD, KEYS, LISTS, OFF, TENSORS
 from gptworks.interop.notes import Note
-from gptworks.interop.settings import Key, Settings, number, truth, whole, words
+from gptworks.interop.settings import Settings
 from gptworks.interop.translation import AfterTraining, Command, Translation
 
 NAME = "fleetx"
@@ -22,23 +23,6 @@ PROGRAMS = {
     "run_generation.py": "generate",
     "generation.py": "generate",
 }
-PROMPT = "Hi, GPT2. Tell me who Jack Ma is."  # the one in their run_generation.py
-
-_LISTS = {
-    "black": {"reduce_sum", "c_softmax_with_cross_entropy", "elementwise_div"},
-    "white": {"lookup_table", "lookup_table_v2"},
-}
-_LINEAR = "a product and its bias are one call always (train.compile fuses what is around them); the same numbers"
-_TENSORS = "AdamW changes all tensors in one fused kernel always; the same numbers"
-_FUSED = "a choice of kernels, not of numbers; torch chooses"
-
-# What is not done here; each list begins with the switch that their files turn off.
-OFF = [
-    [f"{block}.{key}" for key in ("enable", "weight_quantize_type", "activation_quantize_type", "weight_bits",
-        "activation_bits", "quantizable_layer_type", "onnx_format", "weight_preprocess_type",
-        "activation_preprocess_type", "freeze_embedding", "skip_tensor_map")]
-    for block in ("Quantization", "Compress.Quantization")
-]  # fmt: skip
 OFF += [
     ["Compress.Prune.enable", "Compress.Prune.criterion", "Compress.Prune.ratio"],
     ["Compress.Distillation.enable"],
@@ -48,145 +32,6 @@ OFF += [
     ["Compress.Distillation"],
     [f"Tuning.{key}" for key in ("enable", "tuning_recompute", "profile_start_step", "profile_end_step", "verbose")],
 ]
-_INSTEAD = {
-    "Quantization": "no training with quantization; `--weights int8` when generating",
-    "Compress": "no training with quantization, no pruning, no distillation",
-    "Tuning": "a layout is chosen by hand here",
-}
-
-_DATA_KINDS = {
-    "dataset.max_seq_len": whole, "dataset.num_samples": whole, "dataset.seed": whole, "dataset.eos_id": whole,
-    "sampler.batch_size": whole, "sampler.shuffle": truth, "sampler.drop_last": truth,
-}  # fmt: skip
-_DATA_DEFAULTS = {"dataset.name": "GPTDataset", "sampler.name": "GPTBatchSampler", "dataset.eos_id": 50256}
-KEYS = [
-    Key("Global.device", words, default="gpu"),
-    Key("Global.seed", whole, "train.seed", default=1024),
-    Key("Global.global_batch_size", whole),
-    Key("Global.local_batch_size", whole),
-    Key("Global.micro_batch_size", whole),
-    Key("Engine.max_steps", whole, "train.steps", default=500000),
-    Key("Engine.num_train_epochs", whole, default=1),
-    Key("Engine.run_mode", words, default="step"),
-    Key("Engine.accumulate_steps", words, same="derived from local and micro batch size, as in FleetX"),
-    Key("Engine.logging_freq", whole, "train.log_every", default=1),
-    Key("Engine.eval_freq", whole, default=500),
-    Key("Engine.eval_iters", whole, default=10),
-    Key("Engine.test_iters", whole, why="the third share is measured by `gptworks eval --task heldout --split test`"),
-    Key("Engine.mix_precision.use_pure_fp16", truth),
-    Key("Engine.mix_precision.enable", truth),
-    Key("Engine.mix_precision.dtype", words, default="float16"),
-    Key("Engine.mix_precision.level", words, default="O2"),
-    Key("Engine.mix_precision.scale_loss", number, default=32768.0),
-    Key("Engine.mix_precision.use_main_grad", truth, same="gradients are summed in fp32 always"),
-    Key("Engine.mix_precision.custom_black_list", words),
-    Key("Engine.mix_precision.custom_white_list", words),
-    Key("Engine.save_load.save_steps", whole, "checkpoint.every", default=1000),
-    Key("Engine.save_load.save_epoch", whole, why="checkpoints are counted in steps: checkpoint.every"),
-    Key("Engine.save_load.output_dir", words, default="./output"),
-    Key("Engine.save_load.ckpt_dir", words),
-    Key("Data.batch_size.global_batch_size", whole),
-    Key("Data.batch_size.local_batch_size", whole),
-    Key("Data.batch_size.micro_batch_size", whole),
-    Key("Data.dataset.input_dir", words),
-    Key("Data.dataset.split", words),
-    Key("Data.dataset.max_seq_len", whole),
-    *[
-        Key(f"Data.{part}.{key}", _DATA_KINDS.get(key, words), default=_DATA_DEFAULTS.get(key))
-        for part in ("Train", "Eval", "Test")
-        for key in (
-            "dataset.name", "dataset.input_dir", "dataset.split", "dataset.max_seq_len", "dataset.mode",
-            "dataset.num_samples", "dataset.model_type", "dataset.seed", "dataset.eos_id", "sampler.name",
-            "sampler.batch_size", "sampler.shuffle", "sampler.drop_last", "loader.num_workers", "loader.return_list",
-            "loader.collate_fn",
-        )
-    ],
-    Key("Model.module", words, same="the kind of task follows from the program that is run"),
-    Key("Model.name", words, same="there is one model"),
-    Key("Model.vocab_size", whole, default=50304),
-    Key("Model.vocab_size_divisible_unit", whole, default=128),
-    Key("Model.hidden_size", whole, "model.hidden_size", default=2048),
-    Key("Model.num_layers", whole, "model.num_layers", default=24),
-    Key("Model.num_attention_heads", whole, "model.num_heads", default=16),
-    Key("Model.ffn_hidden_size", whole),
-    Key("Model.hidden_dropout_prob", number, default=0.1),
-    Key("Model.attention_probs_dropout_prob", number, "model.dropout_attention", default=0.1),
-    Key("Model.max_position_embeddings", whole, "model.max_positions", default=1024),
-    Key("Model.type_vocab_size", whole, same="FleetX takes it and does not use it"),
-    Key("Model.initializer_range", number, "init.std", default=0.02),
-    Key("Model.use_recompute", truth, default=True),
-    Key("Model.recompute_granularity", words, default="full"),
-    Key("Model.no_recompute_layers", words),
-    Key("Model.fused_linear", truth, same=_LINEAR),
-    Key("Model.fuse_attn_qkv", truth, same="QKV is one matrix here always"),
-    Key("Model.scale_qk_by_layer_num", truth, same="divides and multiplies by the same number"),
-    Key("Model.sequence_parallel", truth, default=False),
-    Key("Model.use_flash_attn", truth, same="torch's fastest attention is used always (model.attention: auto)"),
-    Key("Model.fused_softmax_with_triangular", truth, same=_FUSED),
-    Key("Model.virtual_pp_degree", whole, default=1),
-    Key("Distributed.dp_degree", whole),
-    Key("Distributed.mp_degree", whole, "parallel.tp", default=1),
-    Key("Distributed.pp_degree", whole, "parallel.pp", default=1),
-    Key("Distributed.sharding.sharding_degree", whole, default=1),
-    Key("Distributed.sharding.sharding_stage", whole),
-    Key("Distributed.sharding.sharding_offload", truth, default=False),
-    Key("Distributed.sharding.reduce_overlap", truth, same="communication overlaps wherever torch can"),
-    Key("Distributed.sharding.broadcast_overlap", truth, same="communication overlaps wherever torch can"),
-    Key("Distributed.pp_recompute_interval", whole, why="every block is recomputed, or none"),
-    Key("Distributed.fuse_sequence_parallel_allreduce", truth, same="those gradients are always summed in one message"),
-    Key("Fused.tensor_fusion", truth, default=False),
-    Key("Optimizer.name", words),
-    Key("Optimizer.weight_decay", number, "optim.weight_decay", default=0.0),
-    Key("Optimizer.adam_beta1", number),
-    Key("Optimizer.adam_beta2", number),
-    Key("Optimizer.adam_epsilon", number),
-    Key("Optimizer.beta1", number),
-    Key("Optimizer.beta2", number),
-    Key("Optimizer.epsilon", number),
-    Key("Optimizer.multi_precision", truth, same="parameters are fp32 masters here always"),
-    Key("Optimizer.tensor_fusion", truth, default=False),
-    Key("Optimizer.lr.name", words),
-    Key("Optimizer.lr.decay_steps", whole, default=360000),
-    Key("Optimizer.lr.max_steps", whole, same="FleetX does not use it"),
-    Key("Optimizer.lr.warmup_rate", number, default=0.01),
-    Key("Optimizer.lr.max_lr", number, default=1e-5),
-    Key("Optimizer.lr.min_lr", number, default=5e-5),
-    Key("Optimizer.lr.use_increments", truth),
-    Key("Optimizer.grad_clip", number),
-    Key("Optimizer.grad_clip.name", words, same="by the global norm, the only way here"),
-    Key("Optimizer.grad_clip.clip_norm", number),
-    Key("Inference.model_dir", words, same="for run_inference.py; here `gptworks infer DIR`"),
-    Key("Inference.mp_degree", whole, same="for run_inference.py; here `gptworks infer DIR`"),
-    Key("Generation.top_k", whole, "generate.top_k", default=5),
-    Key("Generation.top_p", number, "generate.top_p", default=1.0),
-    Key("Generation.temperature", number, "generate.temperature", default=1.0),
-    Key("Generation.min_dec_len", whole, "generate.min_new_tokens", default=1),
-    Key("Generation.max_dec_len", whole, default=16),
-    Key("Generation.num_return_sequences", whole, "generate.num_return_sequences", default=1),
-    Key("Generation.decode_strategy", words, default="sampling"),
-    Key("Generation.num_beams", whole, default=0),
-    Key("Generation.length_penalty", number, default=1.0),
-    Key("Generation.early_stopping", truth, default=False),
-    Key("Generation.use_topp_sampling", truth, same=_FUSED),
-    Key("Generation.inference", truth, same="for their exported graph"),
-    Key("Offline_Eval.eval_path", words, same="`gptworks eval --data`"),
-    Key("Offline_Eval.cloze_eval", truth, same="`gptworks eval --task lambada`"),
-    Key("Offline_Eval.overlapping_eval", whole, same="`gptworks eval --overlap`"),
-    Key("Offline_Eval.batch_size", whole, same="`gptworks eval --batch-size`"),
-    Key("Offline_Eval.max_seq_len", whole, same="windows are as long as the model's context"),
-    Key("Offline_Eval.logging_freq", whole, same="a progress bar shows where it is"),
-    *[Key(name, words) for names in OFF for name in names],
-    Key("Profiler.enable", truth, default=False),
-    Key("Profiler.scheduler", words),
-    *[
-        Key(f"Profiler.{key}", words, why="the trace of train.profile holds all of it")
-        for key in (
-            "profiler_log", "detailed", "timer_only", "record_shapes", "profile_memory", "summary.overview",
-            "summary.device", "summary.model", "summary.dist", "summary.kernel", "summary.op", "summary.mem",
-            "summary.memcpy",
-        )
-    ],
-]  # fmt: skip
 
 
 def recognise(command: Command) -> bool:
@@ -300,7 +145,7 @@ def translate_values(
     _optimizer(settings, remarks if verb == "train" else [])
     _precision(settings)
     _engine(settings)
-    _generation(settings)
+    fleetx_generation.read(settings)
     _switched_off(settings, remarks)
     settings.map_plain()
     device = str(settings["Global.device"])
@@ -309,7 +154,7 @@ def translate_values(
     settings.map("Engine.save_load.output_dir", "run.out", output)
     folder = command.folder if command else Path()
     if verb == "generate":
-        arguments = _generate_arguments(settings, folder)
+        arguments = fleetx_generation.arguments(settings, folder)
         after: list[AfterTraining] = []
     else:
         arguments = _go_on_from(settings, folder) + paddle_launch.arguments(command, settings.ours)
@@ -317,7 +162,7 @@ def translate_values(
         cut = settings.ours["parallel.tp"], settings.ours["parallel.pp"]
         after = [AfterTraining(NAME, f"{output}/step_{{step}}", *cut)]
     settings.require_noted()
-    notes = settings.notes if verb == "train" else [_for_generation(note) for note in settings.notes]
+    notes = settings.notes if verb == "train" else [fleetx_generation.for_generation(note) for note in settings.notes]
     return Translation(
         NAME, verb, command.program if command else "", config=settings.ours if verb == "train" else {},
         arguments=arguments, notes=paddle_launch.notes(command, verb) + notes, remarks=remarks, after=after,
@@ -498,7 +343,7 @@ def _optimizer(settings: Settings, remarks: list[str]) -> None:
             why = "theirs then decays biases too, by a slip in the names it looks at; here it does not"
             settings.map(name, {"optim.decay_params": "weights"}, why=why)
         else:
-            settings.same(name, _TENSORS)
+            settings.same(name, TENSORS)
     clip = settings["Optimizer.grad_clip"]
     clip = settings["Optimizer.grad_clip.clip_norm"] if clip is None else clip
     settings.map(["Optimizer.grad_clip", "Optimizer.grad_clip.clip_norm"], {"optim.clip": clip or 0.0})
@@ -535,7 +380,7 @@ def _precision(settings: Settings) -> None:
     compute = {"precision.compute": kinds[kind] if on else "fp32"}
     settings.map([f"{at}.use_pure_fp16", f"{at}.enable", f"{at}.dtype"], compute)
     settings.same(f"{at}.level", "parameters are fp32 masters and products are in half precision: what O2 computes")
-    for colour, usual in _LISTS.items():
+    for colour, usual in LISTS.items():
         name = f"{at}.custom_{colour}_list"
         if set((settings[name] or ",".join(usual)).split(",")) <= usual:
             settings.same(name, "LayerNorm, softmax and the loss are computed in fp32, products in half precision")
@@ -570,37 +415,13 @@ def _engine(settings: Settings) -> None:
         settings.same(["Profiler.enable", "Profiler.scheduler"], "off")
 
 
-def _generation(settings: Settings) -> None:
-    longest = settings["Generation.max_dec_len"]
-    longest = 512 if longest < 0 or longest > 512 else longest
-    settings.map("Generation.max_dec_len", {"generate.max_new_tokens": longest})
-    theirs = settings["Generation.decode_strategy"]
-    strategy = {"sampling": "sampling", "greedy_search": "greedy", "beam_search": "beam"}.get(theirs)
-    if strategy is None:
-        raise ConfigError(
-            settings.where,
-            [f"Generation.decode_strategy: got {theirs!r}; needs sampling, greedy_search or beam_search."],
-        )
-    settings.map("Generation.decode_strategy", {"generate.strategy": strategy})
-    searching = ["Generation.num_beams", "Generation.length_penalty", "Generation.early_stopping"]
-    if strategy == "beam":
-        beams = settings["Generation.num_beams"]
-        why = "" if beams >= 2 or not settings.is_given("Generation.num_beams") else "a beam search has 2 or more"
-        settings.map("Generation.num_beams", {"generate.num_beams": max(2, beams)}, why=why)
-        settings.map("Generation.length_penalty", "generate.length_penalty")
-        settings.map("Generation.early_stopping", "generate.early_stopping")
-    else:
-        settings.same(searching, "only beam_search looks at it")
-    settings.ours |= {"generate.rules": "paddle", "generate.seed": settings["Global.seed"]}
-
-
 def _switched_off(settings: Settings, remarks: list[str]) -> None:
     for names in OFF:
         on = settings[names[0]]
         if not on or str(on).lower() in ("false", "none", "0", "{}"):
             settings.same(names, "off")
             continue
-        why = _INSTEAD[names[0].partition(".")[0]]
+        why = INSTEAD[names[0].partition(".")[0]]
         settings.ignore(names, why)
         remarks.append(f"{names[0]} is on: {why}.")
 
@@ -619,40 +440,3 @@ def _go_on_from(settings: Settings, folder: Path) -> list[str]:
         return ["--resume", str(ours)]
     settings.map("Engine.save_load.ckpt_dir", {"init.checkpoint": given}, why="weights; the steps begin at 1")
     return []
-
-
-def _generate_arguments(settings: Settings, folder: Path) -> list[str]:
-    given = settings["Engine.save_load.ckpt_dir"]
-    if not given:
-        raise ConfigError(
-            settings.where,
-            ["Engine.save_load.ckpt_dir: empty. Give the folder of model.pdparams: -o Engine.save_load.ckpt_dir=DIR."],
-        )
-    settings.map("Engine.save_load.ckpt_dir", {"--model": given})
-    arguments = ["--model", str(given), "--tokenizer", "gpt2"]
-    for key, value in settings.ours.items():
-        if key.startswith("generate."):
-            option = "--" + key.removeprefix("generate.").replace("_", "-")
-            arguments += [option, str(value).lower() if isinstance(value, bool) else str(value)]
-    if not _says_its_heads(folder / str(given)):
-        arguments += ["-o", f"model.num_heads={settings.ours['model.num_heads']}"]
-    return [*arguments, "--log-style", "fleetx", "--prompt", PROMPT]
-
-
-def _says_its_heads(checkpoint: Path) -> bool:
-    """Whether settings lie beside the weights; theirs have none, those we write do."""
-    places = [checkpoint, checkpoint.parent] if checkpoint.name.startswith("mp_") else [checkpoint]
-    return any((place / "model.yaml").is_file() for place in places)
-
-
-def _for_generation(note: Note) -> Note:
-    """run_generation.py looks at little of the file."""
-    if note.how == "ignored" or note.ours.startswith(("generate.", "--model", "model.num_heads")) or not note.ours:
-        return note
-    if note.ours.startswith("run.device"):
-        return replace(note, ours=note.ours.replace("run.device=", "--device "))
-    if note.ours.startswith("train.seed"):
-        return replace(note, ours=note.ours.replace("train.seed=", "--seed "))
-    if note.ours.startswith("model."):
-        return replace(note, how="mapped", ours="", why="the weights say it")
-    return replace(note, how="mapped", ours="", why="is for training; run_generation.py does not look at it")

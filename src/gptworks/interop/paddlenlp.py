@@ -11,8 +11,9 @@ from typing import Any
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import command_line, paddle_launch, shell_block
 from gptworks.interop.notes import Note
+from gptworks.interop.paddlenlp_keys import EVALUATION, EXPORT, INFERENCE, PREPARATION, TRAINING
 from gptworks.interop.paddlenlp_models import SHAPES, shape_of
-from gptworks.interop.settings import Key, Settings, number, truth, whole, words
+from gptworks.interop.settings import Key, Settings, truth
 from gptworks.interop.translation import AfterTraining, Command, Translation
 
 NAME = "paddlenlp"
@@ -23,100 +24,6 @@ _HINTS = {
     "--mirco_batch_size": "the document's misspelling; the flag is --micro_batch_size.",
     "--mini_batch_size": "did you mean --micro_batch_size?",
 }
-_KERNEL = "a choice of kernels, not of numbers; torch chooses"
-
-TRAINING = [
-    Key("--model_type", words, default="gpt"),
-    Key("--model_name_or_path", words),
-    Key("--input_dir", words),
-    Key("--output_dir", words),
-    Key("--split", words, "data.split", default="949,50,1"),
-    Key("--max_seq_len", whole, "data.seq_len", default=1024),
-    Key("--micro_batch_size", whole, "batch.micro_size", default=8),
-    Key("--global_batch_size", whole),
-    Key("--local_batch_size", whole),
-    Key("--weight_decay", number, "optim.weight_decay", default=0.0),
-    Key("--grad_clip", number, "optim.clip", default=0.0),
-    Key("--max_lr", number, default=1e-4),
-    Key("--min_lr", number, default=1e-5),
-    Key("--warmup_rate", number, default=0.01),
-    Key("--decay_steps", whole, default=360000),
-    Key("--lr_decay_style", words, default="cosine"),
-    Key("--adam_beta1", number, "optim.beta1", default=0.9),
-    Key("--adam_beta2", number, "optim.beta2", default=0.999),
-    Key("--adam_epsilon", number, "optim.eps", default=1e-8),
-    Key("--max_steps", whole, "train.steps", default=500000),
-    Key("--save_steps", whole, "checkpoint.every", default=500),
-    Key("--num_train_epochs", whole, same="their data set is laid out for max_steps, so the steps end first"),
-    Key("--logging_freq", whole, "train.log_every", default=1),
-    Key("--eval_freq", whole, default=500),
-    Key("--eval_iters", whole, default=10),
-    Key("--use_sharding", truth, default=False),
-    Key("--sharding_degree", whole, default=1),
-    Key("--sharding_stage", whole, default=1),
-    Key("--sharding_offload", truth, "parallel.offload", default=False),
-    Key("--dp_degree", whole, default=1),
-    Key("--mp_degree", whole, "parallel.tp", default=1),
-    Key("--pp_degree", whole, "parallel.pp", default=1),
-    Key("--use_amp", truth, default=False),
-    Key("--use_pure_fp16", truth, default=False),
-    Key("--amp_level", words, default="O1"),
-    Key("--scale_loss", number, "precision.scaler.init", default=32768.0),
-    Key("--use_recompute", truth, default=False),
-    Key("--recompute_granularity", words, default="full"),
-    Key("--enable_addto", truth, same=_KERNEL),
-    Key("--fuse_transformer", truth, same=_KERNEL),
-    Key("--hidden_dropout_prob", number, default=0.1),
-    Key("--attention_probs_dropout_prob", number, default=0.1),
-    Key("--to_static", truth, "train.compile", default=False),
-    Key("--seed", whole, "train.seed", default=1234),
-    Key("--check_accuracy", truth, default=False),
-    Key("--device", words, default="gpu"),
-    Key("-p", words),
-    Key("--profiler_options", words),
-    Key("--num_workers", whole, same="samples are cut while the model computes"),
-]
-EVALUATION = [
-    Key("--model_name", words),
-    Key("--eval_path", words),
-    Key("--cloze_eval", words, switch=True),
-    Key("--overlapping_eval", whole, default=32),
-    Key("--init_checkpoint_path", words),
-    Key("--batch_size", whole, default=8),
-    Key("--seq_length", whole, default=1024),
-    Key("--device", words, default="gpu"),
-    Key(
-        "--logging_steps", whole, same="a bar shows the progress; with --log-style fleetx every hundredth batch is told"
-    ),
-    Key("--model_type", words, same="the tokenizer is that of --model_name"),
-]
-EXPORT = [
-    Key("--model_type", words, same="the tokenizer is that of --model_path"),
-    Key("--model_path", words),
-    Key("--output_path", words),
-]
-INFERENCE = [
-    Key("--model_type", words),
-    Key("--model_path", words),
-    Key("--select_device", words, default="gpu"),
-]
-PREPARATION = [
-    Key("--model_name", words, default="gpt2-en"),
-    Key("--tokenizer_name", words),
-    Key("--data_format", words, same="recognised by looking"),
-    Key("--input_path", words),
-    Key("--json_key", words, default="text"),
-    Key("--append_eos", words, switch=True),
-    Key("--output_prefix", words),
-    Key("--workers", whole, default=1),
-    Key("--log_interval", whole, same="a bar shows the progress"),
-    Key("--split_sentences", words, switch=True, why="GPT reads whole documents"),
-    Key("--chinese", words, switch=True, why="the tokenizer says how Chinese is cut"),
-    Key("--cn_whole_word_segment", words, switch=True, why="is for BERT"),
-    Key("--cn_seg_func", words, default="jieba", why="is for BERT"),
-    Key("--cn_splited", words, switch=True, why="is for BERT"),
-    Key("--cn_split_dimer", words, why="is for BERT"),
-]
 PROGRAMS: dict[str, Any] = {}
 CHECK = "paddle.utils.run_check()"  # typed into Python, or given to it with -c
 SCRIPT = "run.sh"  # with a command of these programs in it

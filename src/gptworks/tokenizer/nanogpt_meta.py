@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.errors import CheckpointError, TokenizerError
-from gptworks.safe_pickle import PickleMachine, shown
+from gptworks.pickle_values import shown
+from gptworks.safe_pickle import PickleMachine
 from gptworks.tokenizer.characters import CharacterTokenizer
 
 NAME = "meta.pkl"

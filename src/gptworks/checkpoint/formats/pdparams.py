@@ -20,7 +20,8 @@ from torch import Tensor
 from gptworks.checkpoint.formats import raw_bytes
 from gptworks.checkpoint.stored import Stored
 from gptworks.errors import CheckpointError
-from gptworks.safe_pickle import Bytes, Global, Meaning, Object, PickleMachine, shown
+from gptworks.pickle_values import Bytes, Global, Object, shown
+from gptworks.safe_pickle import Meaning, PickleMachine
 
 NAMES = "StructuredToParameterName@@"  # name in the state -> name inside Paddle
 _SLICES = "UnpackBigParamInfor@@"  # protocols 2 and 3 cut arrays of a gigabyte: name -> shape and names of slices

@@ -20,7 +20,8 @@ from torch import Tensor
 from gptworks.checkpoint.formats import raw_bytes
 from gptworks.checkpoint.stored import Stored
 from gptworks.errors import CheckpointError
-from gptworks.safe_pickle import Global, Meaning, Object, Persistent, PickleMachine, shown
+from gptworks.pickle_values import Global, Object, Persistent, shown
+from gptworks.safe_pickle import Meaning, PickleMachine
 
 _STORAGES = {
     "DoubleStorage": torch.float64,

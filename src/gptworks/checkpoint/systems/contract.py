@@ -14,7 +14,7 @@ from gptworks.config.load import from_dict
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError, ConfigError
 from gptworks.parallel.slices import Region, size_of
-from gptworks.safe_pickle import shown
+from gptworks.pickle_values import shown
 from gptworks.tokenizer import Tokenizer, nanogpt_meta
 from gptworks.tokenizer.sentencepiece import model_in
 

@@ -18,7 +18,7 @@ from gptworks.checkpoint.stored import Stored, StoredTensors, in_memory
 from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, left_alone, model_config
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
-from gptworks.safe_pickle import shown
+from gptworks.pickle_values import shown
 from gptworks.tokenizer import bundled
 
 NAME = "hf"

@@ -10,7 +10,7 @@ from typing import Any
 
 from gptworks.checkpoint.rules import OrderUnknownError, Rule, Table, block_rules
 from gptworks.checkpoint.stored import Stored
-from gptworks.checkpoint.systems import megatron_folder
+from gptworks.checkpoint.systems import megatron_folder, megatron_folder_writing
 from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights
 from gptworks.errors import CheckpointError
 
@@ -71,7 +71,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
 
 
 def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008
-    return megatron_folder.write(path, weights, cut, TABLES["a3d"], _LAYERS, _nested, {})
+    return megatron_folder_writing.write(path, weights, cut, TABLES["a3d"], _LAYERS, _nested, {})
 
 
 def _is_mine(name: str) -> bool:

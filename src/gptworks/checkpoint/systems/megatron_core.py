@@ -11,7 +11,7 @@ from typing import Any
 
 from gptworks.checkpoint.rules import Rule, Table, block_rules
 from gptworks.checkpoint.stored import Stored
-from gptworks.checkpoint.systems import megatron_folder
+from gptworks.checkpoint.systems import megatron_folder, megatron_folder_writing
 from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights
 
 NAME = "megatron-core"
@@ -58,7 +58,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
 
 def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008
     settings = {"transformer_impl": "local", "use_legacy_models": False, "ckpt_format": "torch"}
-    return megatron_folder.write(path, weights, cut, TABLE, _LAYERS, _with_extra_state, settings)
+    return megatron_folder_writing.write(path, weights, cut, TABLE, _LAYERS, _with_extra_state, settings)
 
 
 def _is_mine(name: str) -> bool:
