@@ -9,13 +9,14 @@ import pytest
 import gptworks
 
 SOURCE = Path(gptworks.__file__).parent
-# errors < names, safe_pickle < cpu < config < tokenizer, plan, model < ...: a package imports from lower levels only.
+# errors < names < cpu < config < architecture < tokenizer, plan, model < ...: a package imports from lower levels only.
 LEVELS = [
     {"errors", "callable_package", "file_errors"},
     {"folder_lock"},
     {"names", "staging_folder", "child_process", "safe_pickle", "python_words", "limits", "durable", "json_text"},
     {"cpu"},
     {"config"},
+    {"architecture"},
     {"tokenizer", "plan", "model"},
     {"data", "launch"},
     {"parallel"},
@@ -114,6 +115,7 @@ def test_only_launch_creates_a_process_group() -> None:
         ("model", ("torch.distributed",)),
         ("config", ("torch", "numpy")),
         ("plan", ("torch",)),
+        ("architecture", ("torch", "numpy")),
         ("errors", ("torch", "pydantic", "numpy")),
     ],
 )

@@ -46,6 +46,7 @@ def write(
     file_bytes: int = safetensors_file.FILE_BYTES,
 ) -> list[Path]:
     """All ranks call it, each with the slices it has; gives the files this rank wrote."""
+    huggingface.TABLE.require(cfg)
     if ranks.size == 1:
         huggingface.save(folder, cfg, {n: slice_of(t).here for n, t in weights.items()}, eod_id=eod_id)
         return [folder / "model.safetensors", folder / "config.json"]

@@ -1,16 +1,16 @@
-"""Logits of weights that are still in files, one block in memory at a time."""
+"""Logits of weights that are still in files, one module in memory at a time."""
 
 import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from gptworks import cpu
-from gptworks.checkpoint.rules import MODULES
 from gptworks.checkpoint.stored import StoredTensors
 from gptworks.config.schema import ModelConfig
-from gptworks.model.gpt import Block, normalize
+from gptworks.model import GPT
+from gptworks.parallel.parts import canonical_name
 from gptworks.tokenizer import Tokenizer
 
 # Plain words, so that any trained model of English has a loss below chance on them.
@@ -19,28 +19,30 @@ ENGLISH = (
     "work in the port or in one of the small towns along the coast, and in the summer many visitors come from the "
     "north of the country to see the old houses and the museum."
 )
-_ROWS = 4096  # of the vocabulary, at once
 
 
 @torch.no_grad()
 def logits(model: ModelConfig, tensors: StoredTensors, tokens_BT: Tensor) -> Tensor:
-    """[B, T, V] in fp32, whatever the weights are stored in."""
+    """[B, T, V] in fp32, whatever the weights are stored in: the model itself, each of whose modules reads its
+    parameters before it computes and forgets them afterwards."""
     cpu.require(torch.float32)
+    with torch.device("meta"):
+        network = GPT(model).eval()
 
-    def wide(name: str) -> Tensor:
-        return tensors[name].read().float()
+    def read(module: nn.Module, _: object) -> None:
+        for key in dict(module.named_parameters(recurse=False)):
+            name = canonical_name(f"{names[module]}.{key}", tied=model.tied)
+            setattr(module, key, nn.Parameter(tensors[name].read().float(), requires_grad=False))
 
-    positions = torch.arange(tokens_BT.shape[1])
-    x_BTD = tensors["wte.weight"].read()[tokens_BT].float() + tensors["wpe.weight"].read()[positions].float()
-    for layer in range(model.num_layers):
-        with torch.device("meta"):
-            block = Block(model)
-        names = [f"{module}.{kind}" for module in MODULES for kind in ("weight", "bias")]
-        block.load_state_dict({name: wide(f"blocks.{layer}.{name}") for name in names}, assign=True)
-        x_BTD = block.eval()(x_BTD, None, None)
-    x_BTD = normalize(x_BTD, wide("ln_f.weight"), wide("ln_f.bias"), model.layernorm_eps)
-    head = tensors["wte.weight" if model.tied else "head.weight"].read()
-    return torch.cat([F.linear(x_BTD, rows.float()) for rows in head.split(_ROWS)], dim=-1)
+    def forget(module: nn.Module, *_: object) -> None:
+        module.to("meta")
+
+    names = {module: name for name, module in network.named_modules() if [*module.parameters(recurse=False)]}
+    for module in names:
+        module.register_forward_pre_hook(read)
+        module.register_forward_hook(forget)
+    found: Tensor = network(tokens_BT)
+    return found
 
 
 def sample_tokens(model: ModelConfig) -> Tensor:

@@ -11,6 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gptworks import architecture
+from gptworks.architecture import Known
 from gptworks.checkpoint import regions
 from gptworks.checkpoint.stored import Stored, StoredTensors
 from gptworks.config.schema import ModelConfig
@@ -27,19 +29,7 @@ class OrderUnknownError(CheckpointError):
 
 
 OURS = "a3d"
-MODULES = ("ln1", "attn.qkv", "attn.out", "ln2", "mlp.up", "mlp.down")
 _DRIFT = 1e-3
-# Which dim of our tensors tensor parallelism cuts; the others every rank has whole.
-_CUT = {
-    "wte.weight": 0,
-    "head.weight": 0,
-    "attn.qkv.weight": 0,
-    "attn.qkv.bias": 0,
-    "attn.out.weight": 1,
-    "mlp.up.weight": 0,
-    "mlp.up.bias": 0,
-    "mlp.down.weight": 1,
-}
 
 
 @dataclass(frozen=True)
@@ -53,11 +43,11 @@ class Rule:
 
     @property
     def cut(self) -> int | None:
-        return cut_dim(self.ours)
+        return architecture.role_of(self.ours).tp_dim
 
     @property
     def is_qkv(self) -> bool:
-        return ".attn.qkv." in self.ours
+        return bool(architecture.role_of(self.ours).fused)
 
     def at(self, layer: int) -> "Rule":
         theirs = tuple(name.replace("{i}", str(layer)) for name in self.theirs)
@@ -100,10 +90,6 @@ class Rule:
         return self.transposed and tensor.ndim == 2
 
 
-def cut_dim(name: str) -> int | None:
-    return _CUT.get(re.sub(r"^blocks\.\d+\.|^blocks\.\{i\}\.", "", name))
-
-
 def _reorder(tensor: Tensor, order: str, needed: str, head_size: int) -> Tensor:
     if order == needed:
         return tensor
@@ -114,17 +100,27 @@ def _reorder(tensor: Tensor, order: str, needed: str, head_size: int) -> Tensor:
 
 
 class Table:
-    """All rules of a system. `at(model)` are those of a model: its blocks, its head if it has one of its own."""
+    """All rules of a system. `at(model)` are those of a model: its blocks, its head if it has one of its own.
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
-        self.rules = list(rules)
+    `title`: of the system, for people. `known`: the variants of GPT-2 that the system computes.
+    """
+
+    def __init__(self, title: str, rules: Iterable[Rule], known: Known = architecture.GPT2) -> None:
+        self.title, self.rules, self.known = title, list(rules), known
+
+    def require(self, model: ModelConfig) -> None:
+        """Stop unless the system computes such a model."""
+        architecture.require_known(model, self.known, self.title, CheckpointError)
 
     def at(self, model: ModelConfig) -> dict[str, Rule]:
+        self.require(model)
         found: dict[str, Rule] = {}
         for rule in self.rules:
+            if not architecture.role_of(rule.ours).exists(model):
+                continue
             if "{i}" in rule.ours:
                 found.update((each.ours, each) for each in map(rule.at, range(model.num_layers)))
-            elif rule.ours != "head.weight" or not model.tied:
+            else:
                 found[rule.ours] = rule
         if not model.tied and "head.weight" not in found:
             raise CheckpointError(
@@ -149,7 +145,8 @@ def block_rules(
     rules = []
     for ours, theirs in modules.items():
         names = (theirs,) if isinstance(theirs, str) else theirs
-        for kind, called in zip(("weight", "bias"), norm if "ln" in ours else linear, strict=True):
+        is_norm = architecture.BLOCK[f"{ours}.weight"].kind == "gain"
+        for kind, called in zip(("weight", "bias"), norm if is_norm else linear, strict=True):
             rules.append(
                 Rule(
                     f"blocks.{{i}}.{ours}.{kind}",
@@ -163,26 +160,7 @@ def block_rules(
 
 def our_shapes(model: ModelConfig) -> dict[str, torch.Size]:
     """Every tensor of the model, in the order of the network; a tied head is the word embedding."""
-    hidden, ffn = model.hidden_size, model.ffn_size
-    sizes: dict[str, tuple[int, ...]] = {
-        "ln1": (hidden,),
-        "attn.qkv": (3 * hidden, hidden),
-        "attn.out": (hidden, hidden),
-        "ln2": (hidden,),
-    }
-    sizes |= {"mlp.up": (ffn, hidden), "mlp.down": (hidden, ffn)}
-    found: dict[str, tuple[int, ...]] = {
-        "wte.weight": (model.vocab_size, hidden),
-        "wpe.weight": (model.max_positions, hidden),
-    }
-    for layer in range(model.num_layers):
-        for module in MODULES:
-            found[f"blocks.{layer}.{module}.weight"] = sizes[module]
-            found[f"blocks.{layer}.{module}.bias"] = sizes[module][:1]
-    found |= {"ln_f.weight": (hidden,), "ln_f.bias": (hidden,)}
-    if not model.tied:
-        found["head.weight"] = (model.vocab_size, hidden)
-    return {name: torch.Size(shape) for name, shape in found.items()}
+    return {name: torch.Size(spec.shape) for name, spec in architecture.tensors(model).items()}
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def _engine(args: argparse.Namespace) -> Any:
     stated: dict[str, Any] = {"tokenizer": args.tokenizer, "shape": options.stated_model(args.override)}
     Pretrained.open(args.model, **stated).require_tokenizer()
     model = PretrainedGPT.from_pretrained(args.model, device=args.device, weights=args.weights, **stated)
-    reason = fast_decode.why_not() if model.device.type == "cpu" else None
+    reason = fast_decode.why_not(model.cfg) if model.device.type == "cpu" else None
     if reason and fast_decode.OFF not in reason:
         print(f"note: torch computes alone, which is slower: {reason}", file=sys.stderr)
     return Native(model)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from gptworks.architecture import Known
 from gptworks.checkpoint.stored import Stored
 from gptworks.checkpoint.systems.contract import Weights
 from gptworks.config.schema import ModelConfig
@@ -50,6 +51,7 @@ class Target(Protocol):
     NAME: str  # as in --to
     TITLE: str  # for people
     WEIGHTS: tuple[str, ...]  # kinds of --weights, the usual one first
+    KNOWN: Known  # the variants of GPT-2 that it computes
     RUNTIME: tuple[str, ...]  # what a user of the folder installs beside a tokenizer
 
     def require(self) -> None:

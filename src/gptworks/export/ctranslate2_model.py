@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gptworks import architecture
 from gptworks.checkpoint.rules import split
 from gptworks.checkpoint.systems.huggingface import TABLE
 from gptworks.config.schema import ModelConfig
@@ -14,6 +15,7 @@ from gptworks.export.tokenizer_files import tokens_in_order
 NAME = "ctranslate2"
 TITLE = "CTranslate2 model"
 WEIGHTS = ("fp32", "int8", "fp16")
+KNOWN = architecture.GPT2
 RUNTIME = ("ctranslate2",)
 _QUANTIZATION = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 _GELU = {"tanh": "GELUTanh", "erf": "GELU", "sigmoid": "GELUSigmoid"}

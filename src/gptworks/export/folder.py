@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gptworks import __version__, json_text
+from gptworks.architecture import require_known
 from gptworks.checkpoint import staging
 from gptworks.checkpoint.pretrained import Pretrained
 from gptworks.checkpoint.systems.contract import Opened
@@ -62,6 +63,7 @@ def export(
     target.require()
     found = Pretrained.open(model, tokenizer=tokenizer, shape=given)
     opened, words = found.weights, found.require_tokenizer()
+    require_known(opened.model, target.KNOWN, f"--to {to}: its {target.TITLE.partition(',')[0]}", UsageError)
     with staging.staged(folder, is_folder=True) as part:
         source = _source(opened, words, kind)
         tokenizer_files.write(part, words)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gptworks.checkpoint.systems import registry
+from gptworks.checkpoint.systems import gguf, registry
 from gptworks.checkpoint.systems.contract import Cut
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import UsageError
@@ -13,6 +13,7 @@ from gptworks.export.contract import Source, Written, described, import_or_expla
 NAME = "gguf"
 TITLE = "GGUF file, for llama.cpp"
 WEIGHTS = ("fp32", "fp16", "int8")
+KNOWN = gguf.TABLE.known
 RUNTIME = ("llama-cpp-python",)
 _SYSTEMS = {"fp32": "gguf", "fp16": "gguf", "int8": "gguf-q8_0"}
 

@@ -15,6 +15,7 @@ from gptworks.export.contract import Source, Written, described, import_or_expla
 NAME = "hf"
 TITLE = "Hugging Face folder, for transformers"
 WEIGHTS = ("fp32", "fp16", "bf16")
+KNOWN = huggingface.TABLE.known
 RUNTIME = ("transformers", "torch")
 
 

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from gptworks import architecture
 from gptworks.checkpoint.rules import split
 from gptworks.checkpoint.systems.huggingface import TABLE
 from gptworks.config.schema import ModelConfig
@@ -19,6 +20,7 @@ from gptworks.export.contract import Source, Written, array, described, import_o
 NAME = "onnx"
 TITLE = "ONNX graph with a KV cache, for onnxruntime"
 WEIGHTS = ("fp32", "int8")
+KNOWN = architecture.GPT2
 RUNTIME = ("onnxruntime", "numpy")
 
 _OPSET, _IR = 20, 9  # Gelu is an operator from 20 on

@@ -12,12 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gptworks import architecture
 from gptworks.config.schema import ModelConfig
 from gptworks.export.contract import Source, Written, described
 
 NAME = "torch"
 TITLE = "torch.export program, for torch"
 WEIGHTS = ("fp32",)
+KNOWN = architecture.GPT2
 RUNTIME = ("torch",)
 
 

@@ -21,11 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gptworks import child_process, cpu, names
+from gptworks import architecture, child_process, cpu, names
 from gptworks.config.schema import ModelConfig
-from gptworks.model.gpt import GPT, KVCache
+from gptworks.model.gpt import GPT, Attention, Block, CoreAttention, FeedForward, KVCache, LayerNorm, Linear
 from gptworks.model.inference import WEIGHTS, StoredEmbedding, StoredLinear, StoredMatrix, store_weights
+from gptworks.model.loss import LinearCrossEntropy
 
+KNOWN = architecture.GPT2  # the variants that the function computes
 MAX_ROWS = 16  # with more of them torch's products are as fast
 OFF = "GPTWORKS_KERNELS"  # "off" in the environment: torch alone
 # Not linked with OpenMP: the function shares the threads of the OpenMP that torch has loaded.
@@ -99,9 +101,11 @@ class Decoder:
         tensors = [*model.parameters(), *model.buffers()]
         fits = (
             not model.training
+            and type(model).forward is GPT.forward
+            and not architecture.unknown(model.cfg, KNOWN)
             and len(model.blocks) == model.cfg.num_layers
             and model.compute_dtype == torch.float32
-            and all(_is_known(module) for module in model.modules() if module is not model)
+            and all(type(module) in _KINDS for module in model.modules() if module is not model)
             and not any(_has_more(module) for module in model.modules())
             and all(type(t.data) is Tensor and t.device.type == "cpu" and t.is_contiguous() for t in tensors)
             and all(t.dtype == torch.float32 for t in tensors if id(t) not in matrices)
@@ -160,20 +164,23 @@ class Decoder:
         return tensor.data_ptr()
 
 
-def _is_known(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("gptworks.model.") or type(module) in _TORCH_KINDS
-
-
 def _has_more(module: nn.Module) -> bool:
     """Something hung on it that a call would do besides."""
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
-_TORCH_KINDS = {nn.Embedding, nn.Dropout, nn.ModuleDict}
+# The modules whose part of the work is in the function; one of any other type is left to torch.
+_KINDS = {
+    *(nn.Embedding, nn.Dropout, nn.ModuleDict),
+    *(Block, Attention, CoreAttention, FeedForward, LayerNorm, Linear, LinearCrossEntropy),
+    *(StoredMatrix, StoredLinear, StoredEmbedding),
+}
 
 
-def why_not() -> str | None:
-    """The reason why torch computes alone; None where the function is in use."""
+def why_not(model: ModelConfig | None = None) -> str | None:
+    """The reason why torch computes alone, this model or any; None where the function is in use."""
+    if model is not None and (found := architecture.unknown(model, KNOWN)):
+        return f"the C++ function does not know {found}"
     return _loaded()[1]
 
 

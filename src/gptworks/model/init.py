@@ -6,17 +6,19 @@ import math
 import torch
 from torch import Tensor
 
+from gptworks.architecture import role_of
 from gptworks.config.schema import InitConfig
 
 
 def draw(name: str, shape: torch.Size, num_layers: int, cfg: InitConfig, seed: int) -> Tensor:
     """The whole fp32 tensor of a parameter, on the CPU whatever the device of the model."""
-    if name.endswith(".bias"):
+    kind = role_of(name).init
+    if kind == "zeros":
         return torch.zeros(shape)
-    if ".ln" in f".{name}":
+    if kind == "ones":
         return torch.ones(shape)
     std = cfg.std
-    if cfg.residual_scale == "gpt2" and name.endswith((".attn.out.weight", ".mlp.down.weight")):
+    if kind == "residual" and cfg.residual_scale == "gpt2":
         std /= math.sqrt(2 * num_layers)
     generator = torch.Generator().manual_seed(seed_of(seed, name))
     return torch.empty(shape).normal_(0.0, std, generator=generator)

@@ -1,5 +1,6 @@
 """What a pipeline stage keeps of a model."""
 
+from gptworks.architecture import EMBEDDING, HEAD, modules_of
 from gptworks.config.stages import STAGES_PER_RANK, assign_layers, check_micro_batches, check_schedule, stages_of
 from gptworks.model import GPT
 
@@ -11,7 +12,7 @@ def keep_stage(model: GPT, stage: int, num_stages: int) -> None:
     kept = {str(layer) for layer in assign_layers(model.cfg.num_layers, num_stages)[stage]}
     for name in [name for name in model.blocks if name not in kept]:
         del model.blocks[name]
-    absent = [] if stage == 0 else ["wte", "wpe"]
-    absent += [] if stage == num_stages - 1 else ["ln_f", "head"]
+    absent = [] if stage == 0 else modules_of(EMBEDDING)
+    absent += [] if stage == num_stages - 1 else modules_of(HEAD)
     for name in absent:
         setattr(model, name, None)

@@ -1,38 +1,33 @@
-"""Tensor parallelism: matrices cut among the ranks of a group, by a table from module names to styles.
+"""Tensor parallelism: matrices cut among the ranks of a group.
+
+Which dimension of a tensor is cut stands in `architecture.py`; what a module computes from then on is a table here.
 
 Parameters become DTensors on the group's mesh, so that sharding, norms and checkpoints know what they are parts of.
 Modules compute on the local tensors with explicit collectives (collectives.py), which takes less than half the time of
 DTensor's dispatch on a CPU and leaves attention and dropout to torch's own kernels.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from gptworks.architecture import role_of
 from gptworks.config.contradictions import matrices_divide
 from gptworks.config.schema import ParallelConfig
 from gptworks.model import GPT
-from gptworks.model.gpt import normalize
+from gptworks.model.gpt import CoreAttention, LayerNorm, Linear, normalize
+from gptworks.model.loss import LinearCrossEntropy
 from gptworks.parallel import collectives, vocabulary
 from gptworks.parallel.collectives import TensorRanks
 from gptworks.parallel.random import with_own_draws
 
 Forward = Callable[..., Tensor]
-
-
-@dataclass(frozen=True)
-class Style:
-    """How a module is cut, and what it computes from then on."""
-
-    forward: Callable[[Any, TensorRanks], Forward]
-    cuts: Mapping[str, Placement] = field(default_factory=dict)  # by parameter; what is not named is whole on each rank
+Style = Callable[[Any, TensorRanks], Forward]  # gives the new forward of a module whose parameters are cut already
 
 
 def apply(part: GPT, tp: DeviceMesh, *, sequence: bool) -> None:
@@ -42,17 +37,18 @@ def apply(part: GPT, tp: DeviceMesh, *, sequence: bool) -> None:
     ranks = TensorRanks.of(tp, sequence=sequence)
     done: dict[nn.Parameter, nn.Parameter] = {}  # a tied parameter stays one
     for name, module in part.named_modules():
-        style = next((style for pattern, style in TABLE.items() if fnmatchcase(name, pattern)), None)
+        style = NAMED.get(name) or TYPED.get(type(module))
         if style is None:
             continue
         for key, parameter in module.named_parameters(recurse=False):
             if parameter not in done:
-                placement = style.cuts.get(key, Replicate())
+                dim = role_of(f"{name}.{key}").tp_dim
                 # Every rank has the whole tensor (or its shape, on the meta device): nothing is sent.
+                placement = Replicate() if dim is None else Shard(dim)
                 cut = distribute_tensor(parameter.detach(), tp, [placement], src_data_rank=None)
                 done[parameter] = nn.Parameter(cut, requires_grad=parameter.requires_grad)
             setattr(module, key, done[parameter])
-        module.forward = style.forward(module, ranks)
+        module.forward = style(module, ranks)
     left = [name for name, parameter in part.named_parameters() if not isinstance(parameter, DTensor)]
     assert not left, f"no style for {left}"
     partial = [name for name, p in part.named_parameters() if sequence and p.placements == (Replicate(),)]  # type: ignore[attr-defined]
@@ -86,7 +82,12 @@ def local(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-# Styles: each gives the module's new forward
+# Styles
+
+
+def linear(module: nn.Linear, ranks: TensorRanks) -> Forward:
+    is_column = module.weight.placements == (Shard(0),)  # type: ignore[attr-defined]
+    return (column_linear if is_column else row_linear)(module, ranks)
 
 
 def column_linear(module: nn.Linear, ranks: TensorRanks) -> Forward:
@@ -154,25 +155,11 @@ def loss(module: nn.Module, ranks: TensorRanks) -> Forward:
     return forward
 
 
-ROWS = {"weight": Shard(0)}
-COLUMN = Style(column_linear, {"weight": Shard(0), "bias": Shard(0)})
-ROW = Style(row_linear, {"weight": Shard(1)})
-NORM = Style(layer_norm)
-DROPOUT = Style(stream_dropout)
-
-TABLE = {
-    "wte": Style(word_embedding, ROWS),
-    "wpe": Style(positions),
-    "dropout": DROPOUT,
-    "blocks.*.ln[12]": NORM,
-    "blocks.*.attn.qkv": COLUMN,
-    "blocks.*.attn.core": Style(heads),
-    "blocks.*.attn.out": ROW,
-    "blocks.*.attn.dropout": DROPOUT,
-    "blocks.*.mlp.up": COLUMN,
-    "blocks.*.mlp.down": ROW,
-    "blocks.*.mlp.dropout": DROPOUT,
-    "ln_f": NORM,
-    "head": Style(head, ROWS),
-    "loss_sum": Style(loss),
+NAMED: dict[str, Style] = {"wte": word_embedding, "wpe": positions, "head": head}
+TYPED: dict[type[nn.Module], Style] = {
+    Linear: linear,
+    LayerNorm: layer_norm,
+    nn.Dropout: stream_dropout,
+    CoreAttention: heads,
+    LinearCrossEntropy: loss,
 }

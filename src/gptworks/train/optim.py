@@ -5,20 +5,18 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from gptworks.architecture import role_of
 from gptworks.config.schema import OptimConfig
 from gptworks.launch.world import World
 from gptworks.parallel import shard
 from gptworks.parallel.parts import Part, canonical_name, named_parameters
 
+_DECAYED = {"weights": ("matrix", "embedding"), "matrices": ("matrix",)}
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def is_decayed(name: str, cfg: OptimConfig) -> bool:
-    if cfg.decay_params == "all":
-        return True
-    is_bias_or_norm = name.endswith(".bias") or ".ln" in f".{name}"
-    is_embedding = name.startswith(("wte.", "wpe."))
-    return not is_bias_or_norm and not (cfg.decay_params == "matrices" and is_embedding)
+    return cfg.decay_params == "all" or role_of(name).kind in _DECAYED[cfg.decay_params]
 
 
 def build(part: Part, cfg: OptimConfig) -> torch.optim.AdamW:

@@ -27,6 +27,7 @@ SUFFIX = ".gguf"
 TOLERANCE = EXACT
 
 TABLE = Table(
+    TITLE,
     [
         Rule("wte.weight", ("token_embd.weight",)),
         Rule("wpe.weight", ("position_embd.weight",)),
@@ -44,7 +45,7 @@ TABLE = Table(
         Rule("ln_f.weight", ("output_norm.weight",)),
         Rule("ln_f.bias", ("output_norm.bias",)),
         Rule("head.weight", ("output.weight",)),
-    ]
+    ],
 )
 _FILE_TYPES = {F32: 0, F16: 1, Q8_0: 7, BF16: 32}  # llama.cpp's numbers of "mostly this"
 _PIECE = 2**20  # bytes

@@ -29,6 +29,7 @@ TOLERANCE = EXACT
 
 # Their matrices are [in, out], and their QKV is all q, all k, all v.
 TABLE = Table(
+    TITLE,
     [
         Rule("wte.weight", ("transformer.wte.weight",)),
         Rule("wpe.weight", ("transformer.wpe.weight",)),
@@ -47,7 +48,7 @@ TABLE = Table(
         Rule("ln_f.weight", ("transformer.ln_f.weight",)),
         Rule("ln_f.bias", ("transformer.ln_f.bias",)),
         Rule("head.weight", ("lm_head.weight",)),
-    ]
+    ],
 )
 _RULES = {rule.ours: rule for rule in TABLE.rules}
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")

@@ -24,6 +24,7 @@ TOLERANCE = EXACT
 _KINDS = ("w.{i}", "b.{i}")
 # Each array has all layers, one after the other: here they are named apart.
 TABLE = Table(
+    TITLE,
     [
         Rule("wte.weight", ("wte",)),
         Rule("wpe.weight", ("wpe",)),
@@ -43,7 +44,7 @@ TABLE = Table(
         ),
         Rule("ln_f.weight", ("lnfw",)),
         Rule("ln_f.bias", ("lnfb",)),
-    ]
+    ],
 )
 _HEADER = ("max_positions", "vocab_size", "num_layers", "num_heads", "hidden_size")
 _EPS = 1e-5

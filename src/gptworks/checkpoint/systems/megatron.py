@@ -27,6 +27,7 @@ _HEAD_COPY = "word_embeddings_for_head.weight"  # of a tied head, on the last of
 
 def _table(order: str) -> Table:
     return Table(
+        TITLE,
         [
             Rule("wte.weight", ("language_model.embedding.word_embeddings.weight",)),
             Rule("wpe.weight", ("language_model.embedding.position_embeddings.weight",)),
@@ -44,7 +45,7 @@ def _table(order: str) -> Table:
             Rule("ln_f.weight", ("language_model.encoder.final_layernorm.weight",)),
             Rule("ln_f.bias", ("language_model.encoder.final_layernorm.bias",)),
             Rule("head.weight", (_HEAD,)),
-        ]
+        ],
     )
 
 

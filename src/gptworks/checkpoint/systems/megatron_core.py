@@ -22,6 +22,7 @@ TOLERANCE = EXACT
 
 _LAYERS = "decoder.layers."
 TABLE = Table(
+    TITLE,
     [
         Rule("wte.weight", ("embedding.word_embeddings.weight",)),
         Rule("wpe.weight", ("embedding.position_embeddings.weight",)),
@@ -38,7 +39,7 @@ TABLE = Table(
         Rule("ln_f.weight", ("decoder.final_layernorm.weight",)),
         Rule("ln_f.bias", ("decoder.final_layernorm.bias",)),
         Rule("head.weight", ("output_layer.weight",)),
-    ]
+    ],
 )
 _INSIDE = {
     "self_attention.linear_qkv.layer_norm_": "input_layernorm.",

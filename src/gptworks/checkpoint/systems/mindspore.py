@@ -24,6 +24,7 @@ TOLERANCE = EXACT
 
 # The projections of attention and the feed-forward layer are [in, out], those to q, k and v are [out, in].
 TABLE = Table(
+    TITLE,
     [
         Rule("wte.weight", ("backbone.embedding.word_embedding.embedding_table",)),
         Rule("wpe.weight", ("backbone.embedding.position_embedding.embedding_table",)),
@@ -41,7 +42,7 @@ TABLE = Table(
         ),
         Rule("ln_f.weight", ("backbone.layernorm.gamma",)),
         Rule("ln_f.bias", ("backbone.layernorm.beta",)),
-    ]
+    ],
 )
 # Whatever stands before: nothing, `backbone.`, and `gpt2.backbone.transformer.encoder.` of before July 2023.
 _WEIGHT = re.compile(

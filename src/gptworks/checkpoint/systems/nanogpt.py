@@ -33,6 +33,7 @@ SUFFIX = ".pt"
 TOLERANCE = EXACT
 
 TABLE = Table(
+    TITLE,
     [
         Rule("wte.weight", ("transformer.wte.weight",)),
         Rule("wpe.weight", ("transformer.wpe.weight",)),
@@ -50,7 +51,7 @@ TABLE = Table(
         Rule("ln_f.weight", ("transformer.ln_f.weight",)),
         Rule("ln_f.bias", ("transformer.ln_f.bias",)),
         Rule("head.weight", ("lm_head.weight",)),
-    ]
+    ],
 )
 _FILE = "ckpt.pt"
 _MASK = r"\.attn\.bias$"

@@ -24,6 +24,7 @@ TOLERANCE = EXACT
 
 # Matrices are [in, out]; QKV is per head, as ours.
 TABLE = Table(
+    TITLE,
     [
         Rule("wte.weight", ("model-wte",)),
         Rule("wpe.weight", ("model-wpe",)),
@@ -42,7 +43,7 @@ TABLE = Table(
         ),
         Rule("ln_f.weight", ("model-layernorm_f-gamma",)),
         Rule("ln_f.bias", ("model-layernorm_f-beta",)),
-    ]
+    ],
 )
 _SNAPSHOT = re.compile(r"iter(\d+)_snapshot")
 _MOMENTS = {"-m": 0.0, "-v": 1.0}

@@ -33,13 +33,14 @@ def _table(qkv: str | tuple[str, ...]) -> Table:
         "mlp.down": f"{BLOCK}.linear2",
     }
     return Table(
+        "GPT of PaddlePaddle",
         [
             Rule("wte.weight", (WORDS,)),
             Rule("wpe.weight", (POSITIONS,)),
             *block_rules(modules, transposed=("attn.qkv", "attn.out", "mlp.up", "mlp.down")),
             Rule("ln_f.weight", (f"{NORM}.weight",)),
             Rule("ln_f.bias", (f"{NORM}.bias",)),
-        ]
+        ],
     )
 
 

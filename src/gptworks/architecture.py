@@ -1,0 +1,218 @@
+"""What a GPT is made of, as data: its tensors, their shapes, what is done with them. No torch: planning reads it too.
+
+The model (`model/gpt.py`) is one reading of these tables and a test compares the two; fresh weights, weight decay,
+tensor and pipeline parallelism, checkpoints of other systems and the plan look here. A new kind of block is a few rows
+of `BLOCK`, a size in `_sizes`, and keys of `ModelConfig`, which are part of `variant` without being named here.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import ceil, prod
+from typing import Literal
+
+from gptworks.config.schema import ModelConfig
+from gptworks.errors import GPTWorksError
+
+Kind = Literal["embedding", "matrix", "gain", "bias"]
+Init = Literal["normal", "residual", "ones", "zeros"]  # residual: normal, narrower the deeper the model is
+
+
+@dataclass(frozen=True)
+class Role:
+    """All that is known of a tensor before the sizes of a model are."""
+
+    dims: tuple[str, ...]  # what is counted along each dimension, by the names in `_sizes`
+    kind: Kind
+    init: Init
+    tp_dim: int | None = None  # the dimension that tensor parallelism cuts; None: whole on each rank
+    fused: tuple[str, ...] = ()  # pieces that alternate along dimension 0, head by head; a cut goes between heads
+    exists: Callable[[ModelConfig], bool] = lambda model: True
+
+
+def _matrix(outputs: str, inputs: str, *, tp_dim: int, init: Init = "normal", fused: tuple[str, ...] = ()) -> Role:
+    return Role((outputs, inputs), "matrix", init, tp_dim, fused)
+
+
+def _bias(size: str, *, tp_dim: int | None = None, fused: tuple[str, ...] = ()) -> Role:
+    return Role((size,), "bias", "zeros", tp_dim, fused)
+
+
+_GAIN = Role(("hidden",), "gain", "ones")
+_QKV = ("q", "k", "v")
+
+# In the order of the network. Matrices are [outputs, inputs].
+EMBEDDING = {
+    "wte.weight": Role(("vocabulary", "hidden"), "embedding", "normal", tp_dim=0),
+    "wpe.weight": Role(("positions", "hidden"), "embedding", "normal"),
+}
+BLOCK = {  # names within block i, which stands at blocks.i
+    "ln1.weight": _GAIN,
+    "ln1.bias": _bias("hidden"),
+    "attn.qkv.weight": _matrix("qkv", "hidden", tp_dim=0, fused=_QKV),
+    "attn.qkv.bias": _bias("qkv", tp_dim=0, fused=_QKV),
+    "attn.out.weight": _matrix("hidden", "heads", tp_dim=1, init="residual"),
+    "attn.out.bias": _bias("hidden"),
+    "ln2.weight": _GAIN,
+    "ln2.bias": _bias("hidden"),
+    "mlp.up.weight": _matrix("ffn", "hidden", tp_dim=0),
+    "mlp.up.bias": _bias("ffn", tp_dim=0),
+    "mlp.down.weight": _matrix("hidden", "ffn", tp_dim=1, init="residual"),
+    "mlp.down.bias": _bias("hidden"),
+}
+HEAD = {
+    "ln_f.weight": _GAIN,
+    "ln_f.bias": _bias("hidden"),
+    # A tied head is the word embedding; on the last of several pipeline stages it is a copy of it (`around_blocks`).
+    "head.weight": replace(_matrix("vocabulary", "hidden", tp_dim=0), exists=lambda model: not model.tied),
+}
+
+
+def _sizes(model: ModelConfig) -> dict[str, int]:
+    heads = model.num_heads * model.head_size
+    return {
+        "vocabulary": model.vocab_size,
+        "positions": model.max_positions,
+        "hidden": model.hidden_size,
+        "heads": heads,
+        "qkv": 3 * heads,
+        "ffn": model.ffn_size,
+    }
+
+
+def _rows_of_a_head(model: ModelConfig) -> dict[str, int]:
+    """How many rows of each fused piece belong to one head."""
+    return dict.fromkeys(_QKV, model.head_size)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor of a model, or what tensor parallelism leaves of it on a rank."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+    pieces: tuple[int, ...] = ()  # rows of each of the fused pieces of one head
+
+    @property
+    def size(self) -> int:
+        """The number of its elements."""
+        return prod(self.shape)
+
+    def on_rank(self, tp: int, rank: int) -> "TensorSpec":
+        """What tensor-parallel rank `rank` of `tp` holds."""
+        dim = self.role.tp_dim
+        if dim is None or tp == 1:
+            return self
+        return replace(self, shape=(*self.shape[:dim], chunk(self.shape[dim], tp, rank), *self.shape[dim + 1 :]))
+
+
+def tensors(model: ModelConfig) -> dict[str, TensorSpec]:
+    """Every tensor of the model by its name, in the order of the network. A tied head is the word embedding."""
+    block = block_tensors(model)
+    blocks = (
+        replace(spec, name=f"blocks.{layer}.{local}")
+        for layer in range(model.num_layers)
+        for local, spec in block.items()
+    )
+    every = (*_specs(EMBEDDING, model), *blocks, *_specs(HEAD, model))
+    return {spec.name: spec for spec in every}
+
+
+def block_tensors(model: ModelConfig) -> dict[str, TensorSpec]:
+    """Those of one block by their names within it; all blocks are alike."""
+    return {spec.name: spec for spec in _specs(BLOCK, model)}
+
+
+def around_blocks(model: ModelConfig, *, is_first: bool, is_last: bool) -> dict[str, TensorSpec]:
+    """What a pipeline stage holds beside its blocks. Far from the embedding, a tied head is a copy."""
+    found = [*(_specs(EMBEDDING, model) if is_first else ()), *(_specs(HEAD, model) if is_last else ())]
+    if model.tied and is_last and not is_first:
+        found.append(_spec("head.weight", HEAD["head.weight"], model))
+    return {spec.name: spec for spec in found}
+
+
+def role_of(name: str) -> Role:
+    """The role of the tensor of this name, whatever the number of its block ({i} will do)."""
+    local = re.sub(r"^blocks\.(\d+|\{i\})\.", "", name)
+    return BLOCK[local] if local != name else {**EMBEDDING, **HEAD}[name]
+
+
+def modules_of(table: Mapping[str, Role]) -> list[str]:
+    """The modules that have these tensors, such as attn.qkv, in the order of the network."""
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in table))
+
+
+def _specs(table: Mapping[str, Role], model: ModelConfig) -> Iterator[TensorSpec]:
+    return (_spec(name, role, model) for name, role in table.items() if role.exists(model))
+
+
+def _spec(name: str, role: Role, model: ModelConfig) -> TensorSpec:
+    sizes, rows = _sizes(model), _rows_of_a_head(model)
+    return TensorSpec(name, tuple(sizes[dim] for dim in role.dims), role, tuple(rows[piece] for piece in role.fused))
+
+
+def chunk(size: int, parts: int, number: int) -> int:
+    """How many of `size` a part has, cut as torch.chunk cuts: all alike but the last ones."""
+    each = ceil(size / parts)
+    return max(0, min(each, size - number * each))
+
+
+# Which GPT it is
+
+# Numbers that every implementation takes from the config.
+_NUMBERS = {
+    "num_layers",
+    "hidden_size",
+    "num_heads",
+    "ffn_size",
+    "vocab_size",
+    "max_positions",
+    "layernorm_eps",
+}
+# What changes how a model is trained or which kernel computes it, and no prediction.
+_NOT_SEEN_IN_PREDICTIONS = {"attention", "dropout_embed", "dropout_hidden", "dropout_attention"}
+
+
+def variant(model: ModelConfig) -> dict[str, object]:
+    """The tag that every second implementation checks: the keys by which the model computes something else than GPT-2
+    of its sizes, with their values. {} is GPT-2. A key that is added to ModelConfig belongs to it from then on.
+
+    >>> variant(ModelConfig(gelu="erf", dropout_hidden=0.1))
+    {'gelu': 'erf'}
+    """
+    return {
+        key: value
+        for key, default in _defaults(model).items()
+        if key not in _NUMBERS | _NOT_SEEN_IN_PREDICTIONS and (value := getattr(model, key)) != default
+    }
+
+
+Known = Mapping[str, Collection[object]]  # values of keys, beside GPT-2's own, that an implementation computes
+# The variations that GPT-2 has always had here.
+GPT2: Known = {"tied": (False,), "gelu": ("erf", "sigmoid")}
+
+
+def unknown(model: ModelConfig, known: Known) -> str:
+    """What of the model an implementation does not know, in words; empty where it knows all.
+
+    >>> unknown(ModelConfig(gelu="erf", tied=False), {"tied": (False,)})
+    'model.gelu: erf (known: tanh)'
+    """
+    defaults = _defaults(model)
+    return " and ".join(
+        f"model.{key}: {value} (known: {', '.join(map(str, (defaults[key], *known.get(key, ()))))})"
+        for key, value in variant(model).items()
+        if value not in known.get(key, ())
+    )
+
+
+def require_known(model: ModelConfig, known: Known, what: str, error: type[GPTWorksError]) -> None:
+    if found := unknown(model, known):
+        raise error(f"{what} cannot compute what this model asks for: {found}.")
+
+
+def _defaults(model: ModelConfig) -> dict[str, object]:
+    fields = type(model).model_fields
+    given = {name: getattr(model, name) for name in fields}
+    return {name: field.get_default(call_default_factory=True, validated_data=given) for name, field in fields.items()}
