@@ -34,6 +34,7 @@ from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
 from gptworks.parallel.shard import ALONE
 from gptworks.plan import communication
+from gptworks.plan.workload import LayoutChoice, Workload
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
 from gptworks.train.step import train_step
@@ -167,8 +168,8 @@ def count_bytes(step: Step, cfg: ModelConfig, name: str, world: World) -> str:
     with Traffic(world) as traffic:
         step()
     layout, batch = plan(name)
-    parallel = ParallelConfig(**vars(layout))
-    terms = communication.per_step(cfg, parallel, batch, cfg.max_positions, place=world.place)
+    choice = LayoutChoice(ParallelConfig(**vars(layout)), batch)
+    terms = communication.per_step(Workload(cfg, cfg.max_positions), choice, world.place)
     said = communication.totals(terms)
     sent = sum(communication.on_the_wire(kind, size, getattr(layout, axis)) for (axis, kind), size in said.items())
     kinds = ",".join(f"{kind}:{size}" for (_, kind), size in sorted(traffic.bytes.items()))

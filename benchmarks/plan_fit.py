@@ -24,7 +24,9 @@ import numpy as np
 from gptworks.config.derive import BatchPlan
 from gptworks.config.schema import ModelConfig, ParallelConfig, PrecisionConfig
 from gptworks.plan.devices import Device, device, link
-from gptworks.plan.time import Efficiency, Step, count, facts, seconds
+from gptworks.plan.rates import Efficiency, facts
+from gptworks.plan.time import Step, count, seconds
+from gptworks.plan.workload import LayoutChoice, Workload
 
 PUBLISHED = Path(__file__).parent / "published" / "speed.toml"
 WRITTEN = Path(__file__).parents[1] / "src" / "gptworks" / "plan" / "efficiency.toml"
@@ -109,15 +111,11 @@ def _case(table: dict[str, Any], row: dict[str, Any], program: str, measured: fl
         program_facts = replace(program_facts, overlaps=(*program_facts.overlaps, "dp"))
     card = device(said["device"])
     step = count(
-        model,
-        parallel,
-        batch,
-        seq_len,
-        precision=PrecisionConfig(compute=said["precision"]),
-        recompute=said["recompute"],
-        device=card,
-        link=link(said["link"], card),
-        facts=program_facts,
+        Workload(model, seq_len, PrecisionConfig(compute=said["precision"])),
+        LayoutChoice(parallel, batch, said["recompute"]),
+        card,
+        link(said["link"], card),
+        program_facts,
         layers=said.get("stages", {}).get(program),
     )
     per_step = {

@@ -28,7 +28,8 @@ from competitors import machine
 
 from gptworks.config.derive import BatchPlan, Layout
 from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig, ParallelConfig, PrecisionConfig, ScalerConfig
-from gptworks.plan.memory import RankMemory, memory
+from gptworks.plan.memory import RankMemory, rank_memories
+from gptworks.plan.workload import LayoutChoice, Workload
 
 LIMIT = 0.05
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,7 +81,8 @@ CASES = [
 def predicted(case: Case) -> list[RankMemory]:
     precision = PrecisionConfig.model_validate({"compute": case.compute})
     length = case.shape.max_positions
-    return memory(case.shape, case.known, case.batch, length, precision=precision, recompute=case.recompute)
+    workload = Workload(case.shape, length, precision, kernels="cpu")
+    return rank_memories(workload, LayoutChoice(case.known, case.batch, case.recompute))
 
 
 # One rank, in a process of its own

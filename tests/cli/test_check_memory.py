@@ -78,7 +78,7 @@ def test_processes_of_a_machine_share_its_memory(recipe: Path, tmp_path: Path, r
             patch.setenv(name, str(value))
         patch.setenv("MASTER_ADDR", "localhost")
         two = memory.predict(config, setup)
-    assert (one.room.shared_by, two.room.shared_by) == (1, 2)
+    assert (one.budget.shared_by, two.budget.shared_by) == (1, 2)
     assert two.needed == 2 * one.needed
     assert "the 2 processes of this machine" in two.amounts()
 

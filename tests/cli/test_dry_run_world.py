@@ -8,23 +8,23 @@ import pytest
 
 from gptworks.config.load import load
 from gptworks.plan import sizes
-from gptworks.simulate.dry_run import Survey, survey
+from gptworks.simulate.ranks import Inspected, inspect_ranks
 
 Call = Callable[..., Any]
 GPT3 = ["model.max_positions=2048", "data.seq_len=2048", "batch.global_size=1536", "batch.micro_size=1"]
 
 
-def look(world_size: int, *overrides: str, preset: str = "175B") -> Survey:
-    return survey(load(preset=preset, overrides=overrides), world_size)
+def look(world_size: int, *overrides: str, preset: str = "175B") -> Inspected:
+    return inspect_ranks(load(preset=preset, overrides=overrides), world_size)
 
 
 def test_gpt3_on_128_ranks(call: Call) -> None:
     """96 x 12288 on tp8 x pp16, as the five systems run it, from the formulas of its matrices."""
     settings = [*GPT3, "parallel.pp=16", "parallel.tp=8", "precision.compute=bf16"]
     found = look(128, *settings)
-    first, middle, last = found.holdings
-    assert [h.pp_ranks for h in found.holdings] == [range(1), range(1, 15), range(15, 16)]
-    assert [h.num_ranks for h in found.holdings] == [8, 112, 8]
+    first, middle, last = found.ranks
+    assert [state.pp_ranks for state in found.ranks] == [range(1), range(1, 15), range(15, 16)]
+    assert [state.num_ranks for state in found.ranks] == [8, 112, 8]
     assert (first.layers, middle.layers, last.layers) == ([range(6)], [range(6, 12)], [range(90, 96)])
     assert (first.heads, first.words, middle.words, last.words) == (12, 6400, 0, 6400)
     h = 12288
@@ -32,9 +32,10 @@ def test_gpt3_on_128_ranks(call: Call) -> None:
     assert middle.parameters == 6 * layer
     assert first.parameters == 6 * layer + (6400 + 2048) * h
     assert last.parameters == 6 * layer + 6400 * h + 2 * h
-    assert (middle.weights, middle.gradients, middle.optimizer, middle.gathered) == tuple(
-        n * middle.parameters for n in (4, 4, 8, 0)
-    )
+    memory = middle.memory
+    assert (memory.parameters, memory.optimizer) == (4 * middle.parameters, 8 * middle.parameters)
+    # 15 micro-batches under way on the second of 16 stages; of each at least what the matrices of 6 layers take in.
+    assert memory.in_flight == 15 and memory.activations > 15 * 6 * 2048 * h * (1 + 3 + 4) // 8 * 2
     model = load(preset="175B", overrides=settings).model
     assert found.parameters == sizes.num_parameters(model) == 174_615_846_912, "a tied embedding is counted once"
 
@@ -42,6 +43,7 @@ def test_gpt3_on_128_ranks(call: Call) -> None:
     assert "layout           pp16.tp8: 128 processes" in printed
     assert "batch            1536 = 1 micro-batch x 1536 accumulation x 1 data-parallel" in printed
     assert "174,615,846,912" in printed and f"{middle.parameters:,}" in printed
+    assert "what one rank holds at its fullest (GiB), on " in printed and f"{memory.activations / 2**30:.2f}" in printed
 
 
 @pytest.mark.parametrize(
@@ -50,24 +52,25 @@ def test_gpt3_on_128_ranks(call: Call) -> None:
 )
 def test_example_layouts(layout: str, world_size: int) -> None:
     found = look(world_size, *(f"parallel.{one}" for one in layout.split()), "batch.micro_size=1", *GPT3[:-1])
-    assert found.layout.world_size == world_size == sum(held.num_ranks for held in found.holdings)
-    assert found.batch.data_parallel == 2
+    assert found.choice.layout.world_size == world_size == sum(state.num_ranks for state in found.ranks)
+    assert found.choice.batch.data_parallel == 2
     assert found.parameters == 174_615_846_912
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_sharding_stages_hold_less_and_less(zero: int) -> None:
     settings = ["parallel.fsdp=4", "batch.global_size=8", "batch.micro_size=1", "precision.compute=bf16"]
-    (held,) = look(4, *settings, f"parallel.zero={zero}", preset="gpt2").holdings
-    (plain,) = look(4, *settings, "parallel.zero=0", preset="gpt2").holdings
+    (state,) = look(4, *settings, f"parallel.zero={zero}", preset="gpt2").ranks
+    (plain,) = look(4, *settings, "parallel.zero=0", preset="gpt2").ranks
     whole = plain.parameters
-    assert plain.in_all == 16 * whole
-    around = (50257 + 1024 + 2) * 768  # embeddings and last norm stay in fp32
-    assert held.parameters == pytest.approx(whole / 4, rel=1e-3)
-    assert held.optimizer == 8 * held.parameters
-    assert held.gradients == 4 * held.parameters + (4 * whole if zero == 1 else 0)
-    block = (whole - around) // 12
-    assert held.gathered == 4 * around + 2 * block * (2 if zero == 3 else 12)
+    assert plain.memory.parameters + plain.memory.optimizer == 12 * whole
+    assert state.parameters == pytest.approx(whole / 4, rel=1e-3)
+    assert state.memory.parameters == pytest.approx(4 * state.parameters, rel=1e-3), "what is built is what is planned"
+    assert state.memory.optimizer == 2 * state.memory.parameters
+    assert state.memory.peak < plain.memory.peak
+    if zero > 1:
+        (less,) = look(4, *settings, f"parallel.zero={zero - 1}", preset="gpt2").ranks
+        assert state.memory.peak < less.memory.peak
 
 
 def test_uneven_cuts_are_told_apart() -> None:
@@ -75,10 +78,13 @@ def test_uneven_cuts_are_told_apart() -> None:
     settings = ["model.num_layers=7", "parallel.tp=4", "parallel.pp=2", "parallel.schedule=interleaved"]
     settings += ["parallel.virtual_stages=2", "batch.global_size=2", "batch.micro_size=1", "model.num_heads=4"]
     found = look(8, *settings, "parallel.offload=false", preset="tiny")
-    assert [held.words for held in found.holdings] == [12565, 12562, 12565, 12562]
-    assert [held.num_ranks for held in found.holdings] == [3, 1, 3, 1]
-    assert [held.layers for held in found.holdings[::2]] == [[range(2), range(4, 6)], [range(2, 4), range(6, 7)]]
+    assert [state.words for state in found.ranks] == [12565, 12562, 12565, 12562]
+    assert [state.num_ranks for state in found.ranks] == [3, 1, 3, 1]
+    assert [state.layers for state in found.ranks[::2]] == [[range(2), range(4, 6)], [range(2, 4), range(6, 7)]]
     assert found.parameters == sizes.num_parameters(load(preset="tiny", overrides=settings).model)
+    first, fewer = found.ranks[:2]
+    assert first.memory.parameters - fewer.memory.parameters == 4 * (12565 - 12562) * 128, "the last rank has less"
+    assert [state.memory.parameters for state in found.ranks] == [4 * state.parameters for state in found.ranks]
 
 
 def test_auto_takes_what_is_left_and_data_is_read_where_there_is_some(call: Call, recipe: Path) -> None:

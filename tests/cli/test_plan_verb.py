@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gptworks.cli import tables
-from gptworks.cli.plan import parse_count
+from gptworks.cli.plan_options import parse_count
 from gptworks.config import load
 from gptworks.errors import UsageError
 from gptworks.plan.devices import device

@@ -9,13 +9,14 @@ import torch._dynamo  # here, so that forked ranks need not import it one by one
 from steps import LENGTH, ROWS, Case, build_part, micro_batches, new_optimizer, shape
 
 from gptworks.config.derive import BatchPlan, Layout
-from gptworks.config.schema import ModelConfig, ParallelConfig, ScalerConfig
+from gptworks.config.schema import ModelConfig, ParallelConfig, PrecisionConfig, ScalerConfig
 from gptworks.launch.world import World
 from gptworks.parallel import pipeline  # noqa: F401  as above
 from gptworks.parallel.traffic import Traffic
 from gptworks.plan import communication
 from gptworks.plan.communication import Term
-from gptworks.train.precision import LossScaler
+from gptworks.plan.workload import LayoutChoice, Workload
+from gptworks.train.precision import DTYPES, LossScaler
 from gptworks.train.step import train_step
 
 Bytes = dict[tuple[str, str], int]
@@ -60,8 +61,9 @@ def terms(model: ModelConfig, layout: Layout, case: Case, place: Layout) -> list
     parallel = ParallelConfig(**vars(layout) | case.parallel)
     rows = ROWS // (case.accumulation * layout.data_parallel)
     batch = BatchPlan(ROWS, rows, case.accumulation, layout.data_parallel)
-    compute = case.compute.itemsize
-    return communication.per_step(model, parallel, batch, LENGTH, place=place, compute_bytes=compute)
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    precision = PrecisionConfig.model_validate({"compute": names[case.compute]})
+    return communication.per_step(Workload(model, LENGTH, precision), LayoutChoice(parallel, batch), place)
 
 
 def assert_as_the_formula_says(run_layout: Any, layout: Layout, cases: list[Case]) -> None:

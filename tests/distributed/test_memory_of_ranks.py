@@ -13,7 +13,8 @@ from gptworks.data.loader import Batch
 from gptworks.launch.world import World
 from gptworks.parallel import pipeline  # noqa: F401  as above
 from gptworks.parallel.apply import FreshWeights, build
-from gptworks.plan.memory import memory
+from gptworks.plan.memory import rank_memories
+from gptworks.plan.workload import LayoutChoice, Workload
 from gptworks.simulate.tracker import Tracker
 from gptworks.train.precision import DTYPES, LossScaler
 from gptworks.train.step import train_step
@@ -64,14 +65,9 @@ def test_a_real_step_of_a_rank_holds_what_is_predicted(run_layout, name: str) ->
     measured = run_layout(layout, lambda world: (world.place.pp, [most_bytes(world, *case) for case in cases]))
     for number, (accumulation, rows, compute, recompute, said) in enumerate(cases):
         batch = BatchPlan(rows * accumulation * layout.data_parallel, rows, accumulation, layout.data_parallel)
-        expected = memory(
-            MODEL,
-            ParallelConfig(**vars(layout) | said),
-            batch,
-            LENGTH,
-            precision=PrecisionConfig.model_validate({"compute": compute}),
-            recompute=recompute,
-        )
+        workload = Workload(MODEL, LENGTH, PrecisionConfig.model_validate({"compute": compute}), kernels="cpu")
+        choice = LayoutChoice(ParallelConfig(**vars(layout) | said), batch, recompute)
+        expected = rank_memories(workload, choice)
         for rank in expected:
             most = max(peaks[number] for pp, peaks in measured if pp == rank.pp_rank)
             assert rank.peak == pytest.approx(most, rel=0.03), f"{cases[number]}, pipeline rank {rank.pp_rank}"

@@ -17,6 +17,7 @@ from gptworks.launch.world import World
 from gptworks.parallel import pipeline  # noqa: F401  as above
 from gptworks.parallel.apply import FreshWeights
 from gptworks.plan import communication, sizes
+from gptworks.plan.workload import LayoutChoice, Workload
 from gptworks.simulate.step import Simulated, describe, simulate, simulate_all, watch_step
 from gptworks.simulate.tracker import KINDS, Tracker
 from gptworks.train import optim
@@ -136,9 +137,8 @@ IMAGINED: list[tuple[str, int, dict[str, Any]]] = [
 def formula(cfg: RunConfig, layout: Layout, rank: int, micro: int) -> dict[tuple[str, str], int]:
     parallel = fit_layout(cfg, layout)
     batch = BatchPlan(0, cfg.batch.micro_size, micro, layout.data_parallel)
-    compute = 4 if cfg.precision.compute == "fp32" else 2
     place = World(torch.device("cpu"), layout, rank).place
-    terms = communication.per_step(cfg.model, parallel, batch, LENGTH, place=place, compute_bytes=compute)
+    terms = communication.per_step(Workload.from_config(cfg, "cpu"), LayoutChoice(parallel, batch), place)
     return communication.totals(terms)
 
 
@@ -244,9 +244,8 @@ def test_gpt3_on_1024_ranks() -> None:
     assert found.peak < 40 * 2**30
     assert found.seconds < 60
     batch = BatchPlan(0, 1, 18, 8)
-    terms = communication.per_step(
-        cfg.model, fit_layout(cfg, found.layout), batch, 2048, place=Layout(0, 0, 0, 0), compute_bytes=2
-    )
+    choice = LayoutChoice(fit_layout(cfg, found.layout), batch)
+    terms = communication.per_step(Workload.from_config(cfg, "cpu"), choice)
     assert found.communication == communication.totals(terms)
 
 

@@ -18,7 +18,8 @@ from gptworks.model import init
 from gptworks.parallel import apply, collectives, tensor
 from gptworks.parallel.pipeline import Pipeline
 from gptworks.plan import machine
-from gptworks.verify import measure, reference, twin
+from gptworks.plan.workload import LayoutChoice
+from gptworks.verify import measure, reference, scaled_model
 from gptworks.verify.layout import Result, judge, plan, record
 
 Compare = Callable[..., Result]
@@ -160,14 +161,16 @@ def test_what_is_not_finite_never_counts_as_equal(tmp_path: Path) -> None:
     assert not judged(1.0, 1.0, held_out=math.nan).is_equal
 
 
-# The small twin
+# The scaled model
 
 
-def test_the_twin_is_cut_as_the_model_is() -> None:
+def test_the_scaled_model_is_cut_as_the_model_is() -> None:
     overrides = ["model.max_positions=2048", "model.num_layers=97", "batch.global_size=1536", "batch.micro_size=4"]
     cfg = load(preset="175B", overrides=[*overrides, "init.checkpoint=", "model.vocab_size=50257"])
     layout = Layout(pp=4, tp=8, dp=2)
-    small, batch = twin.shrunken(cfg, with_layout(cfg.parallel, layout), layout, solve_batch(cfg.batch, 2))
+    choice = LayoutChoice(with_layout(cfg.parallel, layout), solve_batch(cfg.batch, 2))
+    small, smaller = scaled_model.scale_down(cfg, choice)
+    batch = smaller.batch
     assert (small.model.num_heads, small.model.hidden_size, small.model.ffn_size) == (16, 256, 1024)
     assert small.model.num_layers == 5, "97 layers on 4 stages are uneven, and so are 5"
     assert small.model.vocab_size == 50257 and small.data.seq_len == small.model.max_positions == 64

@@ -5,8 +5,10 @@ import pytest
 from gptworks.config.derive import BatchPlan, Layout
 from gptworks.config.presets import model_config, names
 from gptworks.config.schema import ModelConfig, ParallelConfig
-from gptworks.plan.communication import on_the_wire, per_step, stages_here, totals
+from gptworks.plan.communication import Term, on_the_wire, per_step, totals
+from gptworks.plan.rank_parameters import stages_here
 from gptworks.plan.sizes import num_parameters
+from gptworks.plan.workload import LayoutChoice, Workload
 
 SMALL = ModelConfig(num_layers=6, hidden_size=384, num_heads=6, vocab_size=50304, max_positions=256)
 
@@ -27,29 +29,31 @@ def num_numbers(model: ModelConfig, parallel: ParallelConfig, **place: int) -> i
     return sum(parameter.size for stage in stages for parameter in stage.parameters)
 
 
+def sent(parallel: ParallelConfig, batch: BatchPlan, coords: Layout | None = None) -> list[Term]:
+    return per_step(Workload(SMALL, 256), LayoutChoice(parallel, batch), coords)
+
+
 def test_one_process_sends_nothing() -> None:
-    assert per_step(SMALL, ParallelConfig(), BatchPlan(8, 8, 1, 1), 256) == []
+    assert sent(ParallelConfig(), BatchPlan(8, 8, 1, 1)) == []
 
 
 def test_numbers_of_the_page_on_parallelism() -> None:
     """8 rows of 256 tokens; stream = 8 x 256 x 384 numbers of 4 bytes."""
     stream, parameters = 8 * 256 * 384 * 4, 30_062_592 * 4
     blocks = parameters - (50304 + 256 + 2) * 384 * 4
-    assert totals(per_step(SMALL, ParallelConfig(dp=2), BatchPlan(8, 4, 1, 2), 256)) == {
-        ("dp", "all_reduce"): parameters + 8 + 48
-    }
-    assert totals(per_step(SMALL, ParallelConfig(fsdp=2), BatchPlan(8, 4, 1, 2), 256)) == {
+    assert totals(sent(ParallelConfig(dp=2), BatchPlan(8, 4, 1, 2))) == {("dp", "all_reduce"): parameters + 8 + 48}
+    assert totals(sent(ParallelConfig(fsdp=2), BatchPlan(8, 4, 1, 2))) == {
         ("fsdp", "all_reduce"): 8 + 48,
         ("fsdp", "all_gather"): parameters + blocks,
         ("fsdp", "reduce_scatter"): parameters,
     }
     whole = (6 * 6 + 2 + 256) * 384 * 4  # norms and biases of 6 blocks, the last norm, positions
-    assert totals(per_step(SMALL, ParallelConfig(tp=2), BatchPlan(8, 8, 1, 1), 256)) == {
+    assert totals(sent(ParallelConfig(tp=2), BatchPlan(8, 8, 1, 1))) == {
         ("tp", "all_reduce"): 3 * 8 * 256 * 4 + whole + 48,
         ("tp", "all_gather"): (6 * 6 + 2) * stream,
         ("tp", "reduce_scatter"): (4 * 6 + 2) * stream,
     }
-    assert totals(per_step(SMALL, ParallelConfig(pp=2), BatchPlan(8, 2, 4, 1), 256)) == {
+    assert totals(sent(ParallelConfig(pp=2), BatchPlan(8, 2, 4, 1))) == {
         ("pp", "all_reduce"): 48,
         ("pp", "send"): stream + 50304 * 384 * 4,
     }
@@ -57,7 +61,7 @@ def test_numbers_of_the_page_on_parallelism() -> None:
 
 def test_a_middle_stage_sends_both_ways_and_no_embedding() -> None:
     parallel = ParallelConfig(pp=3)
-    terms = per_step(SMALL, parallel, BatchPlan(8, 1, 8, 1), 256, place=Layout(1, 0, 0, 0))
+    terms = sent(parallel, BatchPlan(8, 1, 8, 1), Layout(1, 0, 0, 0))
     assert [term.what for term in terms if term.kind == "send"] == ["hidden states", "gradients of hidden states"]
 
 

@@ -20,8 +20,11 @@ from gptworks.data.loader import Batch
 from gptworks.launch.world import World
 from gptworks.parallel.apply import FreshWeights, build
 from gptworks.plan import activations
-from gptworks.plan.activations import Ledger
-from gptworks.plan.memory import RankMemory, memory, order
+from gptworks.plan.block_shape import BlockShape
+from gptworks.plan.ledger import Ledger
+from gptworks.plan.memory import RankMemory, rank_memories
+from gptworks.plan.schedule import order
+from gptworks.plan.workload import LayoutChoice, Workload
 from gptworks.simulate.tracker import Tracker
 from gptworks.train import optim
 from gptworks.train.precision import DTYPES, LossScaler
@@ -50,7 +53,8 @@ def predict(
     batch = BatchPlan(rows * accumulation * data, rows, accumulation, data)
     precision = PrecisionConfig.model_validate({"compute": compute})
     model = model or shape()
-    return memory(model, known, batch, LENGTH, precision=precision, recompute=recompute, kernels=kernels)
+    workload = Workload(model, LENGTH, precision, kernels=kernels)
+    return rank_memories(workload, LayoutChoice(known, batch, recompute))
 
 
 def most_bytes(model: ModelConfig, rows: int, accumulation: int, compute: str, recompute: str) -> int:
@@ -122,7 +126,7 @@ R, D, F, N = 4 * LENGTH, 128, 512, 4  # tokens, hidden, inner, heads
 
 def block(**changes: Any) -> activations.Passes:
     known = {"rows": 4, "length": LENGTH, "hidden": D, "ffn": F, "heads": N}
-    return activations.block(activations.Shape(**known | changes))
+    return activations.block(BlockShape(**known | changes))
 
 
 def test_what_a_block_keeps_counted_by_hand() -> None:
@@ -251,8 +255,9 @@ def test_planning_needs_no_torch() -> None:
         "import sys\n"
         "from gptworks.config.derive import BatchPlan\n"
         "from gptworks.config.schema import ModelConfig, ParallelConfig, PrecisionConfig\n"
-        "from gptworks.plan.memory import memory\n"
-        "memory(ModelConfig(), ParallelConfig(), BatchPlan(4, 4, 1, 1), 128, precision=PrecisionConfig())\n"
+        "from gptworks.plan.memory import rank_memories\n"
+        "from gptworks.plan.workload import LayoutChoice, Workload\n"
+        "rank_memories(Workload(ModelConfig(), 128), LayoutChoice(ParallelConfig(), BatchPlan(4, 4, 1, 1)))\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,13 +11,16 @@ from types import ModuleType
 import pytest
 
 import gptworks
-from gptworks.config.derive import BatchPlan, Layout
+from gptworks.config.derive import BatchPlan
 from gptworks.config.schema import ModelConfig, ParallelConfig, PrecisionConfig
 from gptworks.errors import UsageError
+from gptworks.plan import rates, work
 from gptworks.plan import time as plan_time
 from gptworks.plan.devices import Device, custom_device, device, devices, link
+from gptworks.plan.rates import Efficiency, Kernels, efficiency, facts
 from gptworks.plan.sizes import num_parameters
-from gptworks.plan.time import Efficiency, Kernels, StepTime, count, facts, mfu, seconds, step_time, tokens_per_second
+from gptworks.plan.time import StepTime, count, mfu, seconds, step_time, tokens_per_second
+from gptworks.plan.workload import LayoutChoice, Workload
 
 ROOT = Path(gptworks.__file__).parents[2]
 MODEL = ModelConfig(num_layers=24, hidden_size=2048, num_heads=16, vocab_size=51200, max_positions=1024)
@@ -43,18 +46,9 @@ def timed(
     recompute: str = "none",
     **parallel: object,
 ) -> StepTime:
-    layout = ParallelConfig(**parallel)  # type: ignore[arg-type]
-    amounts = count(
-        model,
-        layout,
-        batch or plan(),
-        1024,
-        precision=BF16,
-        recompute=recompute,
-        device=on,
-        link=link(over, on),
-        facts=facts(program) if isinstance(program, str) else program,
-    )
+    choice = LayoutChoice(ParallelConfig(**parallel), batch or plan(), recompute)  # type: ignore[arg-type]
+    program = facts(program) if isinstance(program, str) else program
+    amounts = count(Workload(model, 1024, BF16), choice, on, link(over, on), program)
     return seconds(amounts, rates, on, "bf16")
 
 
@@ -87,7 +81,7 @@ def test_recomputing_all_takes_a_third_of_the_blocks_again():
 
 def test_a_small_product_takes_longer_by_its_sizes():
     """[M, K] x [K, N] with half 100: 1 + 100 (1/M + 1/N + 1/K) times as long."""
-    product = plan_time._product(400, 200, 100)
+    product = work._product(400, 200, 100)
     assert product.flops == 2 * 400 * 200 * 100
     assert product.slowed == pytest.approx(product.flops * (1 / 400 + 1 / 200 + 1 / 100))
     slow = replace(IDEAL, half=100.0)
@@ -125,9 +119,9 @@ def test_dropout_and_written_scores_move_more_bytes():
 
 
 def test_compiled_blocks_are_faster_and_fp32_slower():
-    def total(**kind: object) -> float:
-        said = {"precision": BF16, "recompute": "none", "device": A100, "link": link("", A100)} | kind
-        return step_time(MODEL, ParallelConfig(), plan(), 1024, **said).total  # type: ignore[arg-type]
+    def total(precision: PrecisionConfig = BF16, compiled: bool = False) -> float:
+        workload = Workload(MODEL, 1024, precision, compiled)
+        return step_time(workload, LayoutChoice(ParallelConfig(), plan()), A100, link("", A100)).total
 
     assert total(compiled=True) < total() < total(precision=PrecisionConfig())
 
@@ -147,10 +141,12 @@ def test_more_micro_batches_make_the_bubble_a_smaller_share():
 
 def test_zero_1_in_a_pipeline_sums_when_all_passes_are_done():
     """Its gradients do not travel during the last backward pass; parameters still do, during the first forward pass."""
-    pipeline = ParallelConfig(pp=2, fsdp=4, zero=1)
-    assert plan_time._window(pipeline, Layout(pp=2, fsdp=4), 8, True) == pytest.approx(1 / 3 / 8)
-    assert plan_time._window(pipeline, Layout(pp=2, fsdp=4), 8, False) == pytest.approx(1 / 8)
-    assert plan_time._window(ParallelConfig(fsdp=4, zero=1), Layout(fsdp=4), 8, True) == pytest.approx(1 / 8)
+    pipeline = LayoutChoice(ParallelConfig(pp=2, fsdp=4, zero=1), plan(1, 8, 4))
+    alone = LayoutChoice(ParallelConfig(fsdp=4, zero=1), plan(1, 8, 4))
+    after, meanwhile = (replace(facts("ours"), sums_after_pipeline=late) for late in (True, False))
+    assert plan_time._window(pipeline, after) == pytest.approx(1 / 3 / 8)
+    assert plan_time._window(pipeline, meanwhile) == pytest.approx(1 / 8)
+    assert plan_time._window(alone, after) == pytest.approx(1 / 8)
 
 
 def test_interleaving_divides_the_bubble_and_a_zero_bubble_schedule_leaves_a_third():
@@ -240,23 +236,14 @@ def test_the_amounts_grow_on_a_straight_line_with_the_layers():
     """Messages are counted for one and two blocks per stage: the rest follows."""
     from gptworks.plan.communication import on_the_wire, per_step
 
-    parallel = ParallelConfig(dp=2, fsdp=2, tp=2, zero=3)
-    terms = per_step(MODEL, parallel, plan(replicas=4), 1024, compute_bytes=2, reduce_bytes=4)
+    workload = Workload(MODEL, 1024, BF16)
+    choice = LayoutChoice(ParallelConfig(dp=2, fsdp=2, tp=2, zero=3), plan(replicas=4))
+    terms = per_step(workload, choice, gradient_bytes=4)
     sizes = {"dp": 2, "fsdp": 2, "tp": 2}
     whole = {
         axis: sum(float(on_the_wire(t.kind, t.bytes, n)) for t in terms if t.axis == axis) for axis, n in sizes.items()
     }
-    amounts = count(
-        MODEL,
-        parallel,
-        plan(replicas=4),
-        1024,
-        precision=BF16,
-        recompute="none",
-        device=A100,
-        link=link("", A100),
-        facts=replace(facts("ours"), tensor_sum=4),
-    )
+    amounts = count(workload, choice, A100, link("", A100), replace(facts("ours"), tensor_sum=4))
     assert {axis: found.bytes for axis, found in amounts.messages.items()} == pytest.approx(whole)
 
 
@@ -273,16 +260,18 @@ def test_the_update_moves_its_bytes_once_and_shards_divide_it():
 
 def test_the_parts_add_up_and_tokens_and_mfu_follow():
     batch = plan(1, 16, 8)
-    found = timed(batch=batch, pp=2, dp=4, fsdp=2, tp=2, rates=plan_time.efficiency("a100", "ours"))
+    found = timed(batch=batch, pp=2, dp=4, fsdp=2, tp=2, rates=efficiency("a100", "ours"))
     whole = found.compute + found.recompute + found.bubble + found.optimizer + sum(found.communication.values())
     assert found.total == pytest.approx(whole)
     assert set(found.communication) == {"pp", "dp", "fsdp", "tp"}
     tokens = tokens_per_second(found, batch, 1024)
     assert tokens == pytest.approx(batch.global_size * 1024 / found.total)
-    used = mfu(found, MODEL, batch, 1024, device=A100, num_devices=32, precision=BF16)
+    choice = LayoutChoice(ParallelConfig(pp=2, dp=4, fsdp=2, tp=2), batch)
+    used = mfu(found, Workload(MODEL, 1024, BF16), choice, A100)
     assert 0.02 < used < 0.6
     long = plan(4, 256)
-    ideal = mfu(timed(NO_HEAD, long), NO_HEAD, long, 1024, device=A100, num_devices=1, precision=BF16)
+    alone = LayoutChoice(ParallelConfig(), long)
+    ideal = mfu(timed(NO_HEAD, long), Workload(NO_HEAD, 1024, BF16), alone, A100)
     assert 0.95 < ideal < 1.0, "but for the scores that the backward pass computes again"
 
 
@@ -290,16 +279,9 @@ def test_the_parts_add_up_and_tokens_and_mfu_follow():
 def test_every_device_has_an_answer(name: str):
     card = device(name)
     for compute in ("fp32", "bf16", "fp16"):
-        said = step_time(
-            MODEL,
-            ParallelConfig(fsdp=2, tp=2),
-            plan(replicas=2),
-            1024,
-            precision=PrecisionConfig(compute=compute),  # type: ignore[arg-type]
-            recompute="full",
-            device=card,
-            link=link("", card),
-        )
+        workload = Workload(MODEL, 1024, PrecisionConfig(compute=compute))  # type: ignore[arg-type]
+        choice = LayoutChoice(ParallelConfig(fsdp=2, tp=2), plan(replicas=2), "full")
+        said = step_time(workload, choice, card, link("", card))
         assert 0 < said.total < 1e4
         assert all(part >= 0 for part in [said.bubble, said.optimizer, *said.communication.values()])
 
@@ -307,16 +289,7 @@ def test_every_device_has_an_answer(name: str):
 def test_a_measured_cpu_reaches_what_was_measured():
     cpu = custom_device(memory=8e9, tflops=0.1, bandwidth=20e9, per_node=1, like="cpu")
     tiny = ModelConfig(num_layers=2, hidden_size=256, num_heads=4, vocab_size=512, max_positions=256)
-    said = step_time(
-        tiny,
-        ParallelConfig(),
-        plan(8),
-        256,
-        precision=PrecisionConfig(),
-        recompute="none",
-        device=cpu,
-        link=link("", cpu),
-    )
+    said = step_time(Workload(tiny, 256), LayoutChoice(ParallelConfig(), plan(8)), cpu, link("", cpu))
     products = 6 * 8 * 256 * (2 * 12 * 256**2 + 512 * 256) / 0.1e12
     assert products < said.compute < 5 * products
 
@@ -368,12 +341,12 @@ def test_all_published_rows_are_there(fitted: tuple[list, dict[str, float]]):
 
 def test_efficiency_toml_is_what_the_fit_gives(plan_fit: ModuleType, fitted: tuple[list, dict[str, float]]):
     text = plan_fit.written(*fitted)
-    given, stored = tomllib.loads(text), plan_time._table("efficiency.toml")
+    given, stored = tomllib.loads(text), rates._table("efficiency.toml")
     assert given.keys() == stored.keys()
     for table in given:
         for name, value in given[table].items():
             assert stored[table][name] == pytest.approx(value, rel=2e-3, abs=2e-3), f"{table}.{name}"
-    programs = set(plan_time._table("kernels.toml"))
+    programs = set(rates._table("kernels.toml"))
     assert set(stored["systems"]) == programs - {"ours-fp32", "ours-compiled"}, "variants of ours share its numbers"
 
 

@@ -5,6 +5,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 
+from gptworks.text_table import aligned
+
 BAR = 20
 _LEAST_BAR = 8
 
@@ -52,17 +54,10 @@ def plain(
         bar = max(_LEAST_BAR, width - taken - 2)
     if width is not None and taken + (2 + bar if bars else 0) > width:
         return _stacked(titles, rows, bars, width)
-    right = [_is_right(rows, at) for at in range(len(titles))]
-    lines = []
-    for number, row in enumerate([titles, *rows]):
-        cells = [
-            cell.rjust(size) if is_right else cell.ljust(size)
-            for cell, size, is_right in zip(row, widths, right, strict=True)
-        ]
-        if bars and number:
-            cells.append(_bar(bars[number - 1], bar))
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    head, *lines = aligned([titles, *rows], left=[at for at in range(len(titles)) if not _is_right(rows, at)])
+    if bars:
+        lines = [f"{line}  {_bar(share, bar)}" for line, share in zip(lines, bars, strict=True)]
+    return [line.rstrip() for line in (head, *lines)]
 
 
 def _stacked(titles: Sequence[str], rows: Sequence[Sequence[str]], bars: Sequence[float], width: int) -> list[str]:

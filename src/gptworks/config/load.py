@@ -4,7 +4,8 @@ Every value remembers where it came from.
 """
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,40 @@ ShapeOf = Callable[[str, dict[str, Any]], dict[str, Any]]
 VocabularyOf = Callable[[list[str], str], int | None]
 
 
+class OriginKind(Enum):
+    FILE = "file"
+    PRESET = "preset"
+    CHECKPOINT = "checkpoint"
+    TOKENIZER = "tokenizer"
+    OVERRIDE = "override"  # of the command line
+    ARGUMENT = "argument"  # of a program
+    DERIVED = "derived"  # from another value
+
+
+class Origin(str):
+    """Where a value came from, in words: `run.yaml:12`, `preset gpt2`, `override optim.lr=1e-4`."""
+
+    kind: OriginKind
+
+    def __new__(cls, text: str, kind: OriginKind) -> "Origin":
+        origin = super().__new__(cls, text)
+        origin.kind = kind
+        return origin
+
+
 @dataclass(frozen=True)
 class Leaf:
-    """One value and where it came from: `run.yaml:12`, `preset gpt2`, `override`."""
+    """One value and where it came from."""
 
     value: Any
-    origin: str
+    origin: Origin | None
 
 
 @dataclass(frozen=True)
 class Loaded:
     config: RunConfig
-    origins: dict[str, str]  # dotted path -> origin, for every value that is not a default
+    origins: dict[str, Origin]  # dotted path -> origin, for every value that is not a default
+    preset: str = ""  # the one that the model is of
 
 
 def load(path: str | Path | None = None, *, preset: str = "", overrides: Iterable[str] = ()) -> RunConfig:
@@ -71,7 +94,9 @@ def load_with_origins(
             problems.append(problem)
         else:
             leaves[key] = leaf
-    leaves |= {key: Leaf(value, "argument") for key, value in flatten(values or {}).items()}
+    leaves |= {
+        key: Leaf(value, Origin("argument", OriginKind.ARGUMENT)) for key, value in flatten(values or {}).items()
+    }
     below: dict[str, Leaf] = {}
     checkpoint = leaves.get("init.checkpoint")
     is_complete = all(f"model.{key}" in leaves for key in ModelConfig.model_fields)
@@ -79,12 +104,14 @@ def load_with_origins(
         stated = presets.find(preset) if preset else {}
         stated |= {key.removeprefix("model."): leaf.value for key, leaf in leaves.items() if key.startswith("model.")}
         shape = shape_of(str(checkpoint.value), stated)
-        below |= {f"model.{key}": Leaf(value, f"checkpoint {checkpoint.value}") for key, value in shape.items()}
+        origin = Origin(f"checkpoint {checkpoint.value}", OriginKind.CHECKPOINT)
+        below |= {f"model.{key}": Leaf(value, origin) for key, value in shape.items()}
     if preset:
-        below |= {f"model.{key}": Leaf(value, f"preset {preset}") for key, value in presets.find(preset).items()}
+        origin = Origin(f"preset {preset}", OriginKind.PRESET)
+        below |= {f"model.{key}": Leaf(value, origin) for key, value in presets.find(preset).items()}
     if vocabulary_of and "model.vocab_size" not in below | leaves:
         below |= _vocabulary(leaves, vocabulary_of)
-    return _validate(below | leaves, str(path or "config"), problems, without)
+    return replace(_validate(below | leaves, str(path or "config"), problems, without), preset=preset)
 
 
 def _vocabulary(leaves: dict[str, Leaf], vocabulary_of: VocabularyOf) -> dict[str, Leaf]:
@@ -94,12 +121,13 @@ def _vocabulary(leaves: dict[str, Leaf], vocabulary_of: VocabularyOf) -> dict[st
     if not paths or not all(isinstance(each, str) for each in paths):
         return {}  # what is wrong with it is said with all that is wrong
     found = vocabulary_of(paths, str(given.get("data.tokenizer") or ""))
-    return {"model.vocab_size": Leaf(found, f"tokenizer of {', '.join(paths)}")} if found else {}
+    origin = Origin(f"tokenizer of {', '.join(paths)}", OriginKind.TOKENIZER)
+    return {"model.vocab_size": Leaf(found, origin)} if found else {}
 
 
 def from_dict(values: dict[str, Any], source: str = "config") -> RunConfig:
     """The configuration from nested dictionaries, with the same checks and messages as from a file."""
-    return _validate({key: Leaf(value, "") for key, value in flatten(values).items()}, source, []).config
+    return _validate({key: Leaf(value, None) for key, value in flatten(values).items()}, source, []).config
 
 
 def known_keys() -> list[str]:
@@ -117,12 +145,20 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def nest(values: dict[str, Any]) -> dict[str, Any]:
+    """The reverse of flatten: dotted keys as sections within each other."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        _place(tree, key, value)
+    return tree
+
+
 def _parse_override(text: str) -> tuple[str, Leaf, str]:
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key:
-        return "", Leaf(None, ""), f"{text}: an override has the form section.key=value, such as optim.lr=1e-4."
-    return key, Leaf(yaml_text.parse_scalar(value), f"override {text}"), ""
+        return "", Leaf(None, None), f"{text}: an override has the form section.key=value, such as optim.lr=1e-4."
+    return key, Leaf(yaml_text.parse_scalar(value), Origin(f"override {text}", OriginKind.OVERRIDE)), ""
 
 
 def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Leaf], str]:
@@ -143,7 +179,7 @@ def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Leaf
     preset = own_presets[0] if own_presets else preset
     for key, leaf in flatten(tree).items():
         if isinstance(leaf, yaml_text.Value):
-            leaves[key] = Leaf(leaf.value, f"{path}:{leaf.line}")
+            leaves[key] = Leaf(leaf.value, Origin(f"{path}:{leaf.line}", OriginKind.FILE))
     return leaves, preset
 
 
@@ -165,7 +201,7 @@ def _validate(
     known = set(known_keys())
     blocks = {key.rpartition(".")[0] for key in known}
     given: dict[str, dict[str, Any]] = {}
-    origins: dict[str, str] = {}
+    origins: dict[str, Origin] = {}
     for key, leaf in leaves.items():
         if key in blocks and leaf.value is None:
             continue  # `model:` with nothing below it
@@ -173,13 +209,13 @@ def _validate(
             problems.append(_located(unknown(key, RunConfig, leaf.value), leaf))
         elif leaf.value is not None:
             _place(given, key, leaf.value)
-            origins[key] = leaf.origin
+            origins[key] = leaf.origin or Origin("", OriginKind.ARGUMENT)
 
     sections: dict[str, Any] = {}
     for name, field in RunConfig.model_fields.items():  # `model` comes before `data`
         if name == "data" and "model" in sections and "seq_len" not in given.get("data", {}):
             given.setdefault("data", {})["seq_len"] = sections["model"].max_positions
-            origins["data.seq_len"] = "model.max_positions"
+            origins["data.seq_len"] = Origin("model.max_positions", OriginKind.DERIVED)
         section_type = field.annotation
         assert isinstance(section_type, type) and issubclass(section_type, Section)
         try:
@@ -187,7 +223,7 @@ def _validate(
         except ValidationError as error:
             for key, problem in explain(name, error, RunConfig):
                 problems.append(_located(problem, leaves.get(key)))
-    origins.setdefault("model.ffn_size", "4 x model.hidden_size")
+    origins.setdefault("model.ffn_size", Origin("4 x model.hidden_size", OriginKind.DERIVED))
     problems += contradictions.find(sections, without)
     if problems:
         raise ConfigError(source, problems)

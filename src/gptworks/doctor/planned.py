@@ -76,28 +76,33 @@ def layout(cfg: RunConfig) -> list[Finding]:
 
 
 def memory(cfg: RunConfig) -> list[Finding]:
-    """Weights, gradients and Adam's moments. Activations come on top: a fit here is no promise."""
+    """Of tensors when a step holds most; what an allocator loses comes on top."""
     import torch
 
+    from gptworks.plan.budget import MemoryBudget
     from gptworks.plan.machine import memory_available
-    from gptworks.simulate.dry_run import survey
+    from gptworks.plan.memory import rank_memories
+    from gptworks.plan.workload import LayoutChoice, Workload
 
-    world_size = _solved(cfg).world_size
-    held = survey(cfg, world_size).holdings
+    choice = LayoutChoice.from_config(cfg, _solved(cfg).world_size)
+    layout = choice.layout
     on_cuda = cfg.run.device == "cuda" or (cfg.run.device == "auto" and torch.cuda.is_available())
+    memories = rank_memories(Workload.from_config(cfg, "cuda" if on_cuda else "cpu"), choice)
     if on_cuda and torch.cuda.is_available():
-        needed, there = max(each.in_all for each in held), torch.cuda.get_device_properties(0).total_memory
-        told = f"the fullest process holds {needed / _GIB:,.2f} GiB of the {there / _GIB:,.1f} GiB of its device"
+        budget = MemoryBudget(torch.cuda.get_device_properties(0).total_memory)
+        who, where = "the fullest process", "of its device"
     else:
-        needed, there = sum(each.in_all * each.num_ranks for each in held), int(memory_available())
-        who = "1 process" if world_size == 1 else f"{world_size} processes"
-        told = f"{who} would hold {needed / _GIB:,.2f} GiB of the {there / _GIB:,.1f} GiB that are free"
-    told += ", without activations"
+        budget = MemoryBudget(memory_available(layout.world_size), shared_by=layout.world_size)
+        who = "1 process" if layout.world_size == 1 else f"{layout.world_size} processes"
+        where = "that are free"
+    needed, there = budget.needed(memories, layout), budget.capacity
+    told = f"{who} would hold {needed / _GIB:,.2f} GiB of the {there / _GIB:,.1f} GiB {where}, activations included"
     if needed <= there:
         return ok("memory", told)
+    smaller = "Take a smaller batch.micro_size, or train.recompute: full;"
     if not on_cuda:
-        return problem("memory", told, "Take a smaller preset, or more machines with parallel.fsdp, tp or pp.")
-    return problem("memory", told, "Split it further (parallel.fsdp, tp, pp), or parallel.offload: true with fsdp.")
+        return problem("memory", told, f"{smaller} a smaller preset; or more machines with parallel.fsdp, tp or pp.")
+    return problem("memory", told, f"{smaller} split it further (parallel.fsdp, tp, pp), or parallel.offload: true.")
 
 
 def data(cfg: RunConfig) -> list[Finding]:

@@ -10,11 +10,13 @@ from itertools import combinations, product
 from math import log2
 from typing import Any
 
-from gptworks.config import contradictions
 from gptworks.config.derive import BatchPlan, Layout
-from gptworks.config.schema import BatchConfig, DataConfig, ModelConfig, ParallelConfig
+from gptworks.config.schema import ModelConfig, ParallelConfig
 from gptworks.errors import ConfigError
-from gptworks.plan.job import Choice, Job, Room, amount
+from gptworks.plan.budget import MemoryBudget, amount
+from gptworks.plan.memory import peak_memory, rank_memories
+from gptworks.plan.rejections import refusals
+from gptworks.plan.workload import LayoutChoice, Workload
 
 RUN, DEVICES, MODEL = "run", "devices", "model"
 
@@ -32,8 +34,8 @@ class Change:
     settings: dict[str, Any]  # dotted keys, as a command line takes them
     kind: str  # run, devices or model
     needed: int  # bytes afterwards, where it is most
-    job: Job
-    choice: Choice
+    workload: Workload
+    choice: LayoutChoice
 
     @property
     def devices(self) -> int:
@@ -51,14 +53,14 @@ class Change:
     @property
     def words(self) -> str:
         # Processes of one machine share its memory: more of them there would need more of it.
-        more = f"on {self.devices} machines: " if self.job.kernels == "cpu" else f"{self.devices} devices: "
+        more = f"on {self.devices} machines: " if self.workload.kernels == "cpu" else f"{self.devices} devices: "
         why = {RUN: "", DEVICES: more, MODEL: "another model: "}[self.kind]
         return f"{why}{self.overrides}"
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One alternative of a knob: what it makes of job and choice, and about what it costs."""
+    """One alternative of a knob: what it makes of workload and choice, and about what it costs."""
 
     knob: str
     number: int  # from 1: how far the knob is turned
@@ -66,16 +68,18 @@ class _Step:
     value: Any
 
 
-def smallest(job: Job, choice: Choice, room: Room, *, most: int = 3, may_add_devices: bool = True) -> list[Change]:
+def smallest(
+    workload: Workload, choice: LayoutChoice, budget: MemoryBudget, *, most: int = 3, may_add_devices: bool = True
+) -> list[Change]:
     """At most so many that keep the global batch, the smallest first; then what makes another model of it."""
-    found = [*_of_the_run(job, choice, room, most)]
-    if len(found) < most and may_add_devices and room.shared_by == 1:
-        found += _more_devices(job, choice, room)
-    return found + list(_another_model(job, choice, room))
+    found = [*_of_the_run(workload, choice, budget, most)]
+    if len(found) < most and may_add_devices and budget.shared_by == 1:
+        found += _more_devices(workload, choice, budget)
+    return found + list(_another_model(workload, choice, budget))
 
 
-def _of_the_run(job: Job, choice: Choice, room: Room, most: int) -> list[Change]:
-    knobs = [knob for knob in _knobs(job, choice, room.per_node) if knob]
+def _of_the_run(workload: Workload, choice: LayoutChoice, budget: MemoryBudget, most: int) -> list[Change]:
+    knobs = [knob for knob in _knobs(workload, choice, budget.per_node) if knob]
     found: list[tuple[Change, dict[str, int]]] = []
     for turned in range(1, len(knobs) + 1):
         steps = [each for some in combinations(knobs, turned) for each in product(*some)]
@@ -83,10 +87,10 @@ def _of_the_run(job: Job, choice: Choice, room: Room, most: int) -> list[Change]
             extent = {step.knob: step.number for step in combined}
             if any(_is_no_more(smaller, extent) for _, smaller in found):
                 continue  # what is already there turns the same knobs less
-            changed = _turn(job, choice, combined)
-            needed = _needed(*changed, room) if changed else None
-            if changed and needed is not None and needed <= room.capacity:
-                found.append((Change(_difference(job, choice, *changed), RUN, needed, *changed), extent))
+            changed = _turn(workload, choice, combined)
+            needed = _needed(*changed, budget) if changed else None
+            if changed and needed is not None and needed <= budget.capacity:
+                found.append((Change(_difference(workload, choice, *changed), RUN, needed, *changed), extent))
             if len(found) == most:
                 return [change for change, _ in found]
     return [change for change, _ in found]
@@ -96,10 +100,10 @@ def _is_no_more(smaller: dict[str, int], extent: dict[str, int]) -> bool:
     return all(extent.get(knob, 0) >= number for knob, number in smaller.items())
 
 
-def _knobs(job: Job, choice: Choice, per_node: int) -> list[list[_Step]]:
+def _knobs(workload: Workload, choice: LayoutChoice, per_node: int) -> list[list[_Step]]:
     """Each with its alternatives, the mildest first."""
     parallel, batch, layout = choice.parallel, choice.batch, choice.layout
-    attention = [_Step("attention", 1, -0.05, "auto")] if job.model.attention == "math" else []
+    attention = [_Step("attention", 1, -0.05, "auto")] if workload.model.attention == "math" else []
     smaller = [size for size in range(batch.micro_size - 1, 0, -1) if batch.micro_size * batch.accumulation % size == 0]
     micro = [
         _Step("micro", number, _HALF_THE_MICRO_BATCH * log2(batch.micro_size / size), size)
@@ -119,16 +123,16 @@ def _knobs(job: Job, choice: Choice, per_node: int) -> list[list[_Step]]:
     ]
     cuts = [2**n for n in range(1, 4) if layout.tp * 2**n <= per_node and layout.data_parallel % 2**n == 0]
     tensor = [_Step("tp", number, _TWICE_THE_TENSOR_PARALLEL * log2(cut), cut) for number, cut in enumerate(cuts, 1)]
-    offload = [_Step("offload", 1, _OFFLOAD, True)] if not parallel.offload and job.kernels != "cpu" else []
+    offload = [_Step("offload", 1, _OFFLOAD, True)] if not parallel.offload and workload.kernels != "cpu" else []
     return [attention, micro, recompute, sharding, tensor, offload]
 
 
-def _turn(job: Job, choice: Choice, steps: tuple[_Step, ...]) -> tuple[Job, Choice] | None:
+def _turn(workload: Workload, choice: LayoutChoice, steps: tuple[_Step, ...]) -> tuple[Workload, LayoutChoice] | None:
     """None where the result is something that a run would refuse."""
     to = {step.knob: step.value for step in steps}
     if "attention" in to:
-        job = replace(job, model=job.model.model_copy(update={"attention": to["attention"]}))
-    layout, zero = vars(choice.layout), choice.parallel.zero
+        workload = replace(workload, model=workload.model.model_copy(update={"attention": to["attention"]}))
+    layout, zero = dict(vars(choice.layout)), choice.parallel.zero
     if "sharding" in to:
         layout["dp"], layout["fsdp"], zero = to["sharding"]
     if "tp" in to:
@@ -141,44 +145,31 @@ def _turn(job: Job, choice: Choice, steps: tuple[_Step, ...]) -> tuple[Job, Choi
         zero = zero if layout["fsdp"] > 1 else 0
     given = {**layout, "zero": zero, "offload": to.get("offload", choice.parallel.offload)}
     recompute = to.get("recompute", choice.recompute)
-    return rearranged(job, choice, given, micro_size=to.get("micro", choice.batch.micro_size), recompute=recompute)
+    return rearranged(workload, choice, given, micro_size=to.get("micro", choice.batch.micro_size), recompute=recompute)
 
 
 def rearranged(
-    job: Job, choice: Choice, parallel: dict[str, Any], *, micro_size: int, recompute: str
-) -> tuple[Job, Choice] | None:
+    workload: Workload, choice: LayoutChoice, parallel: dict[str, Any], *, micro_size: int, recompute: str
+) -> tuple[Workload, LayoutChoice] | None:
     """With the same global batch. None where a run would refuse it."""
     changed = ParallelConfig(**choice.parallel.model_dump() | parallel)
     total, ranks = choice.batch.global_size, Layout.known(changed).data_parallel
     if total % (micro_size * ranks):
         return None
     batch = BatchPlan(total, micro_size, total // (micro_size * ranks), ranks)
-    return (job, Choice(changed, batch, recompute)) if not refused(job, changed, batch) else None
+    return (workload, LayoutChoice(changed, batch, recompute)) if not refusals(workload, changed, batch) else None
 
 
-def refused(job: Job, parallel: ParallelConfig, batch: BatchPlan) -> list[str]:
-    """What a run would say against it."""
-    asked = BatchConfig(global_size=batch.global_size, micro_size=batch.micro_size)
-    data = DataConfig(seq_len=job.seq_len)
-    return [
-        *contradictions.matrices_divide(job.model, parallel),
-        *contradictions.sequence_divides(data, parallel),
-        *contradictions.stages_have_layers(job.model, parallel),
-        *contradictions.batch_equation(asked, job.model, data, parallel),
-        *contradictions.stages_are_busy(asked, job.model, data, parallel),
-        *contradictions.pipeline_settings_have_a_pipeline(parallel),
-        *contradictions.sharding_has_shards(parallel),
-    ]
-
-
-def _needed(job: Job, choice: Choice, room: Room) -> int | None:
+def _needed(workload: Workload, choice: LayoutChoice, budget: MemoryBudget) -> int | None:
     try:
-        return choice.peak(job) if room.shared_by == 1 else room.needed(choice.memory(job), choice.layout)
+        if budget.shared_by == 1:
+            return peak_memory(workload, choice)
+        return budget.needed(rank_memories(workload, choice), choice.layout)
     except ConfigError:
         return None
 
 
-def _difference(job: Job, choice: Choice, new_job: Job, new: Choice) -> dict[str, Any]:
+def _difference(workload: Workload, choice: LayoutChoice, new_workload: Workload, new: LayoutChoice) -> dict[str, Any]:
     before, after = choice.settings(), new.settings()
     keys = {key for key, value in after.items() if before.get(key) != value}
     if keys & {"batch.micro_size", "batch.accumulation"}:
@@ -187,12 +178,12 @@ def _difference(job: Job, choice: Choice, new_job: Job, new: Choice) -> dict[str
     if "parallel.fsdp" in keys:
         keys.add("parallel.zero")
     changed = {key: value for key, value in after.items() if key in keys}
-    theirs = job.model.model_dump()
-    changed |= {f"model.{key}": value for key, value in new_job.model.model_dump().items() if theirs[key] != value}
+    theirs = workload.model.model_dump()
+    changed |= {f"model.{key}": value for key, value in new_workload.model.model_dump().items() if theirs[key] != value}
     return changed
 
 
-def _more_devices(job: Job, choice: Choice, room: Room) -> list[Change]:
+def _more_devices(workload: Workload, choice: LayoutChoice, budget: MemoryBudget) -> list[Change]:
     """The fewest devices, twice as many each time, over which it can be sharded; one change."""
     layout, batch, factor = choice.layout, choice.batch, 2
     while layout.world_size * factor <= _MOST_DEVICES:
@@ -201,28 +192,29 @@ def _more_devices(job: Job, choice: Choice, room: Room) -> list[Change]:
             per_rank = batch.global_size // (layout.dp * shards)
             micro = next((m for m in range(min(batch.micro_size, per_rank), 0, -1) if per_rank % m == 0), 0)
             for size, mode in ((micro, choice.recompute), (micro, "full"), (1, "full")):
-                new = size and rearranged(job, choice, {"fsdp": shards, "zero": zero}, micro_size=size, recompute=mode)
-                needed = _needed(*new, room) if new else None
-                if new and needed is not None and needed <= room.capacity:
-                    return [Change(_difference(job, choice, *new), DEVICES, needed, *new)]
+                sharded = {"fsdp": shards, "zero": zero}
+                new = size and rearranged(workload, choice, sharded, micro_size=size, recompute=mode)
+                needed = _needed(*new, budget) if new else None
+                if new and needed is not None and needed <= budget.capacity:
+                    return [Change(_difference(workload, choice, *new), DEVICES, needed, *new)]
         factor *= 2
     return []
 
 
-def _another_model(job: Job, choice: Choice, room: Room) -> Iterator[Change]:
+def _another_model(workload: Workload, choice: LayoutChoice, budget: MemoryBudget) -> Iterator[Change]:
     """Half the width, or half the depth, as often as it takes, but not below an eighth."""
     for name in ("hidden_size", "num_layers"):
-        model: ModelConfig | None = job.model
+        model: ModelConfig | None = workload.model
         for _ in range(3):
             model = _halved(model, name) if model else None
             if model is None:
                 break
-            changed = replace(job, model=model)
-            if refused(changed, choice.parallel, choice.batch):
+            changed = replace(workload, model=model)
+            if refusals(changed, choice.parallel, choice.batch):
                 break
-            needed = _needed(changed, choice, room)
-            if needed is not None and needed <= room.capacity:
-                yield Change(_difference(job, choice, changed, choice), MODEL, needed, changed, choice)
+            needed = _needed(changed, choice, budget)
+            if needed is not None and needed <= budget.capacity:
+                yield Change(_difference(workload, choice, changed, choice), MODEL, needed, changed, choice)
                 break
 
 

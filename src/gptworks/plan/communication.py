@@ -21,13 +21,14 @@ Parameters around the blocks travel in fp32; sums over tp are taken in fp32 at l
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil, prod
 
-from gptworks.config.derive import BatchPlan, Layout
-from gptworks.config.schema import ModelConfig, ParallelConfig
-from gptworks.config.stages import assign_layers, stages_of
+from gptworks.config.derive import Layout
+from gptworks.config.stages import stages_of
+from gptworks.plan.rank_parameters import Stage, padded, shard_size, stages_here
+from gptworks.plan.sizes import FP32
+from gptworks.plan.workload import LayoutChoice, Workload
 
-MASTER = 4  # bytes of a parameter: they are kept in fp32
+MASTER = FP32  # bytes of a parameter: they are kept in fp32
 
 
 @dataclass(frozen=True)
@@ -36,61 +37,23 @@ class Term:
     kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all or send
     bytes: int
     what: str
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter of the model, or what tensor parallelism leaves of it on a rank."""
-
-    name: str
-    shape: tuple[int, ...]
-    cut: int | None = None  # the dim that tensor parallelism cuts; None = whole on each rank
-
-    @property
-    def size(self) -> int:
-        return prod(self.shape)
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What a rank holds of one pipeline stage, before it is sharded: one group for each block, and one around them."""
-
-    number: int
-    blocks: list[list[Parameter]]
-    around: list[Parameter]
-    is_first: bool
-    is_last: bool
-
-    @property
-    def groups(self) -> list[list[Parameter]]:
-        return [group for group in [self.around, *self.blocks] if group]
-
-    @property
-    def parameters(self) -> list[Parameter]:
-        return [parameter for group in self.groups for parameter in group]
+    is_hidden: bool = False  # hidden states or their gradients, from one stage to another
 
 
 def per_step(
-    model: ModelConfig,
-    parallel: ParallelConfig,
-    batch: BatchPlan,
-    seq_len: int,
-    *,
-    place: Layout | None = None,
-    compute_bytes: int = 4,
-    reduce_bytes: int = 4,
+    workload: Workload, choice: LayoutChoice, coords: Layout | None = None, *, gradient_bytes: int | None = None
 ) -> list[Term]:
-    """All that one rank says in a step. `place`: its coordinates, from 0; stages and uneven cuts make ranks differ."""
-    layout = Layout.known(parallel)
-    place = place or Layout(0, 0, 0, 0)
-    stages = stages_here(model, parallel, place)
-    terms = [*_counts(layout)]
+    """All that one rank says in a step. `coords`: of the rank, from 0; stages and uneven cuts make ranks differ.
+    `gradient_bytes`: of a number of a gradient on its way, where a program does not do as precision.reduce says."""
+    coords = coords or Layout(0, 0, 0, 0)
+    stages = stages_here(workload.model, choice.parallel, coords)
+    terms = [*_counts(choice.layout)]
     for stage in stages:
-        terms += _data(stage, parallel, layout, batch.accumulation, compute_bytes, reduce_bytes)
-        if layout.tp > 1:
-            terms += _tensor(model, stage, parallel, layout, place, batch, seq_len, compute_bytes)
-    if layout.pp > 1:
-        terms += _pipeline(model, stages, parallel, layout, place, batch, seq_len, compute_bytes)
+        terms += _data(workload, choice, stage, gradient_bytes or workload.reduce_bytes)
+        if choice.layout.tp > 1:
+            terms += _tensor(workload, choice, stage, coords)
+    if choice.layout.pp > 1:
+        terms += _pipeline(workload, choice, stages, coords)
     return [term for term in terms if term.bytes]
 
 
@@ -106,24 +69,6 @@ def on_the_wire(kind: str, size: int, ranks: int) -> Fraction:
     """What a rank really sends of a message of so many bytes, when each piece takes the shortest way (a ring)."""
     others = Fraction(ranks - 1, ranks)
     return size * {"all_reduce": 2 * others, "send": Fraction(1)}.get(kind, others)
-
-
-def stages_here(model: ModelConfig, parallel: ParallelConfig, place: Layout) -> list[Stage]:
-    layout = Layout.known(parallel)
-    num_stages = layout.pp * parallel.virtual_stages
-    numbers = stages_of(place.pp, layout.pp, parallel.virtual_stages, parallel.schedule) if layout.pp > 1 else [0]
-    layers = assign_layers(model.num_layers, num_stages)
-    block = [_here(p, layout.tp, place.tp) for p in _block(model)]  # all of them are alike
-    return [
-        Stage(
-            number,
-            [block for _ in layers[number]],
-            [_here(p, layout.tp, place.tp) for p in _around(model, number == 0, number == num_stages - 1)],
-            number == 0,
-            number == num_stages - 1,
-        )
-        for number in numbers
-    ]
 
 
 # What is asked of all ranks
@@ -143,12 +88,11 @@ def _counts(layout: Layout) -> Iterator[Term]:
 # dp and fsdp
 
 
-def _data(
-    stage: Stage, parallel: ParallelConfig, layout: Layout, micro_batches: int, compute_bytes: int, reduce_bytes: int
-) -> Iterator[Term]:
-    zero = parallel.zero if layout.fsdp > 1 else 0
+def _data(workload: Workload, choice: LayoutChoice, stage: Stage, gradient_bytes: int) -> Iterator[Term]:
+    layout, zero = choice.layout, choice.zero
+    micro_batches = choice.batch.accumulation
     if zero == 0:
-        size = sum(parameter.size for parameter in stage.parameters) * reduce_bytes
+        size = sum(parameter.size for parameter in stage.parameters) * gradient_bytes
         for axis in ("dp", "fsdp"):
             if getattr(layout, axis) > 1:
                 yield Term(axis, "all_reduce", size, "gradients")
@@ -159,35 +103,27 @@ def _data(
     gathered = micro_batches if zero == 3 else 1
     # At stage 3 a block is gathered for each of its two passes; what is around the blocks is kept between them.
     passes = 2 if zero == 3 else 1
-    yield Term("fsdp", "all_gather", gathered * passes * of_blocks * compute_bytes, "parameters of the blocks")
+    yield Term("fsdp", "all_gather", gathered * passes * of_blocks * workload.compute_bytes, "parameters of the blocks")
     yield Term("fsdp", "all_gather", gathered * around * MASTER, "parameters around the blocks")
     scattered = 1 if zero == 1 else micro_batches
-    yield Term("fsdp", "reduce_scatter", scattered * (of_blocks + around) * reduce_bytes, "gradients")
+    yield Term("fsdp", "reduce_scatter", scattered * (of_blocks + around) * gradient_bytes, "gradients")
     if layout.dp > 1:
         shard = (of_blocks + around) // layout.fsdp
-        yield Term("dp", "all_reduce", shard * reduce_bytes, "gradients of the shard")
+        yield Term("dp", "all_reduce", shard * gradient_bytes, "gradients of the shard")
 
 
 # tp
 
 
-def _tensor(
-    model: ModelConfig,
-    stage: Stage,
-    parallel: ParallelConfig,
-    layout: Layout,
-    place: Layout,
-    batch: BatchPlan,
-    seq_len: int,
-    compute_bytes: int,
-) -> Iterator[Term]:
-    tokens = batch.accumulation * batch.micro_size * seq_len
-    stream = tokens * model.hidden_size  # A x B x T x D numbers
+def _tensor(workload: Workload, choice: LayoutChoice, stage: Stage, coords: Layout) -> Iterator[Term]:
+    compute_bytes = workload.compute_bytes
+    tokens = choice.batch.accumulation * choice.batch.micro_size * workload.seq_len
+    stream = tokens * workload.model.hidden_size  # A x B x T x D numbers
     wide = max(compute_bytes, 4)
     if stage.is_last:
         yield Term("tp", "all_reduce", 3 * tokens * wide, "maximum, sum and target of the softmax")
     blocks = len(stage.blocks)
-    if not parallel.sequence:
+    if not choice.parallel.sequence:
         # Two pairs of matrices a block: one sum behind each pair, one of gradients before it.
         yield Term("tp", "all_reduce", 4 * blocks * stream * wide, "what lies between the matrices")
         if stage.is_first:
@@ -200,7 +136,7 @@ def _tensor(
     # Before each pair: forward, again for the weight's gradient; behind it: the gradient of the sum.
     yield Term("tp", "all_gather", 6 * blocks * stream * compute_bytes, "what lies between the matrices")
     yield Term("tp", scatter, 4 * blocks * stream * compute_bytes, "what lies between the matrices")
-    if _goes_back_twice(stage, parallel, layout):
+    if _goes_back_twice(stage, choice):
         # The first matrix of a pair gathers its input and sums its gradient as one: for the input, and for the weight.
         yield Term("tp", "all_gather", 2 * blocks * stream * compute_bytes, "the second turn of the backward pass")
         yield Term("tp", scatter, 2 * blocks * stream * compute_bytes, "the second turn of the backward pass")
@@ -211,102 +147,37 @@ def _tensor(
         yield Term("tp", "all_gather", stream * compute_bytes, "the head's input")
         yield Term("tp", scatter, stream * compute_bytes, "gradient of the head's input")
     whole = [parameter for parameter in stage.parameters if parameter.cut is None]
-    size = sum(_shard_size(parameter, parallel, layout, place) for parameter in whole)
+    size = sum(shard_size(parameter, choice, coords) for parameter in whole)
     yield Term("tp", "all_reduce", size * 4, "gradients of norms, biases and positions")
 
 
-def _goes_back_twice(stage: Stage, parallel: ParallelConfig, layout: Layout) -> bool:
+def _goes_back_twice(stage: Stage, choice: LayoutChoice) -> bool:
     """Zero bubble: first for the gradients of inputs, later for those of weights. The first stage has no input that
     learns; the last takes all in one turn, as do all at zero 3."""
-    in_one = stage.is_first or stage.is_last or (parallel.zero == 3 and layout.fsdp > 1)
-    return layout.pp > 1 and parallel.schedule == "zero_bubble" and not in_one
+    in_one = stage.is_first or stage.is_last or choice.zero == 3
+    return choice.layout.pp > 1 and choice.parallel.schedule == "zero_bubble" and not in_one
 
 
 # pp
 
 
-def _pipeline(
-    model: ModelConfig,
-    stages: list[Stage],
-    parallel: ParallelConfig,
-    layout: Layout,
-    place: Layout,
-    batch: BatchPlan,
-    seq_len: int,
-    compute_bytes: int,
-) -> Iterator[Term]:
+def _pipeline(workload: Workload, choice: LayoutChoice, stages: list[Stage], coords: Layout) -> Iterator[Term]:
+    layout, parallel, batch = choice.layout, choice.parallel, choice.batch
     rank_of = {
         number: rank
         for rank in range(layout.pp)
         for number in stages_of(rank, layout.pp, parallel.virtual_stages, parallel.schedule)
     }
-    length = seq_len // layout.tp if layout.tp > 1 and parallel.sequence else seq_len
-    hidden = batch.accumulation * batch.micro_size * length * model.hidden_size * compute_bytes
+    length = workload.seq_len // (layout.tp if choice.splits_sequence else 1)
+    tokens = batch.accumulation * batch.micro_size * length
+    hidden = tokens * workload.model.hidden_size * workload.compute_bytes
     for stage in stages:
-        if not stage.is_last and rank_of[stage.number + 1] != place.pp:
-            yield Term("pp", "send", hidden, "hidden states")
-        if not stage.is_first and rank_of[stage.number - 1] != place.pp:
-            yield Term("pp", "send", hidden, "gradients of hidden states")
+        if not stage.is_last and rank_of[stage.number + 1] != coords.pp:
+            yield Term("pp", "send", hidden, "hidden states", is_hidden=True)
+        if not stage.is_first and rank_of[stage.number - 1] != coords.pp:
+            yield Term("pp", "send", hidden, "gradients of hidden states", is_hidden=True)
         ends_meet = rank_of[0] == rank_of[max(rank_of)]
-        if model.tied and (stage.is_first or stage.is_last) and not ends_meet:
+        if workload.model.tied and (stage.is_first or stage.is_last) and not ends_meet:
             table = next(parameter for parameter in stage.around if parameter.name in {"wte.weight", "head.weight"})
-            size = _shard_size(table, parallel, layout, place)
+            size = shard_size(table, choice, coords)
             yield Term("pp", "send", size * MASTER, "gradient of the tied embedding")
-
-
-# Parameters
-
-
-def _block(model: ModelConfig) -> list[Parameter]:
-    h, f = model.hidden_size, model.ffn_size
-    norms = [Parameter(f"{norm}.{kind}", (h,)) for norm in ("ln1", "ln2") for kind in ("weight", "bias")]
-    return norms + [
-        Parameter("attn.qkv.weight", (3 * h, h), cut=0),
-        Parameter("attn.qkv.bias", (3 * h,), cut=0),
-        Parameter("attn.out.weight", (h, h), cut=1),
-        Parameter("attn.out.bias", (h,)),
-        Parameter("mlp.up.weight", (f, h), cut=0),
-        Parameter("mlp.up.bias", (f,), cut=0),
-        Parameter("mlp.down.weight", (h, f), cut=1),
-        Parameter("mlp.down.bias", (h,)),
-    ]
-
-
-def _around(model: ModelConfig, is_first: bool, is_last: bool) -> list[Parameter]:
-    h, found = model.hidden_size, []
-    if is_first:
-        found += [Parameter("wte.weight", (model.vocab_size, h), cut=0)]
-        found += [Parameter("wpe.weight", (model.max_positions, h))]
-    if is_last:
-        found += [Parameter("ln_f.weight", (h,)), Parameter("ln_f.bias", (h,))]
-        if not (model.tied and is_first):
-            found += [Parameter("head.weight", (model.vocab_size, h), cut=0)]
-    return found
-
-
-def _here(parameter: Parameter, tp: int, rank: int) -> Parameter:
-    if parameter.cut is None or tp == 1:
-        return parameter
-    shape = list(parameter.shape)
-    shape[parameter.cut] = _chunk(shape[parameter.cut], tp, rank)
-    return Parameter(parameter.name, tuple(shape), parameter.cut)
-
-
-def _chunk(size: int, parts: int, number: int) -> int:
-    """How many of `size` the part has, cut as torch.chunk cuts: all alike but the last ones."""
-    each = ceil(size / parts)
-    return max(0, min(each, size - number * each))
-
-
-def padded(parameter: Parameter, shards: int) -> int:
-    """Numbers in all shards together."""
-    rows, *rest = parameter.shape
-    return ceil(rows / shards) * shards * prod(rest)
-
-
-def _shard_size(parameter: Parameter, parallel: ParallelConfig, layout: Layout, place: Layout) -> int:
-    """Numbers of it that this rank updates."""
-    if layout.fsdp == 1 or parallel.zero == 0:
-        return parameter.size
-    rows, *rest = parameter.shape
-    return _chunk(rows, layout.fsdp, place.fsdp) * prod(rest)

@@ -4,12 +4,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gptworks.plan import sizes
-from gptworks.plan.changes import Change
+from gptworks.plan.budget import MemoryBudget
+from gptworks.plan.changes import Change, smallest
 from gptworks.plan.devices import Device, Link
-from gptworks.plan.job import TERMS, Choice, Job, Room
-from gptworks.plan.memory import RankMemory
-from gptworks.plan.search import Hardware, timed
-from gptworks.plan.time import StepTime, mfu, tokens_per_second
+from gptworks.plan.memory import TERMS, RankMemory, rank_memories
+from gptworks.plan.search import Hardware
+from gptworks.plan.time import StepTime, mfu, step_time, tokens_per_second
+from gptworks.plan.workload import LayoutChoice, Workload
 
 DAY = 86400.0
 _WORTH_SAYING = 1.1  # times as long
@@ -17,8 +18,8 @@ _WORTH_SAYING = 1.1  # times as long
 
 @dataclass(frozen=True)
 class Report:
-    job: Job
-    choice: Choice
+    workload: Workload
+    choice: LayoutChoice
     device: Device
     link: Link
     memories: list[RankMemory]  # one for each pipeline rank
@@ -31,11 +32,11 @@ class Report:
 
     @property
     def needed(self) -> int:
-        return self.room.needed(self.memories, self.choice.layout)
+        return self.budget.needed(self.memories, self.choice.layout)
 
     @property
-    def room(self) -> Room:
-        return Room(self.device.capacity, per_node=self.device.per_node)
+    def budget(self) -> MemoryBudget:
+        return MemoryBudget(self.device.capacity, per_node=self.device.per_node)
 
     @property
     def fits(self) -> bool:
@@ -51,19 +52,11 @@ class Report:
 
     @property
     def tokens_per_second(self) -> float:
-        return tokens_per_second(self.time, self.choice.batch, self.job.seq_len)
+        return tokens_per_second(self.time, self.choice.batch, self.workload.seq_len)
 
     @property
     def mfu(self) -> float:
-        return mfu(
-            self.time,
-            self.job.model,
-            self.choice.batch,
-            self.job.seq_len,
-            device=self.device,
-            num_devices=self.devices,
-            precision=self.job.precision,
-        )
+        return mfu(self.time, self.workload, self.choice, self.device)
 
     @property
     def days(self) -> float | None:
@@ -71,7 +64,8 @@ class Report:
 
     def days_at(self, time: StepTime) -> float | None:
         """If a step of the same batch took so long."""
-        return self.tokens / tokens_per_second(time, self.choice.batch, self.job.seq_len) / DAY if self.tokens else None
+        speed = tokens_per_second(time, self.choice.batch, self.workload.seq_len)
+        return self.tokens / speed / DAY if self.tokens else None
 
     @property
     def device_hours(self) -> float | None:
@@ -90,14 +84,14 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         batch = self.choice.batch
         return {
-            "parameters": sizes.num_parameters(self.job.model),
+            "parameters": sizes.num_parameters(self.workload.model),
             "device": self.device.name,
             "devices": self.devices,
             "machines": self.machines,
             "link": self.link.name,
             "layout": str(self.choice.layout),
             "settings": self.choice.settings(),
-            "tokens_per_step": batch.global_size * self.job.seq_len,
+            "tokens_per_step": batch.global_size * self.workload.seq_len,
             "capacity": self.device.capacity,
             "needed": self.needed,
             "fits": self.fits,
@@ -143,8 +137,8 @@ class Report:
 
 
 def report(
-    job: Job,
-    choice: Choice,
+    workload: Workload,
+    choice: LayoutChoice,
     device: Device,
     link: Link,
     *,
@@ -154,28 +148,26 @@ def report(
     hardware: Hardware | None = None,
 ) -> Report:
     """`hardware`: of another number of devices, for changes that need more of them."""
-    notes = [*(notes or []), *_hints(job, choice, device, link)]
-    memories = choice.memory(job)
-    made = Report(job, choice, device, link, memories, timed(job, choice, device, link), tokens, price, notes=notes)
+    notes = [*(notes or []), *_hints(workload, choice, device, link)]
+    memories, time = rank_memories(workload, choice), step_time(workload, choice, device, link)
+    made = Report(workload, choice, device, link, memories, time, tokens, price, notes=notes)
     if made.fits:
         return made
-    from gptworks.plan.changes import smallest
-
-    found = smallest(job, choice, made.room)
+    found = smallest(workload, choice, made.budget)
     times = []
     for change in found:
         there = hardware(change.devices) if hardware and change.devices != made.devices else (device, link)
-        times.append(timed(change.job, change.choice, *there))
+        times.append(step_time(change.workload, change.choice, *there))
     return replace(made, changes=found, times=times)
 
 
-def _hints(job: Job, choice: Choice, device: Device, link: Link) -> list[str]:
+def _hints(workload: Workload, choice: LayoutChoice, device: Device, link: Link) -> list[str]:
     hints = []
-    if job.compiled:
+    if workload.compiled:
         hints.append("train.compile: memory is that of blocks that are not compiled; compiled ones keep less.")
-    compute: str = job.precision.compute
+    compute: str = workload.precision.compute
     seconds: dict[str, float] = {
-        kind: timed(_computing_in(job, kind), choice, device, link).total for kind in (compute, "bf16", "fp16")
+        kind: step_time(_computing_in(workload, kind), choice, device, link).total for kind in (compute, "bf16", "fp16")
     }
     best = min(("bf16", "fp16"), key=lambda kind: seconds[kind])  # bf16 where both are equal: it needs no loss scaling
     if seconds[compute] < _WORTH_SAYING * seconds[best]:
@@ -190,5 +182,5 @@ def _hints(job: Job, choice: Choice, device: Device, link: Link) -> list[str]:
     ]
 
 
-def _computing_in(job: Job, kind: str) -> Job:
-    return replace(job, precision=job.precision.model_copy(update={"compute": kind}))
+def _computing_in(workload: Workload, kind: str) -> Workload:
+    return replace(workload, precision=workload.precision.model_copy(update={"compute": kind}))

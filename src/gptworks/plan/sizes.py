@@ -2,7 +2,8 @@
 
 from gptworks.config.schema import ModelConfig
 
-COMPUTE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}  # of a number, by precision.compute
+FP32 = 4  # bytes of a number
+COMPUTE_BYTES = {"fp32": FP32, "fp16": 2, "bf16": 2}  # of a number, by precision.compute
 
 
 def num_parameters(model: ModelConfig) -> int:

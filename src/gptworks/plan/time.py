@@ -14,20 +14,16 @@ Amounts are facts of shapes and of programs (kernels.toml); devices are in devic
 fitted to published runs by benchmarks/plan_fit.py (efficiency.toml, with its errors).
 """
 
-import math
-import tomllib
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 from gptworks.config.derive import BatchPlan, Layout
-from gptworks.config.schema import ModelConfig, ParallelConfig, PrecisionConfig
 from gptworks.config.stages import assign_layers, stages_of
-from gptworks.errors import UsageError
-from gptworks.plan.communication import on_the_wire, per_step
 from gptworks.plan.devices import Device, Link
-from gptworks.plan.sizes import COMPUTE_BYTES, flops_per_token
+from gptworks.plan.messages import Messages, messages_of
+from gptworks.plan.rates import Efficiency, Kernels, efficiency, facts
+from gptworks.plan.sizes import flops_per_token
+from gptworks.plan.work import Work, block_work, head_work, matrix_numbers
+from gptworks.plan.workload import LayoutChoice, Workload
 
 BANDWIDTH_REACHED = 0.85  # of a datasheet's bandwidth, by kernels that only move bytes
 BACKWARD = 2 / 3  # of the computing of a micro-batch
@@ -57,75 +53,6 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class Kernels:
-    """Facts of a program: see kernels.toml."""
-
-    stream: tuple[float, float]
-    inner: tuple[float, float]
-    scores: tuple[float, float]
-    dropout: tuple[float, float]
-    dropped_scores: tuple[float, float]
-    kernels: tuple[float, float]
-    logits: float
-    parameter: float
-    update: float
-    fused_attention: bool
-    tensor_sum: int
-    gradient: int
-    repeated_sums: int
-    overlaps: tuple[str, ...]
-    one_stream_with: tuple[str, ...]
-    sums_after_pipeline: bool
-    scattered_sends: bool
-    written_scores: tuple[float, float] = (0.0, 0.0)  # in place of `scores` with model.attention: math
-
-
-@dataclass(frozen=True)
-class Efficiency:
-    """What was fitted, for one device generation and one program."""
-
-    peak: float  # share of the peak that a very large product reaches
-    half: float  # size at which a cube of a product would take (1 + 3) times its share
-    gap: float  # seconds between two kernels
-    inside: float  # share of the speed of links within a machine
-    between: float
-    elementwise: float  # bytes really moved / bytes counted
-    overlap: float  # share of the computing during which messages of the axes that overlap can travel
-
-
-@dataclass(frozen=True)
-class Work:
-    """Amounts: FLOPs of products, the same times (1/M + 1/N + 1/K), bytes, and kernels."""
-
-    flops: float = 0.0
-    slowed: float = 0.0
-    bytes: float = 0.0
-    kernels: float = 0.0
-
-    def __add__(self, other: "Work") -> "Work":
-        return Work(
-            self.flops + other.flops,
-            self.slowed + other.slowed,
-            self.bytes + other.bytes,
-            self.kernels + other.kernels,
-        )
-
-    def __mul__(self, times: float) -> "Work":
-        return Work(self.flops * times, self.slowed * times, self.bytes * times, self.kernels * times)
-
-
-@dataclass(frozen=True)
-class Messages:
-    """On one axis: what passes a rank's link in a step, over which link, in how many messages."""
-
-    bytes: float
-    count: float
-    inside: bool
-    speed: float  # bytes/s before any loss
-    latency: float
-
-
-@dataclass(frozen=True)
 class Step:
     """All amounts of a step, before any speed is known."""
 
@@ -141,98 +68,67 @@ class Step:
 
 
 def step_time(
-    model: ModelConfig,
-    parallel: ParallelConfig,
-    batch: BatchPlan,
-    seq_len: int,
-    *,
-    precision: PrecisionConfig,
-    recompute: str,
-    device: Device,
-    link: Link,
-    kernels: str = "ours",
-    compiled: bool = False,
+    workload: Workload, choice: LayoutChoice, device: Device, link: Link, *, program: str = "ours"
 ) -> StepTime:
-    """`kernels`: whose program; `ours`, or one of kernels.toml, to compare with what others published."""
-    if kernels == "ours":
-        program = "ours-fp32" if precision.compute == "fp32" else "ours-compiled" if compiled else "ours"
-    else:
-        program = kernels
-    work = count(
-        model,
-        parallel,
-        batch,
-        seq_len,
-        precision=precision,
-        recompute=recompute,
-        device=device,
-        link=link,
-        facts=facts(program),
-    )
-    return seconds(work, efficiency(device.generation, kernels), device, precision.compute)
+    """`program`: `ours`, or one of kernels.toml, to compare with what others published."""
+    ours = "ours-fp32" if workload.precision.compute == "fp32" else "ours-compiled" if workload.compiled else "ours"
+    work = count(workload, choice, device, link, facts(ours if program == "ours" else program))
+    return seconds(work, efficiency(device.generation, program), device, workload.precision.compute)
 
 
 def tokens_per_second(time: StepTime, batch: BatchPlan, seq_len: int) -> float:
     return batch.global_size * seq_len / time.total
 
 
-def mfu(
-    time: StepTime,
-    model: ModelConfig,
-    batch: BatchPlan,
-    seq_len: int,
-    *,
-    device: Device,
-    num_devices: int,
-    precision: PrecisionConfig,
-) -> float:
+def mfu(time: StepTime, workload: Workload, choice: LayoutChoice, device: Device) -> float:
     """FLOPs that the model needs (nothing recomputed, attention's hidden half not counted) over the peak."""
-    useful = flops_per_token(model, seq_len) * tokens_per_second(time, batch, seq_len)
-    return useful / (num_devices * device.peak[precision.compute])
+    speed = tokens_per_second(time, choice.batch, workload.seq_len)
+    useful = flops_per_token(workload.model, workload.seq_len) * speed
+    return useful / (choice.layout.world_size * device.peak[workload.precision.compute])
 
 
 def count(
-    model: ModelConfig,
-    parallel: ParallelConfig,
-    batch: BatchPlan,
-    seq_len: int,
-    *,
-    precision: PrecisionConfig,
-    recompute: str,
+    workload: Workload,
+    choice: LayoutChoice,
     device: Device,
     link: Link,
     facts: Kernels,
     layers: list[int] | None = None,
 ) -> Step:
     """`layers`: of each pipeline rank, where a program does not divide them evenly."""
-    layout = Layout.known(parallel)
-    virtual = parallel.virtual_stages
-    forward, backward, again = _block(model, layout, batch, seq_len, facts, recompute, parallel.sequence)
-    head = _head(model, layout, batch, seq_len, facts)
-    in_block = _block_parameters(model, layout.tp)
-    even = [len(each) for each in assign_layers(model.num_layers, layout.pp * virtual)]
+    parallel, layout, model = choice.parallel, choice.layout, workload.model
+    block, head = block_work(workload, choice, facts), head_work(workload, choice, facts)
+    in_block = matrix_numbers(model) / layout.tp
     stages, numbers = [], []
-    for rank in range(layout.pp):
-        here = stages_of(rank, layout.pp, virtual, parallel.schedule) if layout.pp > 1 else [0]
-        blocks = layers[rank] if layers else sum(even[stage] for stage in here)
+    for rank, blocks in enumerate(layers or _blocks_of_ranks(workload, choice)):
         has_first, has_last = rank == 0, rank == layout.pp - 1
         held = blocks * in_block
         held += model.vocab_size * model.hidden_size / layout.tp * (has_first or has_last)
-        work = (forward + backward) * blocks + (head if has_last else Work()) + Work(bytes=held * facts.parameter)
-        stages.append((work, again * blocks))
+        work = (block.forward + block.backward) * blocks + (head if has_last else Work())
+        stages.append((work + Work(bytes=held * facts.parameter), block.again * blocks))
         numbers.append(held)
     sharded = max(numbers) / (layout.fsdp if parallel.zero else 1)
     return Step(
-        batch.accumulation,
+        choice.batch.accumulation,
         stages,
-        virtual,
+        parallel.virtual_stages,
         ZERO_BUBBLE if parallel.schedule == "zero_bubble" else 1.0,
         sharded * facts.update,
-        sharded * 4 * _copies(parallel, batch.accumulation) if parallel.offload else 0.0,
-        _messages(model, parallel, layout, batch, seq_len, precision, recompute, device, link, facts),
+        sharded * 4 * _copies(choice) if parallel.offload else 0.0,
+        messages_of(workload, choice, device, link, facts),
         _overlapping(facts, layout),
-        _window(parallel, layout, batch.accumulation, facts.sums_after_pipeline),
+        _window(choice, facts),
     )
+
+
+def _blocks_of_ranks(workload: Workload, choice: LayoutChoice) -> list[int]:
+    """How many blocks each pipeline rank has."""
+    parallel, pp = choice.parallel, choice.layout.pp
+    if pp == 1:
+        return [workload.model.num_layers]
+    even = [len(each) for each in assign_layers(workload.model.num_layers, pp * parallel.virtual_stages)]
+    ranks = (stages_of(rank, pp, parallel.virtual_stages, parallel.schedule) for rank in range(pp))
+    return [sum(even[stage] for stage in stages) for stages in ranks]
 
 
 def seconds(step: Step, rates: Efficiency, device: Device, compute: str) -> StepTime:
@@ -284,176 +180,20 @@ def _overlapping(facts: Kernels, layout: Layout) -> tuple[str, ...]:
     return tuple(axis for axis in facts.overlaps if not (one_stream and axis in {"dp", "fsdp"}))
 
 
-def _window(parallel: ParallelConfig, layout: Layout, micro_batches: int, sums_after_pipeline: bool) -> float:
+def _window(choice: LayoutChoice, facts: Kernels) -> float:
     """Share of the computing in which data-parallel messages travel, where they do: gradients in the backward pass
     (two thirds) of the last micro-batch, with several stages per rank of the last one of each; gathered parameters in
     the forward pass of the first. With zero 2 and 3 in all micro-batches."""
-    zero = parallel.zero if layout.fsdp > 1 else 0
-    last = 1.0 if zero >= 2 else min(1.0, (layout.pp if parallel.virtual_stages > 1 else 1) / micro_batches)
-    if zero == 1 and layout.pp > 1 and sums_after_pipeline:
+    zero, pp = choice.zero, choice.layout.pp
+    passes = pp if choice.parallel.virtual_stages > 1 else 1
+    last = 1.0 if zero >= 2 else min(1.0, passes / choice.batch.accumulation)
+    if zero == 1 and pp > 1 and facts.sums_after_pipeline:
         return last * (1.0 - BACKWARD)
     return last * (1.0 if zero else BACKWARD)
 
 
-def _copies(parallel: ParallelConfig, micro_batches: int) -> int:
+def _copies(choice: LayoutChoice) -> int:
     """How often a shard of the parameters goes up, and one of the gradients down, where the CPU keeps them."""
-    up = 2 * micro_batches if parallel.zero == 3 else 1
-    return up + (micro_batches if parallel.zero >= 2 else 1)
-
-
-# Amounts of one block and one micro-batch
-
-
-def _product(m: float, n: float, k: float, times: float = 1.0) -> Work:
-    flops = 2 * m * n * k * times
-    return Work(flops, flops * (1 / m + 1 / n + 1 / k))
-
-
-def _block(
-    model: ModelConfig, layout: Layout, batch: BatchPlan, seq_len: int, facts: Kernels, recompute: str, sequence: bool
-) -> tuple[Work, Work, Work]:
-    """Forward, backward, and what is computed again."""
-    h, f, tp = model.hidden_size, model.ffn_size, layout.tp
-    tokens = batch.micro_size * seq_len
-    heads = max(1, model.num_heads // tp)
-    linear_attention = _product(tokens, 3 * h / tp, h) + _product(tokens, h, h / tp)
-    feed_forward = _product(tokens, f / tp, h) + _product(tokens, h, f / tp)
-    fused = facts.fused_attention and model.attention == "auto"
-    seen = 0.5 if fused else 1.0  # a fused kernel skips what the mask hides
-    attention = _product(seq_len, seq_len, model.head_size, batch.micro_size * heads * 2 * seen)
-    stream = tokens * h / (tp if sequence else 1)
-    inner, scores = tokens * h / tp, batch.micro_size * heads * seq_len**2
-    passes = []
-    for way in (0, 1):
-        moved = stream * (facts.stream[way] + facts.dropout[way] * (model.dropout_hidden > 0))
-        moved += inner * facts.inner[way]
-        bytes_of_score = facts.scores[way] if model.attention == "auto" else facts.written_scores[way]
-        around = scores * (bytes_of_score + facts.dropped_scores[way] * (model.dropout_attention > 0))
-        passes.append((moved, around))
-    forward = linear_attention + feed_forward + attention + Work(bytes=sum(passes[0]), kernels=facts.kernels[0])
-    backward = (linear_attention + feed_forward) * 2 + attention * (2.5 if fused else 2)
-    backward += Work(bytes=sum(passes[1]), kernels=facts.kernels[1])
-    again = {
-        "none": Work(),
-        "full": forward,
-        "full_attn": linear_attention
-        + attention
-        + Work(bytes=passes[0][1] + passes[0][0] / 2, kernels=facts.kernels[0] / 2),
-        "core_attn": attention + Work(bytes=passes[0][1], kernels=facts.kernels[0] / 4),
-    }[recompute]
-    return forward, backward, again
-
-
-def _head(model: ModelConfig, layout: Layout, batch: BatchPlan, seq_len: int, facts: Kernels) -> Work:
-    tokens, vocabulary = batch.micro_size * seq_len, model.vocab_size / layout.tp
-    return _product(tokens, vocabulary, model.hidden_size, 3) + Work(bytes=tokens * vocabulary * facts.logits)
-
-
-def _block_parameters(model: ModelConfig, tp: int) -> float:
-    h, f = model.hidden_size, model.ffn_size
-    return (4 * h * h + 2 * h * f) / tp
-
-
-# Messages
-
-
-def _messages(
-    model: ModelConfig,
-    parallel: ParallelConfig,
-    layout: Layout,
-    batch: BatchPlan,
-    seq_len: int,
-    precision: PrecisionConfig,
-    recompute: str,
-    device: Device,
-    link: Link,
-    facts: Kernels,
-) -> dict[str, Messages]:
-    compute = COMPUTE_BYTES[precision.compute]
-    gradient = facts.gradient if precision.reduce == "fp32" else min(facts.gradient, compute)
-    blocks = math.ceil(model.num_layers / layout.pp)
-
-    def sent(blocks_per_stage: int) -> dict[str, float]:
-        """By axis, on the last rank of the pipeline."""
-        small = model.model_copy(update={"num_layers": layout.pp * parallel.virtual_stages * blocks_per_stage})
-        last = Layout(layout.pp - 1, 0, 0, 0)
-        terms = per_step(small, parallel, batch, seq_len, place=last, compute_bytes=compute, reduce_bytes=gradient)
-        found = dict.fromkeys(vars(layout), 0.0)
-        for term in terms:
-            size = float(on_the_wire(term.kind, term.bytes, getattr(layout, term.axis)))
-            if term.what.endswith("hidden states") and facts.scattered_sends and not parallel.sequence:
-                size /= layout.tp
-            if term.axis == "tp" and term.kind == "all_reduce":
-                size *= facts.tensor_sum / max(compute, 4)
-            found[term.axis] += size
-        return found
-
-    # Bytes grow with the blocks on a straight line: two points of it take less time than writing all blocks down.
-    one, two = sent(1), sent(2)
-    steps = blocks / parallel.virtual_stages - 1
-    wire = {axis: one[axis] + steps * (two[axis] - one[axis]) for axis in one}
-    m = batch.accumulation
-    # Per block 4 sums; along the sequence 10 halves of one. Recomputation says those of the forward pass again.
-    messages: dict[str, float] = {
-        "pp": 2 * m * parallel.virtual_stages,
-        "dp": blocks,
-        "fsdp": 2 * blocks,
-        "tp": 4 * blocks * m,
-    }
-    if recompute == "full":
-        more = facts.repeated_sums / 4 if not parallel.sequence else (2 + facts.repeated_sums) / 10
-        wire["tp"] *= 1 + more
-        messages["tp"] *= 1 + more
-    if parallel.zero == 3:
-        messages["fsdp"] = 3 * blocks * m
-    found = {}
-    inner = layout.world_size
-    for axis, ranks in vars(layout).items():
-        inner //= ranks
-        if ranks == 1:
-            continue
-        here = together(ranks, inner, device.per_node)
-        inside = here == ranks
-        near = link.near(here)
-        speed = near if inside else min(near, link.between * here)
-        latency = link.inside_latency if inside else link.between_latency
-        # A ring of few ranks, a tree of many, there and back.
-        rounds = 1.0 if axis == "pp" else 2 * min(ranks - 1, 2 * math.log2(ranks))
-        found[axis] = Messages(wire[axis], messages[axis], inside, speed, latency * rounds)
-    return found
-
-
-def together(ranks: int, stride: int, per_node: int) -> int:
-    """How many ranks of an axis are in one machine, when neighbours on it are `stride` apart.
-
-    >>> together(8, 1, 8), together(16, 1, 8), together(4, 4, 8), together(4, 8, 8)
-    (8, 8, 2, 1)
-    """
-    return max(1, min(ranks, per_node // stride))
-
-
-# Data files
-
-
-@cache
-def facts(program: str) -> Kernels:
-    table = _table("kernels.toml")
-    if program not in table:
-        raise UsageError(f"kernels {program!r} are not known. Known: {', '.join(table)}.")
-    values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in table[program].items()
-    }
-    return Kernels(**values)
-
-
-@cache
-def efficiency(generation: str, program: str) -> Efficiency:
-    table = _table("efficiency.toml")
-    return Efficiency(
-        **table["generations"][generation], **table["kernels"], **table["links"], **table["systems"][program]
-    )
-
-
-@cache
-def _table(name: str) -> dict[str, Any]:
-    return tomllib.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))
+    zero, micro_batches = choice.parallel.zero, choice.batch.accumulation
+    up = 2 * micro_batches if zero == 3 else 1
+    return up + (micro_batches if zero >= 2 else 1)

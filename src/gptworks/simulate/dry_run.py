@@ -1,155 +1,22 @@
-"""What each rank of a layout would hold: its part is built by the code of training, on tensors that have no memory."""
-
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
+"""train --dry-run of several processes: the plan of the run, and what each kind of rank would hold."""
 
 import torch
 
-from gptworks.config.contradictions import fit_layout, suits
-from gptworks.config.derive import BatchPlan, Layout, num_steps, plan_batch, solve_layout
-from gptworks.config.schema import ModelConfig, ParallelConfig, RunConfig
-from gptworks.launch import process_group
+from gptworks.config.derive import num_steps
+from gptworks.config.schema import RunConfig
 from gptworks.launch.world import World
-from gptworks.parallel import apply, shard
-from gptworks.parallel.parts import counted_parameters, parts_of
-from gptworks.parallel.stages import assign_layers, stages_of
+from gptworks.parallel import shard
 from gptworks.plan import sizes
-from gptworks.train.precision import DTYPES
+from gptworks.plan.memory import TERMS
+from gptworks.simulate.ranks import Inspected, RankState, inspect_ranks, span
+from gptworks.text_table import aligned
 from gptworks.train.setup import prepare
-
-_FP32 = 4
-_BLOCKS_IN_FLIGHT = 2  # with zero 3: the one at work, and the next, which is gathered meanwhile
-
-
-@dataclass(frozen=True)
-class Holding:
-    """One rank for all that hold as much. Stages and tensor-parallel ranks are those of the ranks it stands for."""
-
-    pp_ranks: range
-    tp_ranks: range
-    num_ranks: int
-    layers: list[range]  # of the first of pp_ranks; a range for each stage that a rank has
-    heads: int
-    words: int  # rows of the word embedding or head that are here
-    stage_parameters: int  # of the whole model on these stages; the copy of a tied embedding is not counted
-    parameters: int  # numbers on this rank, copies too
-    weights: int  # bytes, as all below
-    gradients: int
-    optimizer: int
-    gathered: int  # more that FSDP holds while it has put shards together
-
-    @property
-    def in_all(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.gathered
-
-
-@dataclass(frozen=True)
-class Survey:
-    layout: Layout
-    parallel: ParallelConfig
-    batch: BatchPlan
-    holdings: list[Holding]
-
-    @property
-    def parameters(self) -> int:
-        """Of the whole model, as the stages add up to it."""
-        return sum(h.stage_parameters * len(h.pp_ranks) for h in self.holdings if h.tp_ranks.start == 0)
-
-
-def survey(cfg: RunConfig, world_size: int) -> Survey:
-    """Refuses what a run of so many processes would refuse, as long as it needs no data to know it."""
-    layout = solve_layout(cfg.parallel, world_size, partial(suits, cfg))
-    parallel = fit_layout(cfg, layout)
-    batch = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, parallel)
-    holdings = []
-    for pp_ranks in alike(cfg.model, parallel, layout.pp):
-        for tp_ranks in _tp_alike(cfg.model, layout.tp, layers_of(cfg.model, parallel, layout.pp, pp_ranks.start)):
-            rank = pp_ranks.start * (world_size // layout.pp) + tp_ranks.start
-            with process_group.imagined(layout, rank) as world:
-                holdings.append(_holding(cfg, world, parallel, batch, pp_ranks, tp_ranks))
-    return Survey(layout, parallel, batch, holdings)
-
-
-def layers_of(model: ModelConfig, parallel: ParallelConfig, pp: int, pp_rank: int) -> list[range]:
-    """Of each stage of a pipeline rank."""
-    if pp == 1:
-        return [range(model.num_layers)]
-    every = assign_layers(model.num_layers, pp * parallel.virtual_stages)
-    return [every[stage] for stage in stages_of(pp_rank, pp, parallel.virtual_stages, parallel.schedule)]
-
-
-def alike(model: ModelConfig, parallel: ParallelConfig, pp: int) -> Iterator[range]:
-    """Neighbours in the pipeline that have as many layers, and neither end of the model, hold the same."""
-    kinds = []
-    for pp_rank in range(pp):
-        layers = layers_of(model, parallel, pp, pp_rank)
-        ends = (layers[0].start == 0, layers[-1].stop == model.num_layers)
-        kinds.append(([len(of_stage) for of_stage in layers], ends))
-    first = 0
-    for pp_rank in range(1, pp + 1):
-        if pp_rank == pp or kinds[pp_rank] != kinds[first]:
-            yield range(first, pp_rank)
-            first = pp_rank
-
-
-def _tp_alike(model: ModelConfig, tp: int, layers: list[range]) -> list[range]:
-    """Matrices are cut evenly; of the vocabulary the last rank may have fewer words than the others."""
-    has_words = layers[0].start == 0 or layers[-1].stop == model.num_layers
-    if model.vocab_size % tp == 0 or not has_words:
-        return [range(tp)]
-    return [range(tp - 1), range(tp - 1, tp)]
-
-
-def _holding(
-    cfg: RunConfig, world: World, parallel: ParallelConfig, batch: BatchPlan, pp_ranks: range, tp_ranks: range
-) -> Holding:
-    # What is offloaded lies in real memory. How much it is does not depend on where it lies.
-    built = parallel.model_copy(update={"offload": False})
-    part = apply.build(cfg.model, world, DTYPES[cfg.precision.compute], None, parallel=built)
-    layout, zero = world.layout, parallel.zero
-    compute = DTYPES[cfg.precision.compute].itemsize
-    reduced = _FP32 if cfg.precision.reduce == "fp32" else compute
-    here = together = gathered = words = 0
-    blocks: dict[str, int] = {}
-    for piece in parts_of(part):
-        for name, parameter in piece.named_parameters():
-            whole = shard.num_gathered(parameter)
-            here, together = here + shard.local(parameter).numel(), together + whole
-            if name in {"wte.weight", "head.weight"}:
-                words = whole // cfg.model.hidden_size
-            if name.startswith("blocks."):
-                block = ".".join(name.split(".")[:2])
-                blocks[block] = blocks.get(block, 0) + whole * compute
-            else:
-                gathered += whole * _FP32
-    gradients = here * _FP32
-    if zero == 1 and batch.accumulation > 1:  # they stay whole until the last micro-batch
-        gradients += together * reduced
-    if zero == 3:
-        gathered += sum(sorted(blocks.values())[-_BLOCKS_IN_FLIGHT:])
-    else:
-        gathered = gathered + sum(blocks.values()) if zero else 0
-    return Holding(
-        pp_ranks,
-        tp_ranks,
-        len(pp_ranks) * layout.data_parallel * len(tp_ranks),
-        layers_of(cfg.model, parallel, layout.pp, pp_ranks.start),
-        cfg.model.num_heads // layout.tp,
-        words,
-        sum(parameter.numel() for parameter in counted_parameters(part)),
-        here,
-        here * _FP32,
-        gradients,
-        2 * here * _FP32,  # the two moments of Adam
-        gathered,
-    )
 
 
 def describe(cfg: RunConfig, world_size: int) -> str:
     """The plan of a run of so many processes. Where there is data, with what it is enough for."""
-    found = survey(cfg, world_size)
-    layout, batch, parallel = found.layout, found.batch, found.parallel
+    found = inspect_ranks(cfg, world_size)
+    layout, batch, parallel = found.choice.layout, found.choice.batch, found.choice.parallel
     seq_len = cfg.data.seq_len
     lines = [
         f"layout           {layout}: {layout.world_size} processes",
@@ -176,9 +43,7 @@ def describe(cfg: RunConfig, world_size: int) -> str:
         tokens = last_step * batch.global_size * seq_len
         lines.append(f"steps            {last_step:,} ({tokens:,} tokens)")
         lines.append(f"compute          {tokens * sizes.flops_per_token(cfg.model, seq_len):.3g} FLOP in all")
-    lines += ["", "what one rank holds (GiB), without activations:", *_table(found)]
-    if any(holding.gathered for holding in found.holdings):
-        lines.append("gathered: parameters that FSDP has put together; with zero 3 at most so much at a time")
+    lines += ["", f"what one rank holds at its fullest (GiB), on {found.workload.kernels}:", *_table(found)]
     note = shard.note(parallel)
     if note and parallel.zero == 3:  # slower or not, it may be the one that fits, or that needs no recomputation
         note += " `gptworks plan --search` compares what that costs."
@@ -190,36 +55,28 @@ def describe(cfg: RunConfig, world_size: int) -> str:
     return "\n".join(lines)
 
 
-def _table(found: Survey) -> list[str]:
+def _table(found: Inspected) -> list[str]:
     titles = ("stage", "tp", "ranks", "layers", "heads", "words", "parameters")
-    rows: list[tuple[str, ...]] = [(*titles, "weights", "gradients", "optimizer", "gathered", "in all")]
-    for held in found.holdings:
-        amounts = (held.weights, held.gradients, held.optimizer, held.gathered, held.in_all)
+    rows: list[tuple[str, ...]] = [(*titles, "weights", *TERMS[1:], "in all", "in the")]
+    for state in found.ranks:
+        amounts = (*(getattr(state.memory, name) for name in TERMS), state.memory.peak)
         rows.append(
             (
-                span(held.pp_ranks),
-                span(held.tp_ranks),
-                str(held.num_ranks),
-                _shown_layers(held),
-                str(held.heads),
-                f"{held.words:,}" if held.words else "-",
-                f"{held.parameters:,}",
+                span(state.pp_ranks),
+                span(state.tp_ranks),
+                str(state.num_ranks),
+                _shown_layers(state),
+                str(state.heads),
+                f"{state.words:,}" if state.words else "-",
+                f"{state.parameters:,}",
                 *(f"{amount / 2**30:.2f}" for amount in amounts),
+                state.memory.moment,
             )
         )
     return aligned(rows)
 
 
-def aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-
-
-def _shown_layers(held: Holding) -> str:
-    if len(held.pp_ranks) == 1:
-        return "+".join(span(layers) for layers in held.layers)
-    return "+".join(str(len(layers)) for layers in held.layers) + " each"
-
-
-def span(numbers: range) -> str:
-    return str(numbers.start) if len(numbers) == 1 else f"{numbers.start}-{numbers.stop - 1}"
+def _shown_layers(state: RankState) -> str:
+    if len(state.pp_ranks) == 1:
+        return "+".join(span(layers) for layers in state.layers)
+    return "+".join(str(len(layers)) for layers in state.layers) + " each"

@@ -5,7 +5,7 @@ where nobody else exists. What it allocates, sends and computes is counted opera
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gptworks.config.contradictions import fit_layout
-from gptworks.config.derive import BatchPlan, Layout, plan_batch, solve_layout
-from gptworks.config.schema import ParallelConfig, RunConfig
+from gptworks.config.derive import BatchPlan, Layout
+from gptworks.config.schema import RunConfig
 from gptworks.data.loader import Batch
 from gptworks.errors import UsageError
 from gptworks.launch import process_group
@@ -24,11 +23,13 @@ from gptworks.model import GPT
 from gptworks.parallel import shard
 from gptworks.parallel.parts import Part, parts_of
 from gptworks.plan import communication
-from gptworks.simulate.dry_run import aligned, alike, layers_of, span
+from gptworks.plan.workload import LayoutChoice, Workload
 from gptworks.simulate.flops import Flops
+from gptworks.simulate.ranks import group_identical, layers_of, span
 from gptworks.simulate.tracker import Group, Tracker
+from gptworks.text_table import aligned
 from gptworks.train import optim
-from gptworks.train.precision import DTYPES, LossScaler
+from gptworks.train.precision import LossScaler
 from gptworks.train.run import build_part
 from gptworks.train.step import train_step
 
@@ -88,13 +89,13 @@ _COLUMNS = ("parameters", "gradients", "optimizer", "gathered", "rest", "left_ou
 
 def simulate(cfg: RunConfig, world_size: int, rank: int, micro_batches: int | None = None) -> Simulated:
     """`micro_batches`: of the step; None = as few as show the peak of all that a step of training would have."""
-    layout = solve_layout(cfg.parallel, world_size)
+    choice = LayoutChoice.from_config(cfg, world_size)
     if not 0 <= rank < world_size:
         raise UsageError(f"rank {rank} of a world of {world_size}. Needed: 0 to {world_size - 1}.")
     # What is offloaded lies in another memory. How much it is does not depend on where it lies.
-    parallel = fit_layout(cfg, layout).model_copy(update={"offload": False})
-    batch = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, parallel)
-    number = enough_micro_batches(parallel, layout.pp, batch.accumulation) if micro_batches is None else micro_batches
+    choice = replace(choice, parallel=choice.parallel.model_copy(update={"offload": False}))
+    layout, parallel, batch = choice.layout, choice.parallel, choice.batch
+    number = enough_micro_batches(choice) if micro_batches is None else micro_batches
     # Whole graphs, as compiled ones are, do not show what they allocate: blocks are run as they are written.
     cfg = cfg.model_copy(update={"train": cfg.train.model_copy(update={"compile": False})})
     began = time.perf_counter()
@@ -122,7 +123,7 @@ def simulate(cfg: RunConfig, world_size: int, rank: int, micro_batches: int | No
         kinds["optimizer"],
         kinds["gathered"],
         kinds["other"],
-        (batch.accumulation - number) * _each_adds(cfg, parallel, place) if micro_batches is None else 0,
+        (batch.accumulation - number) * _each_adds(cfg, choice, place) if micro_batches is None else 0,
         seen.tracker.moment,
         seen.communication,
         seen.messages,
@@ -139,41 +140,40 @@ def simulate_all(cfg: RunConfig, world_size: int, micro_batches: int | None = No
 
 def simulate_each(cfg: RunConfig, world_size: int, micro_batches: int | None = None) -> Iterator[Simulated]:
     """The same one by one, as each is ready."""
-    layout = solve_layout(cfg.parallel, world_size)
-    parallel = fit_layout(cfg, layout)
-    every = [range(pp_rank, pp_rank + 1) for pp_rank in range(layout.pp)]
+    choice = LayoutChoice.from_config(cfg, world_size)
+    parallel, pp = choice.parallel, choice.layout.pp
+    every = [range(pp_rank, pp_rank + 1) for pp_rank in range(pp)]
     # In the other schedules an early rank has more micro-batches under way than a late one.
-    for pp_ranks in alike(cfg.model, parallel, layout.pp) if parallel.schedule == "gpipe" else every:
-        first = simulate(cfg, world_size, pp_ranks.start * (world_size // layout.pp), micro_batches)
+    for pp_ranks in group_identical(cfg.model, parallel, pp) if parallel.schedule == "gpipe" else every:
+        first = simulate(cfg, world_size, pp_ranks.start * (world_size // pp), micro_batches)
         yield Simulated(**vars(first) | {"pp_ranks": pp_ranks})
 
 
-def enough_micro_batches(parallel: ParallelConfig, pp: int, accumulation: int) -> int:
+def enough_micro_batches(choice: LayoutChoice) -> int:
     """As few as show the peak: all states of a step occur, and what each further one adds is known.
 
     One process: with gradients of an earlier micro-batch, and the last one. Pipeline: as many under way as ever.
     """
+    pp, schedule, accumulation = choice.layout.pp, choice.parallel.schedule, choice.batch.accumulation
     if pp == 1:
         return min(accumulation, 2)
-    if parallel.schedule == "gpipe":
+    if schedule == "gpipe":
         return accumulation
-    return min(accumulation, pp + 2 if parallel.schedule == "1f1b" else 2 * pp)
+    return min(accumulation, pp + 2 if schedule == "1f1b" else 2 * pp)
 
 
-def _each_adds(cfg: RunConfig, parallel: ParallelConfig, place: Layout) -> int:
+def _each_adds(cfg: RunConfig, choice: LayoutChoice, place: Layout) -> int:
     """To the peak, by each micro-batch beyond enough_micro_batches."""
-    layout, plan = Layout.known(parallel), plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, parallel)
-    if layout.pp == 1:
+    if choice.layout.pp == 1:
         return 0  # its loss: 4 bytes
     given = 2 + cfg.data.reset_positions + cfg.data.reset_attention  # tokens, labels ..., joined for the schedule
-    integers = given * plan.micro_size * cfg.data.seq_len * torch.long.itemsize
-    if parallel.schedule in {"gpipe", "1f1b"}:
+    integers = given * choice.batch.micro_size * cfg.data.seq_len * torch.long.itemsize
+    if choice.parallel.schedule in {"gpipe", "1f1b"}:
         return integers
     # The other schedules wait for what they have sent when all is done, and keep it until then.
-    one = BatchPlan(0, plan.micro_size, 1, plan.data_parallel)
-    compute = DTYPES[cfg.precision.compute].itemsize
-    terms = communication.per_step(cfg.model, parallel, one, cfg.data.seq_len, place=place, compute_bytes=compute)
-    return integers + sum(t.bytes for t in terms if (t.axis, t.kind) == ("pp", "send") and "hidden" in t.what)
+    one = replace(choice, batch=replace(choice.batch, accumulation=1))
+    terms = communication.per_step(Workload.from_config(cfg, "cpu"), one, place)
+    return integers + sum(term.bytes for term in terms if term.is_hidden)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from gptworks.errors import TrainingError
 from gptworks.launch import rank_env
 from gptworks.launch.ranks import Ranks
 from gptworks.plan import changes, machine
-from gptworks.plan.job import Choice, Job, Room, amount, breakdown
-from gptworks.plan.memory import RankMemory
+from gptworks.plan.budget import MemoryBudget, amount, breakdown
+from gptworks.plan.memory import RankMemory, rank_memories
+from gptworks.plan.workload import LayoutChoice, Workload
 from gptworks.train.setup import Setup
 
 # What torch's allocators say of memory, besides the types that mean nothing else.
@@ -28,32 +29,32 @@ _LESS = 0.9  # of what was predicted, where that should have fitted
 class Prediction:
     """What this run should need, and what there was when it began."""
 
-    job: Job
-    choice: Choice
+    workload: Workload
+    choice: LayoutChoice
     memories: list[RankMemory]
-    room: Room
+    budget: MemoryBudget
     can_be_many: bool = True  # such devices: of a Mac's there is one
 
     @property
     def needed(self) -> int:
-        return self.room.needed(self.memories, self.choice.layout)
+        return self.budget.needed(self.memories, self.choice.layout)
 
     @property
     def fits(self) -> bool:
-        return self.needed <= self.room.capacity
+        return self.needed <= self.budget.capacity
 
     def of_rank(self, rank: int) -> RankMemory:
         layout = self.choice.layout
         return self.memories[rank // (layout.world_size // layout.pp)]
 
     def amounts(self) -> str:
-        who = f"the {self.room.shared_by} processes of this machine" if self.room.shared_by > 1 else "this run"
-        return f"{who} would need about {amount(self.needed)} for tensors, and {amount(self.room.capacity)} are free"
+        who = f"the {self.budget.shared_by} processes of this machine" if self.budget.shared_by > 1 else "this run"
+        return f"{who} would need about {amount(self.needed)} for tensors, and {amount(self.budget.capacity)} are free"
 
     def advice(self, capacity: float) -> list[str]:
         """The three smallest changes; where there are not so many, what makes another model too."""
-        room = Room(capacity, self.room.shared_by)
-        found = changes.smallest(self.job, self.choice, room, may_add_devices=self.can_be_many)
+        budget = MemoryBudget(capacity, self.budget.shared_by)
+        found = changes.smallest(self.workload, self.choice, budget, may_add_devices=self.can_be_many)
         kept = [change for change in found if change.kind != changes.MODEL]
         lines = [f"  {change}" for change in (found if len(kept) < 3 else kept)[:4]]
         if not lines:
@@ -63,18 +64,22 @@ class Prediction:
 
 def predict(cfg: RunConfig, setup: Setup) -> Prediction:
     device = setup.world.device
-    choice = Choice(setup.parallel, setup.batch, cfg.train.recompute)
-    job = Job.of(cfg, "cpu" if device.type == "cpu" else "cuda")
-    return Prediction(job, choice, choice.memory(job), _room(device), can_be_many=device.type != "mps")
+    choice = LayoutChoice(setup.parallel, setup.batch, cfg.train.recompute)
+    workload = Workload.from_config(cfg, "cpu" if device.type == "cpu" else "cuda")
+    return Prediction(
+        workload, choice, rank_memories(workload, choice), _budget(device), can_be_many=device.type != "mps"
+    )
 
 
-def _room(device: torch.device) -> Room:
+def _budget(device: torch.device) -> MemoryBudget:
     if device.type == "cuda":
-        return Room(torch.cuda.mem_get_info(device)[0])  # of the context that exists by now nothing is left to take
+        return MemoryBudget(
+            torch.cuda.mem_get_info(device)[0]
+        )  # of the context that exists by now nothing is left to take
     if device.type == "mps":
-        return Room(torch.mps.recommended_max_memory())
+        return MemoryBudget(torch.mps.recommended_max_memory())
     processes = rank_env.read(os.environ).local_size
-    return Room(machine.memory_available(processes), processes)
+    return MemoryBudget(machine.memory_available(processes), processes)
 
 
 def check(cfg: RunConfig, setup: Setup, ranks: Ranks) -> Prediction | None:
@@ -102,7 +107,7 @@ def _warning(found: Prediction, too_small: list[int], ranks: Ranks) -> str:
         [
             f"train.check_memory: {found.amounts()}{where}.",
             f"  {breakdown(fullest)}",
-            *found.advice(found.room.capacity),
+            *found.advice(found.budget.capacity),
         ]
     )
 
@@ -133,7 +138,7 @@ def _explain(error: BaseException, cfg: RunConfig, setup: Setup, known: Predicti
     found = known or predict(cfg, setup)
     mine = found.of_rank(world.rank)
     # What is free now says little: the failed step may still hold its tensors.
-    capacity = found.room.capacity if known and not known.fits else found.needed * _LESS
+    capacity = found.budget.capacity if known and not known.fits else found.needed * _LESS
     return "\n".join(
         [
             f"out of memory ({who}{world.device}): {said}",

@@ -16,8 +16,10 @@ from gptworks.errors import ConfigError, DataError, UsageError, VerificationErro
 from gptworks.launch import devices, supervise
 from gptworks.launch.world import World
 from gptworks.plan import machine, sizes
+from gptworks.plan.workload import LayoutChoice
+from gptworks.text_table import aligned
 from gptworks.train.setup import prepare
-from gptworks.verify import measure, rank, reference, twin
+from gptworks.verify import measure, rank, reference, scaled_model
 from gptworks.verify.measure import Found, Numbers
 
 
@@ -82,12 +84,7 @@ class Result:
         name = str(self.comparison.layout)
         lines = [("", "one process", name, "difference", "allowed")]
         lines += [(r.what, r.one, r.many, f"{r.difference:.1e}", f"{r.allowed:.0e}") for r in self.rows]
-        widths = [max(len(line[column]) for line in lines) for column in range(5)]
-        table = [
-            "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
-            for line in lines
-        ]
-        return "\n".join([*self.comparison.notes, *self.notes, "", *table, "", self.verdict])
+        return "\n".join([*self.comparison.notes, *self.notes, "", *aligned(lines, left=[0]), "", self.verdict])
 
     def as_dict(self) -> dict[str, Any]:
         rows = [{**vars(row), "equal": row.is_equal} for row in self.rows]
@@ -157,18 +154,20 @@ def plan(cfg: RunConfig, layout: Layout, *, steps: int, shrink: str) -> Comparis
     if problems:
         raise ConfigError(f"layout {layout}", problems)
     batch = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, parallel)
+    choice = LayoutChoice(parallel, batch, cfg.train.recompute)
     own, notes = cfg, []
-    fits_memory, reason = _fits(own, parallel, layout, batch, steps)
+    fits_memory, reason = _fits(own, choice, steps)
     if shrink == "never" and not fits_memory:
         raise UsageError(f"--full: {reason}. Leave out --full, and a small model that is cut alike takes its place.")
     if shrink == "always" or (shrink == "auto" and reason):
         samples = batch.global_size
-        cfg, batch = twin.shrunken(cfg, parallel, layout, batch)
-        fits_memory, still = _fits(cfg, parallel, layout, batch, steps)
+        cfg, choice = scaled_model.scale_down(cfg, choice)
+        batch = choice.batch
+        fits_memory, still = _fits(cfg, choice, steps)
         if not fits_memory:
             raise UsageError(f"--layout {layout}: {still}, even with a small model. Try a smaller layout.")
         why = f": {reason}" if reason and shrink == "auto" else ""
-        changed = twin.changes(own, cfg, ("model", "data", "init"))
+        changed = scaled_model.changes(own, cfg, ("model", "data", "init"))
         changed += [f"batch.global_size {samples} -> {batch.global_size}"] if samples != batch.global_size else []
         notes.append(f"a small twin is compared{why}\n  {'; '.join(changed)}")
     cfg, more = _comparable(cfg)
@@ -204,14 +203,20 @@ def plan(cfg: RunConfig, layout: Layout, *, steps: int, shrink: str) -> Comparis
     return Comparison(layout, one, one.model_copy(update={"parallel": parallel}), batch, steps, synthetic, notes)
 
 
-def _fits(cfg: RunConfig, parallel: ParallelConfig, layout: Layout, batch: BatchPlan, steps: int) -> tuple[bool, str]:
+def _fits(cfg: RunConfig, choice: LayoutChoice, steps: int) -> tuple[bool, str]:
     """Whether memory is enough, and why the whole would not be wise; "" = nothing against it."""
-    needed, available = twin.memory_needed(cfg, parallel, layout, batch), machine.memory_available()
+    needed, available = scaled_model.memory_needed(cfg, choice), machine.memory_available()
     if needed > available:
-        return False, f"{layout} needs about {needed / 1e9:,.1f} GB on this machine, {available / 1e9:,.1f} GB are free"
-    flop = twin.work(cfg, batch, steps)
-    if flop > twin.MOST_WORK and cfg.run.device == "cpu":
-        return True, f"{steps} steps are {flop:.1e} FLOP, more than {twin.MOST_WORK:.0e}, which take ten minutes or so"
+        return (
+            False,
+            f"{choice.layout} needs about {needed / 1e9:,.1f} GB on this machine, {available / 1e9:,.1f} GB are free",
+        )
+    flop = scaled_model.work(cfg, choice.batch, steps)
+    if flop > scaled_model.MOST_WORK and cfg.run.device == "cpu":
+        return (
+            True,
+            f"{steps} steps are {flop:.1e} FLOP, more than {scaled_model.MOST_WORK:.0e}, which take ten minutes or so",
+        )
     return True, ""
 
 

@@ -2,15 +2,16 @@
 
 from dataclasses import dataclass, replace
 
-from gptworks.config.contradictions import fit_layout, suits
-from gptworks.config.derive import Layout, plan_batch, solve_layout
+from gptworks.config.derive import Layout
 from gptworks.config.schema import RunConfig
 from gptworks.errors import UsageError
+from gptworks.plan.budget import MemoryBudget, amount
 from gptworks.plan.devices import Device, devices, link
 from gptworks.plan.devices import device as device_named
-from gptworks.plan.job import Choice, Job, Room, amount
+from gptworks.plan.memory import rank_memories
 from gptworks.plan.report import Report, report
 from gptworks.plan.sizes import num_parameters
+from gptworks.plan.workload import LayoutChoice, Workload
 
 
 @dataclass(frozen=True)
@@ -37,21 +38,20 @@ class Fit:
 
 def examine(cfg: RunConfig, machine: Machine, device: str) -> Fit:
     """`device`: a GPU of plan/devices.toml, or empty: all that are known are tried. What cannot run is refused."""
-    layout = solve_layout(cfg.parallel, machine.world_size, lambda each: suits(cfg, each))
-    parallel = fit_layout(cfg, layout)
-    choice = Choice(parallel, plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, parallel), cfg.train.recompute)
+    choice = LayoutChoice.from_config(cfg, machine.world_size)
+    layout = choice.layout
     lines = [
         f"model: {num_parameters(cfg.model):,} parameters, {cfg.precision.compute}; on {machine}",
         f"layout: {layout.degrees}; batch {choice.batch.global_size:,} = {choice.batch.micro_size} micro-batch x "
         f"{choice.batch.accumulation} accumulation x {choice.batch.data_parallel} data-parallel",
     ]
     notes = _tensor_parallel(layout, machine)
-    job = Job.of(cfg, "cuda" if machine.has_gpus else "cpu")
+    workload = Workload.from_config(cfg, "cuda" if machine.has_gpus else "cpu")
     if not machine.has_gpus:
-        return Fit((*lines, _of_a_node(job, choice, machine)), tuple(notes))
+        return Fit((*lines, _of_a_node(workload, choice, machine)), tuple(notes))
     known = [device_named(device)] if device else [each for each in devices().values() if each.generation != "cpu"]
     tokens = float(cfg.train.tokens or cfg.train.steps * choice.batch.global_size * cfg.data.seq_len)
-    made = [_report(job, choice, replace(each, per_node=machine.processes), tokens) for each in known]
+    made = [_report(workload, choice, replace(each, per_node=machine.processes), tokens) for each in known]
     fitting = [each for each in made if each.fits]
     if device and not fitting and cfg.train.check_memory != "off":
         raise _too_large(made[0])
@@ -66,7 +66,7 @@ def examine(cfg: RunConfig, machine: Machine, device: str) -> Fit:
 
 def _has_units(made: Report) -> bool:
     """Whether it computes in this type faster than in fp32: a V100 knows no bf16."""
-    peak, compute = made.device.peak, made.job.precision.compute
+    peak, compute = made.device.peak, made.workload.precision.compute
     return compute == "fp32" or peak[compute] > peak["fp32"]
 
 
@@ -82,8 +82,8 @@ def _tensor_parallel(layout: Layout, machine: Machine) -> list[str]:
     ]
 
 
-def _report(job: Job, choice: Choice, device: Device, tokens: float) -> Report:
-    return report(job, choice, device, link(of=device), tokens=tokens or None)
+def _report(workload: Workload, choice: LayoutChoice, device: Device, tokens: float) -> Report:
+    return report(workload, choice, device, link(of=device), tokens=tokens or None)
 
 
 def _rooms(made: list[Report]) -> str:
@@ -100,8 +100,10 @@ def _most(made: list[Report]) -> str:
     return max(made, key=lambda each: each.device.capacity).device.name
 
 
-def _of_a_node(job: Job, choice: Choice, machine: Machine) -> str:
-    needed = Room(float("inf"), shared_by=machine.processes).needed(choice.memory(job), choice.layout)
+def _of_a_node(workload: Workload, choice: LayoutChoice, machine: Machine) -> str:
+    needed = MemoryBudget(float("inf"), shared_by=machine.processes).needed(
+        rank_memories(workload, choice), choice.layout
+    )
     return f"memory: {amount(needed)} of a node for tensors, at most"
 
 

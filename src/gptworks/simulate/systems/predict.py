@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from gptworks.errors import UsageError
-from gptworks.plan.job import Choice, Job
+from gptworks.plan.workload import LayoutChoice, Workload
 from gptworks.simulate.systems.case import CARD, CHANNELS, Case, Parts
 from gptworks.simulate.systems.fleetx import fleetx
 from gptworks.simulate.systems.megatron import megatron
@@ -15,18 +15,18 @@ _RECOMPUTE = {"none": "none", "core_attn": "core", "full": "full"}
 _ZERO = {"fleetx": (0, 1, 2), "megatron": (0,), "oneflow": (0,)}
 
 
-def predict(system: str, job: Job, choice: Choice, card: str) -> Parts | None:
+def predict(system: str, workload: Workload, choice: LayoutChoice, card: str) -> Parts | None:
     """MiB by name. None: more than the card has, however its allocator turns."""
-    problem = _outside(system, job, choice, card)
+    problem = _outside(system, workload, choice, card)
     if problem:
         raise UsageError(f"--rules {system}: {problem}")
     layout, batch = choice.layout, choice.batch
     case = Case(
-        hidden=job.model.hidden_size,
-        heads=job.model.num_heads,
-        layers=job.model.num_layers,
-        vocab=job.model.vocab_size,
-        seq_len=job.seq_len,
+        hidden=workload.model.hidden_size,
+        heads=workload.model.num_heads,
+        layers=workload.model.num_layers,
+        vocab=workload.model.vocab_size,
+        seq_len=workload.seq_len,
         micro_batch=batch.micro_size,
         dp=layout.data_parallel,
         tp=layout.tp,
@@ -42,12 +42,12 @@ def predict(system: str, job: Job, choice: Choice, card: str) -> Parts | None:
         return None
 
 
-def _outside(system: str, job: Job, choice: Choice, card: str) -> str:
+def _outside(system: str, workload: Workload, choice: LayoutChoice, card: str) -> str:
     """Why the rules say nothing about it; empty: they do."""
     if card not in CARD:
         return f"got --device {card}; its rules are known for {', '.join(CARD)}."
-    if job.precision.compute != "fp16":
-        return f"got precision.compute={job.precision.compute}; its published figures, and the rules, are of fp16."
+    if workload.precision.compute != "fp16":
+        return f"got precision.compute={workload.precision.compute}; its published figures, and the rules, are of fp16."
     if choice.parallel.zero not in _ZERO[system]:
         stages = " or ".join(map(str, _ZERO[system]))
         return f"got parallel.zero={choice.parallel.zero}; its rules are known for {stages}."
@@ -61,6 +61,8 @@ def _outside(system: str, job: Job, choice: Choice, card: str) -> str:
     for name, ranks in ways.items():
         if 1 < ranks <= max(sizes) and ranks not in sizes:
             return f"got {ranks} {name}; inside a machine NCCL's buffers are known for {', '.join(map(str, sizes))}."
-    if job.model.num_layers % layout.pp:
-        return f"got {job.model.num_layers} layers on parallel.pp={layout.pp}; its stages have as many layers each."
+    if workload.model.num_layers % layout.pp:
+        return (
+            f"got {workload.model.num_layers} layers on parallel.pp={layout.pp}; its stages have as many layers each."
+        )
     return ""

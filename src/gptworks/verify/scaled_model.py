@@ -1,35 +1,38 @@
 """The model that is compared: the user's own, or a small one that is cut in the same way."""
 
 import math
+from dataclasses import replace
 
-from gptworks.config.derive import BatchPlan, Layout
-from gptworks.config.schema import ModelConfig, ParallelConfig, RunConfig
+from gptworks.config.derive import BatchPlan
+from gptworks.config.schema import ModelConfig, RunConfig
 from gptworks.plan import sizes
+from gptworks.plan.budget import MemoryBudget
+from gptworks.plan.memory import rank_memories
+from gptworks.plan.sizes import FP32
+from gptworks.plan.workload import LayoutChoice, Workload
 
 PROCESS = 150e6  # bytes that a process takes for itself, without what processes share
 MOST_WORK = 2e13  # FLOP of one side: about ten minutes on a few cores
 
 
-def memory_needed(cfg: RunConfig, parallel: ParallelConfig, layout: Layout, batch: BatchPlan) -> float:
-    """Bytes on this machine for all ranks of the layout together. Rough, and rather too much."""
-    model = cfg.model
-    copies = layout.dp * (1 if parallel.zero else layout.fsdp)
-    parameters = sizes.num_parameters(model)
-    in_flight = layout.data_parallel * layout.pp
-    activations = 70 * batch.micro_size * cfg.data.seq_len * model.hidden_size * model.num_layers * in_flight
-    # Weights, gradients and two moments; once more the weights and gradients that are compared.
-    return parameters * (16 * copies + 8) + activations + PROCESS * layout.world_size
+def memory_needed(cfg: RunConfig, choice: LayoutChoice) -> float:
+    """Bytes on this machine for all ranks of the layout together: what a step holds on each, the processes, and once
+    more the weights and gradients that are compared."""
+    workload = Workload.from_config(cfg, "cpu" if cfg.run.device in ("auto", "cpu") else "cuda")
+    together = MemoryBudget(math.inf, shared_by=choice.layout.world_size)
+    needed = together.needed(rank_memories(workload, choice), choice.layout)
+    return needed + 2 * FP32 * sizes.num_parameters(cfg.model) + PROCESS * choice.layout.world_size
 
 
 def work(cfg: RunConfig, batch: BatchPlan, steps: int) -> float:
     return steps * batch.global_size * cfg.data.seq_len * sizes.flops_per_token(cfg.model, cfg.data.seq_len)
 
 
-def shrunken(cfg: RunConfig, parallel: ParallelConfig, layout: Layout, batch: BatchPlan) -> tuple[RunConfig, BatchPlan]:
+def scale_down(cfg: RunConfig, choice: LayoutChoice) -> tuple[RunConfig, LayoutChoice]:
     """Fewer of everything, but every cut as before: heads, features, words, tokens and layers are shared out alike,
     what was uneven stays uneven. The vocabulary stays as it is, since the data is written in it."""
-    model, tp = cfg.model, layout.tp
-    stages = layout.pp * parallel.virtual_stages
+    model, layout, batch, tp = cfg.model, choice.layout, choice.batch, choice.layout.tp
+    stages = layout.pp * choice.parallel.virtual_stages
     layers = min(model.num_layers, stages + (model.num_layers % stages or stages))
     heads = tp * min(2, model.num_heads // tp)
     hidden = heads * min(16, model.head_size)
@@ -39,17 +42,15 @@ def shrunken(cfg: RunConfig, parallel: ParallelConfig, layout: Layout, batch: Ba
         **model.model_dump()
         | {"num_layers": layers, "num_heads": heads, "hidden_size": hidden, "ffn_size": ffn, "max_positions": seq_len}
     )
-    accumulation = min(batch.accumulation, 2 * layout.pp)
-    plan = BatchPlan(0, min(2, batch.micro_size), accumulation, batch.data_parallel)
-    plan = BatchPlan(
-        plan.micro_size * accumulation * batch.data_parallel, plan.micro_size, accumulation, plan.data_parallel
-    )
+    accumulation, micro_size = min(batch.accumulation, 2 * layout.pp), min(2, batch.micro_size)
+    samples = micro_size * accumulation * batch.data_parallel
     changed = {
         "model": small,
         "data": cfg.data.model_copy(update={"seq_len": seq_len}),
         "init": cfg.init.model_copy(update={"checkpoint": ""}),
     }
-    return cfg.model_copy(update=changed), plan
+    smaller = replace(choice, batch=BatchPlan(samples, micro_size, accumulation, batch.data_parallel))
+    return cfg.model_copy(update=changed), smaller
 
 
 def changes(before: RunConfig, after: RunConfig, sections: tuple[str, ...]) -> list[str]:
