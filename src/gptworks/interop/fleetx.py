@@ -23,15 +23,6 @@ PROGRAMS = {
     "run_generation.py": "generate",
     "generation.py": "generate",
 }
-OFF += [
-    ["Compress.Prune.enable", "Compress.Prune.criterion", "Compress.Prune.ratio"],
-    ["Compress.Distillation.enable"],
-    ["Compress.pretrained"],
-    ["Compress.Quantization"],
-    ["Compress.Prune"],
-    ["Compress.Distillation"],
-    [f"Tuning.{key}" for key in ("enable", "tuning_recompute", "profile_start_step", "profile_end_step", "verbose")],
-]
 
 
 def recognise(command: Command) -> bool:

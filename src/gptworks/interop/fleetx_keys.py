@@ -17,6 +17,15 @@ OFF = [
         "activation_preprocess_type", "freeze_embedding", "skip_tensor_map")]
     for block in ("Quantization", "Compress.Quantization")
 ]  # fmt: skip
+OFF += [
+    ["Compress.Prune.enable", "Compress.Prune.criterion", "Compress.Prune.ratio"],
+    ["Compress.Distillation.enable"],
+    ["Compress.pretrained"],
+    ["Compress.Quantization"],
+    ["Compress.Prune"],
+    ["Compress.Distillation"],
+    [f"Tuning.{key}" for key in ("enable", "tuning_recompute", "profile_start_step", "profile_end_step", "verbose")],
+]
 INSTEAD = {
     "Quantization": "no training with quantization; `--weights int8` when generating",
     "Compress": "no training with quantization, no pruning, no distillation",
