@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gptworks import file_errors
+from gptworks import file_errors, run_paths, tokenizer_files
 from gptworks.errors import CheckpointError, first_line
 
 HOME, DOWNLOAD = "GPTWORKS_HOME", "GPTWORKS_DOWNLOAD"
@@ -24,7 +24,7 @@ GPT2_NAMES = {
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # "name" or "owner/name"
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
-_TOKENIZERS = ("tokenizer.json", "vocab.json", "encoder.json", "sentencepiece.model", "tokenizer.model", "spiece.model")
+_TOKENIZERS = (*tokenizer_files.VOCABULARIES, *tokenizer_files.SENTENCEPIECE)
 _WANTED = ["config.json", "model*.safetensors", "model.safetensors.index.json", *_TOKENIZERS]
 _WANTED += ["tokenizer_config.json", "merges.txt"]
 
@@ -110,7 +110,7 @@ def _has_weights(folder: Path) -> bool:
     """A Hugging Face folder, or a run of ours."""
     if (folder / "config.json").is_file():
         return any((folder / file).is_file() for file in _WEIGHTS)
-    return (folder / "checkpoints").is_dir() or (folder / "manifest.json").is_file()
+    return run_paths.is_run(folder) or run_paths.is_checkpoint(folder)
 
 
 def _download(hub_name: str) -> Path:

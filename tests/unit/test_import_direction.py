@@ -11,7 +11,7 @@ import gptworks
 SOURCE = Path(gptworks.__file__).parent
 # errors < names < cpu < config < architecture < tokenizer, plan, model < ...: a package imports from lower levels only.
 LEVELS = [
-    {"errors", "callable_package", "file_errors"},
+    {"errors", "callable_package", "file_errors", "run_paths", "tokenizer_files", "compilers"},
     {"folder_lock"},
     {
         "names",
@@ -234,6 +234,7 @@ def test_verbs_import_heavy_packages_inside_functions_only() -> None:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
                 light = (
+                    "gptworks.run_paths",
                     "gptworks.text_table",
                     "gptworks.evaluate.registry",
                     "gptworks.evaluate.task",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gptworks import __version__
+from gptworks import __version__, tokenizer_files
 from gptworks.checkpoint import proof, staging
 from gptworks.checkpoint.rules import Matched
 from gptworks.checkpoint.stored import Stored
@@ -22,10 +22,7 @@ from gptworks.errors import CheckpointError, TokenizerError, VerificationError
 from gptworks.tokenizer import Tokenizer, gpt2_for
 
 CERTIFICATE = "certificate.json"
-_TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt", "encoder.json",
-    "vocab.bpe", "generation_config.json", "added_tokens.json",
-)  # fmt: skip
+_TOKENIZER_FILES = (*tokenizer_files.EVERY, "generation_config.json")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gptworks import file_errors, names
+from gptworks import file_errors, names, run_paths
 from gptworks.checkpoint import manifest as manifests
 from gptworks.checkpoint import portable, retention
 from gptworks.checkpoint.manifest import Manifest
@@ -25,10 +25,10 @@ from gptworks.durable import sync
 from gptworks.errors import CheckpointError, first_line
 from gptworks.launch.ranks import Ranks
 from gptworks.parallel.slices import Slice
+from gptworks.run_paths import BEST, LATEST
 from gptworks.tokenizer import Tokenizer
 
 STATE, PORTABLE, TOKENIZER = "state", "portable", "tokenizer"
-LATEST, BEST = "latest", "best"
 # Before the name of a checkpoint that is neither counted nor chosen: --resume takes it when it is named.
 SET_ASIDE, DAMAGED, STOPPED = "set-aside-", "damaged-", "stopped-"
 _STEP = re.compile(r"step-(\d{8,})$")
@@ -40,7 +40,7 @@ class CheckpointFolder:
     def __init__(self, run: Path, ranks: Ranks | None = None) -> None:
         self.run = run
         self.ranks = ranks or Ranks()
-        self.folder = run / "checkpoints"
+        self.folder = run / run_paths.CHECKPOINTS
 
     def remove_leftovers(self) -> None:
         """What a crash left half-written or half-deleted. Only while the run is locked."""
@@ -206,12 +206,11 @@ def _smoothed_loss(checkpoint: Path) -> float | None:
 
 def find(path: Path) -> Path:
     """The step folder meant by a run folder, its `latest` or `best`, a `checkpoints` folder or a step folder."""
-    if path.name in (LATEST, BEST) and path.is_file():
+    if run_paths.is_pointer(path):
         path = CheckpointFolder(path.parent).pointed(path.name) or path
     if (path / manifests.NAME).is_file():
         return path
-    run = path.parent if path.name == "checkpoints" else path
-    latest = CheckpointFolder(run).latest()
+    latest = CheckpointFolder(run_paths.run_of(path)).latest()
     if latest is None:
         file_errors.refuse_unreadable(path)
         raise CheckpointError(
@@ -269,6 +268,4 @@ def config_of(path: Path) -> dict[str, Any]:
         path = names.find(str(path)) or path
     if path.name == PORTABLE and (path.parent / manifests.NAME).is_file():
         path = path.parent
-    is_pointer = path.name in (LATEST, BEST) and path.is_file()
-    is_ours = (path / manifests.NAME).is_file() or (path / "checkpoints").is_dir() or is_pointer
-    return manifests.read(find(path)).config if is_ours else {}
+    return manifests.read(find(path)).config if run_paths.is_ours(path) else {}

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from gptworks import json_text
+from gptworks import json_text, run_paths
 from gptworks.errors import CheckpointError, DamagedCheckpoint
 
-NAME = "manifest.json"
+NAME = run_paths.MANIFEST
 VERSION = 2
 _WITHOUT_CHECKSUM = 1  # the version before, which can still be read
 _DAMAGED = "The checkpoint is damaged: --resume auto takes the newest whole one, --resume DIR the one you name."

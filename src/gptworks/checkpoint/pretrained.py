@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from gptworks import cpu, names
+from gptworks import cpu, names, run_paths
 from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint.systems import huggingface, registry
 from gptworks.checkpoint.systems.contract import Opened
@@ -49,7 +49,7 @@ class Pretrained:
         `tokenizer`: instead of that beside the weights. `shape`: numbers of the model that the files do not carry.
         """
         path = Path(name_or_path)
-        is_here = path.exists() or path.name in (folders.LATEST, folders.BEST)
+        is_here = path.exists() or path.name in (run_paths.LATEST, run_paths.BEST)
         opened = _open(path if is_here else names.resolve(str(name_or_path), download=download), shape or {})
         return cls(
             opened.path,
@@ -170,7 +170,7 @@ class PretrainedGPT(GPT):
                 'trained or saved. Load it with weights="fp32".'
             )
         folder = Path(folder)
-        if (folder / "checkpoints").is_dir() or folder.is_file():
+        if run_paths.is_run(folder) or folder.is_file():
             what = "a file" if folder.is_file() else "the folder of a run, which has its own weights"
             raise UsageError(f"save_pretrained: {folder} is {what}. Name another folder.")
         eod_id = self.tokenizer.eod_id if self.tokenizer else None

@@ -148,9 +148,9 @@ def stated_model(overrides: list[str]) -> dict[str, object]:
 
 
 def dtype(name: str | None):  # type: ignore[no-untyped-def]
-    import torch
+    from gptworks.model.dtypes import DTYPES
 
-    return {None: None, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[name]
+    return None if name is None else DTYPES[name]
 
 
 def dataset_format(name: str, option: str):  # type: ignore[no-untyped-def]

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gptworks import run_paths
 from gptworks.cli import options
 from gptworks.errors import UsageError
 
@@ -34,8 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if args.override or args.overrides:
         raise UsageError(f"verify: {(args.override + args.overrides)[0]}: {args.path} is one path, and there is no -c.")
     path = Path(args.path)
-    is_run = (path / "checkpoints").is_dir() or (path.name == "checkpoints" and path.is_dir())
-    if is_run or (path / "manifest.json").is_file():
+    if run_paths.is_run(run_paths.run_of(path)) or run_paths.is_checkpoint(path):
         return _verify_checkpoint(path, as_json=args.json)
     return _verify_dataset(args.path, as_json=args.json)
 
@@ -46,8 +46,8 @@ def _verify_layout(args: argparse.Namespace) -> int:
 
     if args.path is not None and "=" in args.path:  # a bare KEY=VALUE
         args.overrides.insert(0, args.path)
-    elif args.path is not None and not args.config and (Path(args.path) / "config.yaml").is_file():
-        args.config = str(Path(args.path) / "config.yaml")  # a run: with its own configuration
+    elif args.path is not None and not args.config and (Path(args.path) / run_paths.CONFIG).is_file():
+        args.config = str(Path(args.path) / run_paths.CONFIG)  # a run: with its own configuration
     elif args.path is not None:
         raise UsageError(
             f"verify: {args.path}: a layout is compared for a configuration. Needed: -c FILE, or a run folder."
@@ -70,8 +70,8 @@ def _verify_checkpoint(path: Path, *, as_json: bool) -> int:
     from gptworks.checkpoint.folder import CheckpointFolder, find
 
     folders = [path]
-    if not (path / manifests.NAME).is_file():
-        run = path.parent if path.name == "checkpoints" else path
+    if not run_paths.is_checkpoint(path):
+        run = run_paths.run_of(path)
         folders = [folder for _, folder in sorted(CheckpointFolder(run).steps().items())] or [find(path)]
     results = []
     for folder in folders:

@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+from gptworks.compilers import cxx_compilers
 from gptworks.config.derive import Layout, num_steps, plan_batch, solve_layout, with_layout
 from gptworks.config.schema import CheckpointConfig, RunConfig
 from gptworks.doctor.finding import Finding, examine, note, ok, problem
@@ -172,7 +173,7 @@ def _existing(folder: Path) -> Path:
 def compiler(cfg: RunConfig) -> list[Finding]:
     if not cfg.train.compile:
         return []
-    found = next(filter(None, map(shutil.which, (os.environ.get("CXX") or "g++", "clang++", "c++"))), None)
+    found = next(iter(cxx_compilers()), None)
     if found is None:
         return problem("train.compile", "no C++ compiler", "Install g++, or set train.compile: false.")
     return ok("train.compile", f"compiles with {found}")

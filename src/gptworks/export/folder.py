@@ -19,10 +19,10 @@ from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError, UsageError
 from gptworks.export import registry, tokenizer_files
 from gptworks.export.contract import Source, Target, Written
+from gptworks.model.dtypes import DTYPES
 from gptworks.tokenizer import Tokenizer
 
 INFO_SUFFIX = ".info.json"
-_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _STEM = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
@@ -84,7 +84,7 @@ def _source(opened: Opened, tokenizer: Tokenizer, kind: str) -> Source:
             if name in tensors:
                 tensors[name] = tensors[name].first_rows(wanted)
         notes.append(f"{cfg.vocab_size - wanted:,} rows of the vocabulary that no token has were left out")
-    cast = {name: each.cast(_DTYPES.get(kind, torch.float32)) for name, each in tensors.items()}
+    cast = {name: each.cast(DTYPES.get(kind, torch.float32)) for name, each in tensors.items()}
     return Source(cfg.model_copy(update={"vocab_size": wanted}), cast, tokenizer, notes)
 
 

@@ -8,7 +8,6 @@ import ctypes
 import functools
 import hashlib
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from gptworks import architecture, child_process, cpu, names
+from gptworks.compilers import cxx_compilers
 from gptworks.config.schema import ModelConfig
 from gptworks.model.gpt import GPT, Attention, Block, CoreAttention, FeedForward, KVCache, LayerNorm, Linear
 from gptworks.model.inference import WEIGHTS, StoredEmbedding, StoredLinear, StoredMatrix, store_weights
@@ -193,7 +193,7 @@ def _loaded() -> tuple[Any, str | None]:
     if os.environ.get(OFF) == "off":
         return None, f"{OFF}=off"
     reasons = []
-    for compiler in _compilers():
+    for compiler in cxx_compilers():
         try:
             library = _built(compiler)
             try:
@@ -204,12 +204,6 @@ def _loaded() -> tuple[Any, str | None]:
         except (OSError, subprocess.SubprocessError) as error:
             reasons.append(f"{compiler}: {_reason(error)}")
     return None, "; ".join(reasons) or "no C++ compiler found (g++)"
-
-
-def _compilers() -> list[str]:
-    """Each once: c++ is most often another name of g++."""
-    found = (shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name)
-    return list({os.path.realpath(path): path for path in found if path}.values())
 
 
 def _built(compiler: str) -> Path:

@@ -3,7 +3,7 @@
 import difflib
 from importlib import import_module, resources
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from gptworks import file_errors
 from gptworks.errors import UsageError
@@ -30,8 +30,8 @@ class Dialect(Protocol):
     def translate_yaml(self, path: Path) -> Translation: ...
 
 
-def dialect(name: str) -> Any:
-    return import_module(f"gptworks.interop.{name}")
+def dialect(name: str) -> Dialect:
+    return cast(Dialect, import_module(f"gptworks.interop.{name}"))
 
 
 def of_command(command: Command) -> Any:

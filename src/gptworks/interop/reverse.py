@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from gptworks.config.derive import Layout, evaluate_every, has_held_out, plan_batch
-from gptworks.config.load import flatten, load, load_with_origins
+from gptworks.config.load import flatten, load, load_with_origins, nest
 from gptworks.config.schema import RunConfig
 from gptworks.errors import ConfigError, GPTWorksError, UsageError
 from gptworks.interop import command_line, fleetx, megatron_flags, paddlenlp, registry
@@ -360,13 +360,7 @@ def _mindformers_model(config: RunConfig, activation: str) -> Said:
 
 
 def _yaml(said: Mapping[str, Any]) -> str:
-    nested: dict[str, Any] = {}
-    for key, value in said.items():
-        *parts, last = key.split(".")
-        place = nested
-        for part in parts:
-            place = place.setdefault(part, {})
-        place[last] = list(value) if isinstance(value, tuple) else value
+    nested = nest({key: list(value) if isinstance(value, tuple) else value for key, value in said.items()})
     return yaml.safe_dump(nested, sort_keys=False, allow_unicode=True)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gptworks.config.load import nest
 from gptworks.interop.notes import Note
 
 
@@ -41,14 +42,7 @@ class Translation:
 
     def sections(self) -> dict[str, Any]:
         """The configuration as our YAML nests it."""
-        nested: dict[str, Any] = {}
-        for key, value in self.config.items():
-            *parts, last = key.split(".")
-            place = nested
-            for part in parts:
-                place = place.setdefault(part, {})
-            place[last] = list(value) if isinstance(value, tuple) else value
-        return nested
+        return nest({key: list(value) if isinstance(value, tuple) else value for key, value in self.config.items()})
 
 
 @dataclass(frozen=True)

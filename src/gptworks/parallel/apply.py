@@ -1,7 +1,5 @@
 """The order of building a model, written once."""
 
-import os
-import shutil
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Protocol
@@ -10,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gptworks import cpu
+from gptworks.compilers import c_compilers, cxx_compilers
 from gptworks.config.schema import InitConfig, ModelConfig, ParallelConfig
 from gptworks.launch.world import World
 from gptworks.model import GPT, tie
@@ -123,9 +122,6 @@ def _module(name: str) -> Any:
 
 def can_compile(device: torch.device) -> bool:
     """torch.compile builds C++ for the CPU; for CUDA it uses Triton, which builds its launchers in C."""
-    compilers = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
     if device.type == "cuda":
-        compilers = [os.environ.get("CC", ""), "gcc", "clang", "cc"]
-        if find_spec("triton") is None:
-            return False
-    return any(shutil.which(name) for name in compilers if name)
+        return find_spec("triton") is not None and bool(c_compilers())
+    return bool(cxx_compilers())

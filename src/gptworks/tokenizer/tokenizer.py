@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from gptworks import file_errors, json_text, limits, names
+from gptworks import file_errors, json_text, limits, names, tokenizer_files
 from gptworks.errors import TokenizerError
 from gptworks.tokenizer.bundled import IDENTITY, PADDING, SIZE, gpt2_files
 from gptworks.tokenizer.rows import arrange
@@ -80,9 +80,9 @@ class Tokenizer:
                 return nanogpt_meta.read_tokenizer(path)
             return SentencePieceTokenizer.read(path) if path.suffix == ".model" else cls._from_json(path)
         if path.is_dir():
-            if (path / "tokenizer.json").is_file():
-                return cls._from_json(path / "tokenizer.json")
-            for vocab, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
+            if (path / tokenizer_files.JSON).is_file():
+                return cls._from_json(path / tokenizer_files.JSON)
+            for vocab, merges in tokenizer_files.PAIRS:
                 if (path / vocab).is_file() and (path / merges).is_file():
                     return cls.from_files(path / vocab, path / merges)
             if model := model_in(path):

@@ -1,10 +1,7 @@
 """Number types, and dynamic loss scaling for fp16."""
 
-import torch
-
 from gptworks.config.schema import ScalerConfig
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from gptworks.model.dtypes import DTYPES as DTYPES
 
 
 class LossScaler:

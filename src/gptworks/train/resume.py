@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gptworks import run_paths
 from gptworks.checkpoint.manifest import Manifest
 from gptworks.config.derive import BatchPlan
 from gptworks.config.load import flatten
@@ -96,7 +97,7 @@ def command(run: Path, *more: str) -> str:
     started = rank_env.read(os.environ)
     by_us = rank_env.is_supervised(os.environ) and started.local_size == started.world_size > 1
     processes = ["--nproc", str(started.world_size)] if by_us else []
-    return shlex.join(["gptworks", "train", "-c", str(run / "config.yaml"), *processes, *more])
+    return shlex.join(["gptworks", "train", "-c", str(run / run_paths.CONFIG), *processes, *more])
 
 
 def _with_its_weights(checkpoint: str) -> str:

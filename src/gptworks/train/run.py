@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gptworks import run_paths
 from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint.formats import dcp
 from gptworks.checkpoint.manifest import Manifest
@@ -115,7 +116,7 @@ class Run:
 
     def _write_down(self, command: list[str]) -> None:
         run_folder.write_environment(self.folder, command, mfu_of=vars(self.peak))
-        run_folder.replace_text(self.folder / "config.yaml", yaml_text.dump(self.cfg.model_dump(mode="json")))
+        run_folder.replace_text(self.folder / run_paths.CONFIG, yaml_text.dump(self.cfg.model_dump(mode="json")))
 
     def _restore(self, source: Path, manifest: Manifest) -> Progress:
         moments = optim.moments(self.part, self.optimizer)

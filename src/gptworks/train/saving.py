@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from gptworks.checkpoint import folder as folders
+from gptworks import run_paths
 from gptworks.checkpoint import retention
 from gptworks.checkpoint.background import Background
 from gptworks.checkpoint.folder import CheckpointFolder
@@ -93,7 +93,7 @@ class Saving:
         self._retain(recent)
         path = self._save(manifest, tensors)
         if is_best:
-            self.checkpoints.ranks.main_does(lambda: self.checkpoints.point(folders.BEST, path.name))
+            self.checkpoints.ranks.main_does(lambda: self.checkpoints.point(run_paths.BEST, path.name))
         self.say(f"saved {path}")
 
     def _save(self, manifest: Manifest, tensors: Mapping[str, Tensor | Slice], *, apart: bool = False) -> Path:

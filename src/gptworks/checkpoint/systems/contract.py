@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gptworks import tokenizer_files
 from gptworks.checkpoint.rules import Matched
 from gptworks.checkpoint.stored import Stored
 from gptworks.config.load import from_dict
@@ -141,7 +142,7 @@ def tokenizer_folder(*places: Path) -> Path | None:
 
 
 def _has_tokenizer(folder: Path) -> bool:
-    files = ("tokenizer.json", "vocab.json", "encoder.json", nanogpt_meta.NAME)
+    files = (*tokenizer_files.VOCABULARIES, nanogpt_meta.NAME)
     return any((folder / file).is_file() for file in files) or bool(model_in(folder))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gptworks import run_paths
 from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint import manifest as manifests
 from gptworks.checkpoint.rules import Matched, our_shapes, overruled, require_layers, settle
@@ -25,8 +26,7 @@ write = huggingface.write
 
 
 def recognise(path: Path) -> bool:
-    is_pointer = path.name in (folders.LATEST, folders.BEST) and path.is_file()
-    return is_pointer or (path / manifests.NAME).is_file() or (path / "checkpoints").is_dir()
+    return run_paths.is_ours(path)
 
 
 def open(path: Path, given: Mapping[str, object]) -> Opened:
