@@ -125,7 +125,8 @@ R, D, F, N = 4 * LENGTH, 128, 512, 4  # tokens, hidden, inner, heads
 
 
 def block(**changes: Any) -> activations.Passes:
-    known = {"rows": 4, "length": LENGTH, "hidden": D, "ffn": F, "heads": N}
+    matrices = (("qkv", 3 * D * D), ("out", D * D), ("up", D * F), ("down", D * F))
+    known = {"rows": 4, "length": LENGTH, "hidden": D, "ffn": F, "heads": N, "matrices": matrices}
     return activations.block(BlockShape(**known | changes))
 
 

@@ -4,6 +4,7 @@ much a step on it takes is what the planner says."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gptworks.architecture import role_of
 from gptworks.config.derive import Layout
 from gptworks.config.schema import ModelConfig, ParallelConfig, RunConfig
 from gptworks.config.stages import assign_layers, stages_of
@@ -96,7 +97,7 @@ def _state(world: World, workload: Workload, choice: LayoutChoice, pp_ranks: ran
     model, layout = workload.model, world.layout
     part = apply.build(model, world, DTYPES[workload.precision.compute], None, parallel=built)
     named = [each for piece in parts_of(part) for each in piece.named_parameters()]
-    tables = [parameter for name, parameter in named if name in {"wte.weight", "head.weight"}]
+    tables = [parameter for name, parameter in named if role_of(name).dims[0] == "vocabulary"]
     return RankState(
         pp_ranks,
         tp_ranks,
