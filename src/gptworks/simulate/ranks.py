@@ -20,7 +20,7 @@ from gptworks.train.precision import DTYPES
 
 @dataclass(frozen=True)
 class RankState:
-    """One rank for all that hold as much. Stages and tensor-parallel ranks are those of the ranks it stands for."""
+    """One rank for all that are built alike. Stages and tensor-parallel ranks are those of the ranks it stands for."""
 
     pp_ranks: range
     tp_ranks: range
@@ -30,7 +30,7 @@ class RankState:
     words: int  # rows of the word embedding or head that are here
     stage_parameters: int  # of the whole model on these stages; the copy of a tied embedding is not counted
     parameters: int  # numbers on this rank, copies too
-    memory: RankMemory  # at its fullest
+    memory: RankMemory  # of the fullest of them, at its fullest moment
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,7 @@ def _state(world: World, workload: Workload, choice: LayoutChoice, pp_ranks: ran
     model, layout = workload.model, world.layout
     part = apply.build(model, world, DTYPES[workload.precision.compute], None, parallel=built)
     named = [each for piece in parts_of(part) for each in piece.named_parameters()]
+    places = [Layout(pp_rank, 0, 0, tp_ranks.start) for pp_rank in pp_ranks]
     tables = [parameter for name, parameter in named if role_of(name).dims[0] == "vocabulary"]
     return RankState(
         pp_ranks,
@@ -107,7 +108,7 @@ def _state(world: World, workload: Workload, choice: LayoutChoice, pp_ranks: ran
         shard.num_gathered(tables[-1]) // model.hidden_size if tables else 0,
         sum(parameter.numel() for parameter in counted_parameters(part)),
         sum(shard.local(parameter).numel() for _, parameter in named),
-        rank_memory(workload, choice, Layout(pp_ranks.start, 0, 0, tp_ranks.start)),
+        max((rank_memory(workload, choice, each) for each in places), key=lambda each: each.peak),
     )
 
 
