@@ -21,7 +21,8 @@ def run(args: argparse.Namespace) -> int:
     if out.is_dir():
         raise UsageError(f"--out: {out} is a folder. Needed: the name of a file, such as {out / 'report.html'}.")
     if not out.parent.is_dir():
-        raise UsageError(f"--out: {out}: there is no folder {out.parent}. Make it, or choose another place.")
+        why = f"{out.parent} is not a folder" if out.parent.exists() else f"there is no folder {out.parent}"
+        raise UsageError(f"--out: {out}: {why}. Make it, or choose another place.")
     staged = out.with_name(f".{out.name}.new")
     try:
         staged.write_text(page.written(runs), encoding="utf-8")

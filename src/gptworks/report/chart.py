@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 from gptworks.report.thinning import Points
+from gptworks.report.words import both
 
 WIDTH, HEIGHT = 720, 300
 _LEFT, _TOP, _RIGHT, _BOTTOM = 64, 12, 16, 40
@@ -79,7 +80,9 @@ def _grid(x_axis: Axis, y_axis: Axis) -> list[str]:
         x, _ = _place(tick, y_axis.low, x_axis, y_axis)
         parts.append(f'<text x="{x:g}" y="{HEIGHT - _BOTTOM + 18}" text-anchor="middle">{written(tick)}</text>')
     middle = (_LEFT + WIDTH - _RIGHT) / 2
-    parts.append(f'<text class="step" x="{middle:g}" y="{HEIGHT - 4}" text-anchor="middle">step</text>')
+    parts.append(
+        f'<text class="step" x="{middle:g}" y="{HEIGHT - 4}" text-anchor="middle">{both("step", "tspan")}</text>'
+    )
     return parts
 
 

@@ -64,8 +64,10 @@ class RunData:
 
 def read(folder: Path, name: str = "") -> RunData:
     """The run in that folder; UsageError where there is none."""
-    if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder. Needed: the folder of a training run.")
+    try:
+        next(folder.iterdir(), None)  # or an OSError that says why not
+    except FileNotFoundError:
+        raise UsageError(f"{folder}: no such folder. Needed: the folder of a training run.") from None
     entries = metrics.read(folder)
     if not entries and not (folder / "environment.json").is_file():
         raise UsageError(f"{folder}: no {metrics.NAME} and no environment.json. Needed: the folder of a training run.")

@@ -57,10 +57,10 @@ _WORDS = {
 }  # fmt: skip
 
 
-def both(key: str) -> str:
+def both(key: str, element: str = "span") -> str:
     """The words in both languages, of which the page's style shows one."""
     english, chinese = _WORDS[key]
-    return f'<span lang="en">{escape(english)}</span><span lang="zh">{escape(chinese)}</span>'
+    return f'<{element} lang="en">{escape(english)}</{element}><{element} lang="zh">{escape(chinese)}</{element}>'
 
 
 def english(key: str) -> str:
