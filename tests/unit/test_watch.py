@@ -4,6 +4,7 @@ import http.client
 import io
 import json
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,7 +17,7 @@ from test_report import falling, make_run, parsed
 
 from gptworks.cli.main import main
 from gptworks.errors import UsageError
-from gptworks.report import live, run_data
+from gptworks.report import live, page, run_data
 from gptworks.report.live import Followed
 
 
@@ -126,6 +127,27 @@ def test_the_page_renews_itself_only_when_the_run_has_changed(run: Path, address
     grow(run, step=6, loss=0.125)
     second = ask(address, tag=first.tag)
     assert second.status == 200 and second.tag != first.tag and "0.1250" in parsed(second.text).words
+
+
+def test_a_page_is_written_once_for_all_who_look(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[float] = []
+    real = page.written
+    monkeypatch.setattr(page, "written", lambda runs, every: (written.append(every), real(runs, every))[1])
+    live_page = live.LivePage([Followed(run, "run")], 2.0)
+    first = live_page.now()
+    assert live_page.now() == first and written == [2.0]
+    grow(run, step=6, loss=1.5)
+    assert live_page.now()[1] != first[1] and written == [2.0, 2.0]
+
+
+def test_a_browser_that_goes_away_leaves_no_traceback(
+    address: tuple[str, int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_connection(address) as browser:
+        browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets it
+        browser.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n")
+    assert ask(address).status == 200  # answered after the one that went
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("path", ["/config.yaml", "/../run/config.yaml", "//etc/passwd", "/%2e%2e/x"])

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import sys
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -43,14 +44,17 @@ class Followed:
             found.append((facts.st_mtime_ns, facts.st_size, facts.st_ino))
         return tuple(found)
 
-    def renew(self) -> None:
+    def renew(self) -> bool:
+        """Whether there was something new."""
         stamp = self._stamp()
         if stamp == self._seen:
-            return
+            return False
         try:
             self.data, self._seen, self.trouble = run_data.read(self.folder, self.name), stamp, ""
         except (GPTWorksError, OSError) as error:
             self.trouble = str(error)
+            return False
+        return True
 
 
 # In a terminal
@@ -121,43 +125,67 @@ def blocks(points: Points, width: int) -> list[str]:
 # As a page
 
 
-def serve(followed: list[Followed], host: str, port: int, every: float, say: Callable[[str], None]) -> None:
-    """Until Ctrl-C. Nothing but the page is answered, and nothing is written."""
-    lock = threading.Lock()
+class LivePage:
+    """The page as it is now, written again only when a run has changed."""
 
-    class Answer(BaseHTTPRequestHandler):
-        server_version, sys_version = "gptworks", ""
+    def __init__(self, followed: list[Followed], every: float) -> None:
+        self.followed, self.every = followed, every
+        self._lock = threading.Lock()
+        self._text = b""
 
-        def do_GET(self) -> None:
-            if self.path.partition("?")[0] != "/":
-                self.send_error(HTTPStatus.NOT_FOUND)
-                return
-            with lock:
-                for each in followed:
-                    each.renew()
-                text = page.written([each.data for each in followed], every).encode()
-            tag = f'"{hashlib.sha256(text).hexdigest()[:32]}"'
-            if self.headers.get("If-None-Match") == tag:
-                self.send_response(HTTPStatus.NOT_MODIFIED)
-                self.end_headers()
-                return
-            self.send_response(HTTPStatus.OK)
-            for name, value in {
-                "Content-Type": "text/html; charset=utf-8",
-                "Content-Length": str(len(text)),
-                "ETag": tag,
-                "Cache-Control": "no-store",
-                "X-Content-Type-Options": "nosniff",
-            }.items():
-                self.send_header(name, value)
-            self.end_headers()
+    def now(self) -> tuple[bytes, str]:
+        """The page, and a tag that is another when the page is."""
+        with self._lock:
+            has_changed = [each.renew() for each in self.followed]
+            if any(has_changed) or not self._text:
+                self._text = page.written([each.data for each in self.followed], self.every).encode()
+            return self._text, f'"{hashlib.sha256(self._text).hexdigest()[:32]}"'
+
+
+class _Answer(BaseHTTPRequestHandler):
+    """Nothing but the page is answered, and nothing is written."""
+
+    server: "_Server"
+    server_version, sys_version = "gptworks", ""
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] != "/":
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        text, tag = self.server.page.now()
+        is_known = self.headers.get("If-None-Match") == tag
+        self.send_response(HTTPStatus.NOT_MODIFIED if is_known else HTTPStatus.OK)
+        for name, value in {
+            "Content-Type": "text/html; charset=utf-8",
+            "Content-Length": "0" if is_known else str(len(text)),
+            "ETag": tag,
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if not is_known:
             self.wfile.write(text)
 
-        def log_message(self, *_: object) -> None:
-            """Nobody wants a line for each renewal."""
+    def log_message(self, *_: object) -> None:
+        """Nobody wants a line for each renewal."""
 
+
+class _Server(ThreadingHTTPServer):
+    def __init__(self, address: tuple[str, int], page: LivePage) -> None:
+        self.page = page
+        super().__init__(address, _Answer)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A browser that has gone away is no error of ours; all others are shown."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+def serve(followed: list[Followed], host: str, port: int, every: float, say: Callable[[str], None]) -> None:
+    """Until Ctrl-C."""
     try:
-        server = ThreadingHTTPServer((host, port), Answer)
+        server = _Server((host, port), LivePage(followed, every))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"--port: cannot listen at {host}:{port} ({reason}). Choose another port.") from None
