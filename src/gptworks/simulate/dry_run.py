@@ -9,11 +9,11 @@ import torch
 from gptworks.config.contradictions import fit_layout, suits
 from gptworks.config.derive import BatchPlan, Layout, num_steps, plan_batch, solve_layout
 from gptworks.config.schema import ModelConfig, ParallelConfig, RunConfig
+from gptworks.config.stages import assign_layers, stages_of
 from gptworks.launch import process_group
 from gptworks.launch.world import World
-from gptworks.parallel import apply, shard
-from gptworks.parallel.parts import counted_parameters, parts_of
-from gptworks.parallel.stages import assign_layers, stages_of
+from gptworks.parallel import shard
+from gptworks.parallel.build import build
 from gptworks.plan import sizes
 from gptworks.train.precision import DTYPES
 from gptworks.train.setup import prepare
@@ -106,23 +106,22 @@ def _holding(
 ) -> Holding:
     # What is offloaded lies in real memory. How much it is does not depend on where it lies.
     built = parallel.model_copy(update={"offload": False})
-    part = apply.build(cfg.model, world, DTYPES[cfg.precision.compute], None, parallel=built)
+    part = build(cfg.model, world, DTYPES[cfg.precision.compute], None, parallel=built)
     layout, zero = world.layout, parallel.zero
     compute = DTYPES[cfg.precision.compute].itemsize
     reduced = _FP32 if cfg.precision.reduce == "fp32" else compute
     here = together = gathered = words = 0
     blocks: dict[str, int] = {}
-    for piece in parts_of(part):
-        for name, parameter in piece.named_parameters():
-            whole = shard.num_gathered(parameter)
-            here, together = here + shard.local(parameter).numel(), together + whole
-            if name in {"wte.weight", "head.weight"}:
-                words = whole // cfg.model.hidden_size
-            if name.startswith("blocks."):
-                block = ".".join(name.split(".")[:2])
-                blocks[block] = blocks.get(block, 0) + whole * compute
-            else:
-                gathered += whole * _FP32
+    for name, parameter in part.named_parameters():
+        whole = shard.num_gathered(parameter)
+        here, together = here + shard.local(parameter).numel(), together + whole
+        if name in {"wte.weight", "head.weight"}:
+            words = whole // cfg.model.hidden_size
+        if name.startswith("blocks."):
+            block = ".".join(name.split(".")[:2])
+            blocks[block] = blocks.get(block, 0) + whole * compute
+        else:
+            gathered += whole * _FP32
     gradients = here * _FP32
     if zero == 1 and batch.accumulation > 1:  # they stay whole until the last micro-batch
         gradients += together * reduced
@@ -137,7 +136,7 @@ def _holding(
         layers_of(cfg.model, parallel, layout.pp, pp_ranks.start),
         cfg.model.num_heads // layout.tp,
         words,
-        sum(parameter.numel() for parameter in counted_parameters(part)),
+        sum(parameter.numel() for parameter in part.counted_parameters()),
         here,
         here * _FP32,
         gradients,
