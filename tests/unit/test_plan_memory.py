@@ -18,7 +18,7 @@ from gptworks.config.schema import (
 )
 from gptworks.data.loader import Batch
 from gptworks.launch.world import World
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build
 from gptworks.plan import activations
 from gptworks.plan.block_shape import BlockShape
 from gptworks.plan.ledger import Ledger

@@ -11,8 +11,8 @@ from gptworks.config.stages import assign_layers, stages_of
 from gptworks.launch import process_group
 from gptworks.launch.devices import pick_device
 from gptworks.launch.world import World
-from gptworks.parallel import apply, shard
-from gptworks.parallel.parts import counted_parameters, parts_of
+from gptworks.parallel import shard
+from gptworks.parallel.build import build
 from gptworks.plan.memory import RankMemory, rank_memory
 from gptworks.plan.workload import LayoutChoice, Workload
 from gptworks.train.precision import DTYPES
@@ -95,8 +95,8 @@ def _state(world: World, workload: Workload, choice: LayoutChoice, pp_ranks: ran
     # What is offloaded lies in real memory. How much it is does not depend on where it lies.
     built = choice.parallel.model_copy(update={"offload": False})
     model, layout = workload.model, world.layout
-    part = apply.build(model, world, DTYPES[workload.precision.compute], None, parallel=built)
-    named = [each for piece in parts_of(part) for each in piece.named_parameters()]
+    part = build(model, world, DTYPES[workload.precision.compute], None, parallel=built)
+    named = list(part.named_parameters())
     places = [Layout(pp_rank, 0, 0, tp_ranks.start) for pp_rank in pp_ranks]
     tables = [parameter for name, parameter in named if role_of(name).dims[0] == "vocabulary"]
     return RankState(
@@ -106,7 +106,7 @@ def _state(world: World, workload: Workload, choice: LayoutChoice, pp_ranks: ran
         layers_of(model, choice.parallel, layout.pp, pp_ranks.start),
         model.num_heads // layout.tp,
         shard.num_gathered(tables[-1]) // model.hidden_size if tables else 0,
-        sum(parameter.numel() for parameter in counted_parameters(part)),
+        sum(parameter.numel() for parameter in part.counted_parameters()),
         sum(shard.local(parameter).numel() for _, parameter in named),
         max((rank_memory(workload, choice, each) for each in places), key=lambda each: each.peak),
     )
