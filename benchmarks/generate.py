@@ -25,7 +25,7 @@ from gptworks import child_process, cpu
 from gptworks.checkpoint.systems import huggingface
 from gptworks.config.schema import GenerateConfig, InitConfig, ModelConfig
 from gptworks.launch.world import World
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 from gptworks.tokenizer import Tokenizer
 
 MODEL = ModelConfig()
@@ -137,7 +137,7 @@ CLAIMS = [  # ours, theirs, batch, target
 
 def write_models(folder: Path, modules: set[str]) -> dict[str, str]:
     """The same weights in everybody's form; module -> why not."""
-    model = build(MODEL, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(), MODEL.num_layers, 1))
+    model = build_gpt(MODEL, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(), MODEL.num_layers, 1))
     tokenizer = Tokenizer.from_pretrained("gpt2")
     huggingface.save(
         folder / "hf", MODEL, {n: p.detach() for n, p in model.named_parameters()}, eod_id=tokenizer.eod_id

@@ -31,7 +31,7 @@ from gptworks.config.schema import InitConfig
 from gptworks.data.loader import Batch
 from gptworks.launch import process_group
 from gptworks.launch.world import World
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build, build_gpt
 from gptworks.parallel.shard import ALONE
 from gptworks.plan import communication
 from gptworks.plan.workload import LayoutChoice, Workload
@@ -101,7 +101,7 @@ def bare_step(cfg: ModelConfig, name: str, world: World) -> Step:
     from torch import distributed
     from torch.distributed.fsdp import fully_shard
 
-    part = build(cfg, World(world.device), torch.float32, weights(cfg)).train()
+    part = build_gpt(cfg, World(world.device), torch.float32, weights(cfg)).train()
     is_sharded = world.layout.fsdp > 1
     axis = world.axis("fsdp" if is_sharded else "dp")
     assert axis is not None

@@ -11,7 +11,7 @@ from gptworks.config import OptimConfig, ParallelConfig, RunFolderConfig, Scaler
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.data.loader import Batch
 from gptworks.launch import process_group
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
 from gptworks.train.step import train_step

@@ -105,7 +105,7 @@ def train(case: Case, world: Any, steps: int = 2, tracker: Any = None) -> None:
     import torch
 
     from gptworks.data.loader import Batch
-    from gptworks.parallel.apply import FreshWeights, build
+    from gptworks.parallel.build import FreshWeights, build
     from gptworks.train import optim
     from gptworks.train.precision import DTYPES, LossScaler
     from gptworks.train.step import train_step

@@ -138,6 +138,13 @@ def role_of(name: str) -> Role:
     return BLOCK[local] if local != name else {**EMBEDDING, **HEAD}[name]
 
 
+def canonical_name(name: str, *, tied: bool) -> str:
+    """What a tensor is called in the whole model: on the last stage of a pipeline the head is a copy of the embedding
+    that it is tied to. `name` may have a beginning of its own, as moments have."""
+    is_copy = tied and (name == "head.weight" or name.endswith(".head.weight"))
+    return f"{name.removesuffix('head.weight')}wte.weight" if is_copy else name
+
+
 def modules_of(table: Mapping[str, Role]) -> list[str]:
     """The modules that have these tensors, such as attn.qkv, in the order of the network."""
     return list(dict.fromkeys(name.rpartition(".")[0] for name in table))

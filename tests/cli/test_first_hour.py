@@ -118,10 +118,9 @@ def test_a_logged_loss_is_the_mean_since_the_last_line(
 
 def test_compiling_is_said(recipe: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without doing it: what is said comes before the first step."""
-    from gptworks.parallel import apply
     from gptworks.train import run
 
-    monkeypatch.setattr(apply, "can_compile", lambda _: True)
+    monkeypatch.setattr(run, "can_compile", lambda _: True)
     build = run.build_part
     monkeypatch.setattr(
         run,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gptworks.parallel import apply
+from gptworks.parallel import build
 
 
 def test_a_run_that_resumes_draws_no_weight(
@@ -22,7 +22,7 @@ def test_a_run_that_resumes_draws_no_weight(
     def refuse(name: str, *_: object) -> None:
         raise AssertionError(f"{name} was drawn")
 
-    monkeypatch.setattr(apply, "draw", refuse)
+    monkeypatch.setattr(build, "draw", refuse)
     call(
         "train", "-c", recipe, "--out", tmp_path / "stopped", "--resume", "auto", "train.steps=8", "optim.decay_steps=6"
     )

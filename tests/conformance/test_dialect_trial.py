@@ -18,7 +18,7 @@ from gptworks.interop.translation import Translation
 from gptworks.launch import nodes, rank_table
 from gptworks.launch.membership import Membership
 from gptworks.launch.world import World
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 
 TINY = ("--device", "cpu", "--shrink", "tiny")
 PADDLE = (
@@ -254,7 +254,7 @@ def test_convert_weight_looks_at_the_file(tmp_path: Path, capsys: pytest.Capture
     tool = "python convert_weight.py --layers {} --torch_path hf/model.safetensors --mindspore_path m.ckpt"
     shape = ModelConfig(num_layers=2, hidden_size=8, num_heads=2, vocab_size=32, max_positions=8)
     (tmp_path / "hf").mkdir()
-    gpt = build(shape, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(), 2, seed=5))
+    gpt = build_gpt(shape, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(), 2, seed=5))
     huggingface.save(tmp_path / "hf", shape, dict(gpt.named_parameters()), eod_id=31)
     assert run(tmp_path, tool.format(12), "--dry-run") == 2
     assert "--layers: got 12, but hf/model.safetensors has 2." in capsys.readouterr().err

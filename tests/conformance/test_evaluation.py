@@ -15,7 +15,7 @@ from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.evaluate.tasks.wikitext import detokenize
 from gptworks.launch.world import World
 from gptworks.model import GPT
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 from gptworks.tokenizer import Tokenizer
 
 Say = Callable[..., str]
@@ -43,7 +43,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory, gpt2: Tokenizer) -> tuple[
     folder = tmp_path_factory.mktemp("weights")
     shape = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "vocab_size": 50257, "max_positions": 256}
     cfg = ModelConfig.model_validate(shape)
-    model = build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.5), 1, seed=7)).eval()
+    model = build_gpt(
+        cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.5), 1, seed=7)
+    ).eval()
     huggingface.save(folder, cfg, dict(model.named_parameters()), eod_id=50256)
     gpt2.save(folder)
     return folder, model

@@ -9,7 +9,7 @@ from gptworks.cli.main import main
 from gptworks.config import Layout, load, solve_batch
 from gptworks.errors import ConfigError
 from gptworks.launch.world import World
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 from gptworks.train import schedule
 
 FOLDER = Path(__file__).parents[2] / "recipes"
@@ -109,7 +109,7 @@ def test_s0_07_every_model_key_reaches_the_model(tmp_path: Path) -> None:
     )
     config = load(path)
     world = World(torch.device("cpu"))
-    model = build(config.model, world, torch.float32, FreshWeights(config.init, config.model.num_layers, seed=1))
+    model = build_gpt(config.model, world, torch.float32, FreshWeights(config.init, config.model.num_layers, seed=1))
 
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     assert shapes["wte.weight"] == (211, 48)
@@ -137,7 +137,7 @@ def test_s0_07_dropouts_act_in_training_only() -> None:
     tokens = torch.arange(16)[None]
     for name in ("dropout_embed", "dropout_hidden", "dropout_attention"):
         config = load(overrides=[*shape, f"model.{name}=0.5"])
-        model = build(config.model, World(torch.device("cpu")), torch.float32, FreshWeights(config.init, 1, seed=1))
+        model = build_gpt(config.model, World(torch.device("cpu")), torch.float32, FreshWeights(config.init, 1, seed=1))
         assert not torch.equal(model(tokens), model(tokens)), name
         model.eval()
         assert torch.equal(model(tokens), model(tokens)), name

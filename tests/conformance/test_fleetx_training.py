@@ -17,7 +17,7 @@ from torch import Tensor
 from gptworks.cli.main import main
 from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig
 from gptworks.launch.world import World
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 from gptworks.train import optim
 
 SHAPE = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 512, "max_positions": 64}
@@ -109,7 +109,9 @@ def test_s0_08_with_flash_attention_core_attn_saves_nothing_and_says_so(train: A
 
 
 def test_s0_09_the_fused_optimizer_updates_as_the_plain_one_does() -> None:
-    part = build(ModelConfig(**SHAPE), World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(), 2, seed=1))
+    part = build_gpt(
+        ModelConfig(**SHAPE), World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(), 2, seed=1)
+    )
     settings = OptimConfig(lr=1e-2, weight_decay=0.1)
     fused = optim.build(part, settings)
     assert all(group["fused"] for group in fused.param_groups)
@@ -141,7 +143,7 @@ def test_s0_09_the_fused_optimizer_updates_as_the_plain_one_does() -> None:
 def test_s0_09_compiled_blocks_give_the_same_losses(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler's graphs without its C++, whose building takes most of a minute."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    monkeypatch.setattr("gptworks.parallel.apply.can_compile", lambda device: True)
+    monkeypatch.setattr("gptworks.train.run.can_compile", lambda device: True)
     torch._dynamo.utils.counters.clear()
     losses = {}
     for on in ("false", "true"):

@@ -12,7 +12,7 @@ from gptworks.checkpoint.systems import huggingface
 from gptworks.cli.main import main
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.launch.world import World
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 
 PROMPTS = ["Hi, GPT2. Tell me who Jack Ma is.", "Tell us about the river."]
 # The keys of FleetX's Generation group in our words.
@@ -22,7 +22,7 @@ KEYS = {"top_k": 50, "top_p": 0.75, "temperature": 1.0, "min_new_tokens": 1, "ma
 @pytest.fixture(scope="module")
 def folder(small_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     cfg = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=512, max_positions=64, tied=False)
-    model = build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.25), 2, seed=4))
+    model = build_gpt(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.25), 2, seed=4))
     path = tmp_path_factory.mktemp("s0_17")
     huggingface.save(path, cfg, dict(model.named_parameters()), eod_id=small_tokenizer.eod_id)
     small_tokenizer.save(path)

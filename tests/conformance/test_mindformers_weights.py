@@ -12,7 +12,7 @@ from gptworks.checkpoint.systems import huggingface, registry
 from gptworks.cli.main import main
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.launch.world import World
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 
 MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=48, max_positions=12)
 
@@ -21,7 +21,7 @@ MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=48, ma
 def bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As the hub has gpt2: pytorch_model.bin, names without `transformer.`, and causal masks among the tensors."""
     folder = tmp_path_factory.mktemp("hub")
-    gpt = build(MODEL, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.3), 2, seed=5))
+    gpt = build_gpt(MODEL, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.3), 2, seed=5))
     huggingface.save(folder, MODEL, dict(gpt.named_parameters()), eod_id=47)
     found = huggingface.safetensors_file.read(folder / "model.safetensors")
     state = {name.removeprefix("transformer."): each.read().clone() for name, each in found.items()}

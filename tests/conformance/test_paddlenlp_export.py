@@ -16,7 +16,7 @@ from gptworks.checkpoint.systems import huggingface
 from gptworks.cli.main import main
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.launch.world import World
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 
 PROMPTS = ["Question: Where is the sea?\nAnswer:", "Question: Who was the captain?\nAnswer:"]
 # Runs a script where gptworks cannot be imported, whatever is installed.
@@ -37,7 +37,7 @@ MAIN_FILES |= {"onnx": ("model.onnx", "model.onnx.data")}
 @pytest.fixture(scope="module")
 def source(small_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     cfg = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=512, max_positions=64)
-    model = build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.25), 2, seed=4))
+    model = build_gpt(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.25), 2, seed=4))
     path = tmp_path_factory.mktemp("s2_10")
     huggingface.save(path, cfg, dict(model.named_parameters()), eod_id=small_tokenizer.eod_id)
     small_tokenizer.save(path)

@@ -17,7 +17,7 @@ from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.data.prepare import prepare
 from gptworks.interop import python_imports
 from gptworks.launch.world import World
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 
 SHAPE = {"num_layers": 2, "hidden_size": 16, "num_heads": 2, "vocab_size": 50257, "max_positions": 128}
 # What stands above the lines of FleetX's document in its own program.
@@ -72,7 +72,7 @@ def test_s4_06_s4_07_s4_08_the_lines_of_mindformers(
 
 def test_s0_18_the_lines_of_fleetx(shared_data: Path, tmp_path: Path) -> None:
     shape = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, ffn_size=64, vocab_size=50304, max_positions=64)
-    gpt = build(shape, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(), 2, seed=5))
+    gpt = build_gpt(shape, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(), 2, seed=5))
     from gptworks.checkpoint.systems import huggingface
 
     huggingface.save(tmp_path / "hf", shape, dict(gpt.named_parameters()), eod_id=50256)

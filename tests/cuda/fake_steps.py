@@ -31,8 +31,8 @@ from gptworks.data.windows import Sample  # noqa: E402
 from gptworks.evaluate.heldout import held_out_loss  # noqa: E402
 from gptworks.launch import process_group  # noqa: E402
 from gptworks.launch.world import World  # noqa: E402
-from gptworks.model import GPT, gpt, loss  # noqa: E402
-from gptworks.parallel import apply  # noqa: E402
+from gptworks.model import gpt, loss  # noqa: E402
+from gptworks.parallel.parts import Part, SingleStage  # noqa: E402
 from gptworks.train import optim  # noqa: E402
 from gptworks.train import step as steps  # noqa: E402
 from gptworks.train.precision import LossScaler  # noqa: E402
@@ -152,7 +152,7 @@ def run(case: Case, rank: int = 0) -> dict[str, Seen]:
         batches = Batches(Numbers(), plan, borders, vocab_size=VOCAB, data_rank=world.data_rank)
         reader = stack.enter_context(contextlib.closing(Prefetch(batches, DEVICE)))
         stack.enter_context(world.memory)
-        if not isinstance(part, GPT):
+        if not isinstance(part, SingleStage):
             # The other stages cannot be asked what they send.
             part.hidden_len = LENGTH // (layout.tp if fitted.sequence else 1)
         part.train()
@@ -184,8 +184,8 @@ def blocking_to(batch: Batch, device: torch.device) -> Batch:
     return batch._each(lambda tensor: tensor.to(device))
 
 
-def sum_and_read(part: Any, world: World) -> None:
-    next(parameter for parameter in part.parameters() if parameter.grad is not None).grad.sum().item()
+def sum_and_read(part: Part) -> None:
+    next(parameter for _, parameter in part.named_parameters() if parameter.grad is not None).grad.sum().item()
 
 
 def share_with_a_table(parameters: list[Any], world: World) -> torch.Tensor:
@@ -196,7 +196,7 @@ def share_with_a_table(parameters: list[Any], world: World) -> torch.Tensor:
 
 MUTANTS: dict[str, tuple[str, Any, str, Any]] = {
     "mask on the host": ("segments", gpt, "causal_mask", mask_on_the_host),
-    "a scalar is read": ("fp32", apply, "sum_gradients", sum_and_read),
+    "a scalar is read": ("fp32", Part, "sum_gradients", sum_and_read),
     "a copy blocks": ("fp32", Batch, "to", blocking_to),
     "memory is not pinned": ("fp32", Batch, "pinned_for", lambda batch, _: batch),
     "a table is copied": ("dp2", optim, "share_of_squares", share_with_a_table),

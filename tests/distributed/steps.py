@@ -10,8 +10,8 @@ from gptworks.config.derive import Layout
 from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig, ParallelConfig, ScalerConfig
 from gptworks.data.loader import IGNORED, Batch
 from gptworks.launch.world import World
-from gptworks.model import GPT
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build
+from gptworks.parallel.parts import Part
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
 from gptworks.train.step import StepReport, train_step
@@ -45,7 +45,7 @@ def shape(**changes: Any) -> ModelConfig:
     return ModelConfig.model_validate(usual | changes)
 
 
-def build_part(world: World, case: Case) -> GPT:
+def build_part(world: World, case: Case) -> Part:
     cfg = shape(**case.model)
     parallel = ParallelConfig(**vars(world.layout) | case.parallel)
     weights = FreshWeights(InitConfig(std=0.1), cfg.num_layers, seed=7)

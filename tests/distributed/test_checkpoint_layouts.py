@@ -36,10 +36,9 @@ from gptworks.launch.ranks import Ranks
 from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.model.init import seed_of
-from gptworks.parallel import apply
-from gptworks.parallel.apply import FreshWeights
-from gptworks.parallel.parts import Part, named_parameters
-from gptworks.parallel.shard import settle
+from gptworks.parallel import build as building
+from gptworks.parallel.build import FreshWeights
+from gptworks.parallel.parts import Part
 from gptworks.parallel.slices import copied_to_cpu, slice_of, to_fill, to_store
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
@@ -62,7 +61,7 @@ RunLayout = Callable[..., list[Any]]
 
 
 def build(world: World, cfg: ModelConfig = MODEL) -> Part:
-    return apply.build(cfg, world, torch.float32, FreshWeights(InitConfig(), cfg.num_layers, seed=1))
+    return building.build(cfg, world, torch.float32, FreshWeights(InitConfig(), cfg.num_layers, seed=1))
 
 
 # State: each tensor is a function of its name
@@ -84,7 +83,7 @@ def expected(name: str, tensor: Tensor) -> Tensor:
 
 def named_state(part: GPT, optimizer: torch.optim.AdamW) -> list[tuple[str, Tensor]]:
     moments = optim.moments(part, optimizer)
-    weights = [(f"model.{name}", parameter.detach()) for name, parameter in named_parameters(part)]
+    weights = [(f"model.{name}", parameter.detach()) for name, parameter in part.named_parameters()]
     return weights + [(f"optim.{name}", tensor) for name, tensor in moments.items()]
 
 
@@ -230,10 +229,10 @@ def test_beside_its_part_no_rank_holds_more_than_one_tensor(layout, run_layout: 
         # What is freed is given back at once (M_MMAP_THRESHOLD), so that what is resident is what is held.
         ctypes.CDLL(None).mallopt(-3, 64 * 1024)
         part = build(world, cfg)
-        weights = to_store(named_parameters(part), tied=True)
+        weights = to_store(part.named_parameters(), tied=True)
         ranks = Ranks(world)
         # A rank is a fork: code that it has not run yet is not in its memory, and is not what is measured.
-        little = to_store(named_parameters(build(world, small)), tied=True)
+        little = to_store(build(world, small).named_parameters(), tied=True)
         portable.write(tmp_path / "warm", small, little, ranks, eod_id=None)
         return peak_growth(lambda: portable.write(tmp_path / "hf", cfg, weights, ranks, eod_id=None))
 
@@ -259,7 +258,7 @@ def train(part: Part, optimizer: torch.optim.AdamW, world: World, steps: range) 
 
 def start(world: World) -> tuple[Part, torch.optim.AdamW]:
     part = build(world, TRAINED)
-    for name, tensor in to_fill(named_parameters(part), tied=True):
+    for name, tensor in to_fill(part.named_parameters(), tied=True):
         slice_of(tensor).here.copy_(0.05 * expected(name, tensor))
     return part, optim.build(part, OptimConfig(lr=0.01))
 
@@ -274,7 +273,7 @@ def save_in_between(world: World, state: Path) -> list[float]:
 def go_on(world: World, state: Path, updates: int = 3) -> list[float]:
     part, optimizer = start(world)
     moments = optim.moments(part, optimizer)
-    wanted = [(f"model.{n}", p.detach()) for n, p in named_parameters(part)]
+    wanted = [(f"model.{n}", p.detach()) for n, p in part.named_parameters()]
     wanted += [(f"optim.{n}", t) for n, t in moments.items()]
     dcp.load_into(state, to_fill(wanted, tied=True), Ranks(world))
     optim.set_moments(part, optimizer, moments, updates)
@@ -303,10 +302,10 @@ def test_after_an_evaluation_the_shards_are_stored_not_what_was_gathered(run_lay
         train(part, optimizer, world, range(1))
         with torch.no_grad():
             part(torch.zeros(1, 4, dtype=torch.long))
-        gathered = dict(named_parameters(part))["wte.weight"]
-        settle(part)
-        shard = dict(named_parameters(part))["wte.weight"]
-        knows = all(parameter in optimizer.state for _, parameter in named_parameters(part))
+        gathered = dict(part.named_parameters())["wte.weight"]
+        part.reshard_all()
+        shard = dict(part.named_parameters())["wte.weight"]
+        knows = all(parameter in optimizer.state for _, parameter in part.named_parameters())
         return slice_of(gathered).here.numel(), slice_of(shard).here.numel(), knows
 
     assert run_layout(Layout(fsdp=2), evaluate) == [(97 * 16, 49 * 16, True), (97 * 16, 48 * 16, True)]

@@ -27,7 +27,6 @@ from gptworks.errors import DataError
 from gptworks.launch.world import World
 from gptworks.model import IGNORED
 from gptworks.parallel import shard
-from gptworks.parallel.parts import named_parameters
 from gptworks.train import optim, step
 from gptworks.train.precision import LossScaler
 from gptworks.train.step import train_step
@@ -74,12 +73,12 @@ def test_a_step_without_a_scored_token_is_refused_by_all_before_the_update(run_l
         none = [replace(b, labels=torch.full_like(b.labels, IGNORED)) for b in micro_batches(world, 1, 2)]
 
         def one(batches: list[Any]) -> str:
-            before = [shard.local(p.detach()).clone() for _, p in named_parameters(part)]
+            before = [shard.local(p.detach()).clone() for _, p in part.named_parameters()]
             try:
                 found = str(train_step(part, optimizer, batches, world, scaler, clip=1.0, seed=1, step=1).updated)
             except DataError as error:
                 found = str(error).partition(",")[0]
-            after = [shard.local(p.detach()) for _, p in named_parameters(part)]
+            after = [shard.local(p.detach()) for _, p in part.named_parameters()]
             return f"{found}, same {all(map(torch.equal, before, after))}"
 
         return one(none), one(none if layout.dp > 1 and world.rank else micro_batches(world, 1, 2))
@@ -90,16 +89,6 @@ def test_a_step_without_a_scored_token_is_refused_by_all_before_the_update(run_l
 
 
 # Not finite on one rank
-
-
-sum_gradients = step.apply.sum_gradients
-
-
-def poison_and_sum(part: Any, world: World) -> None:
-    """One number of one gradient, of a matrix that a layout cuts or that one stage alone has."""
-    parameter = next(p for name, p in named_parameters(part) if name.endswith("mlp.up.weight"))
-    shard.local(parameter.grad)[0, 0] = math.inf
-    sum_gradients(part, world)
 
 
 @pytest.mark.parametrize("layout", [Layout(dp=2), Layout(fsdp=2), Layout(tp=2), Layout(pp=2)], ids=str)
@@ -114,10 +103,16 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(run_layout, layout: Layout) -
             return train_step(part, optimizer, batches, world, scaler, clip=1.0, seed=1, step=number)
 
         def weights() -> list[torch.Tensor]:
-            return [shard.local(p.detach()).clone() for _, p in named_parameters(part)]
+            return [shard.local(p.detach()).clone() for _, p in part.named_parameters()]
+
+        def poison_and_sum() -> None:
+            """One number of one gradient, of a matrix that a layout cuts or that one stage alone has."""
+            parameter = next(p for name, p in part.named_parameters() if name.endswith("mlp.up.weight"))
+            shard.local(parameter.grad)[0, 0] = math.inf
+            type(part).sum_gradients(part)
 
         first, before = one(1), weights()
-        with mock.patch.object(step.apply, "sum_gradients", poison_and_sum if world.rank == 1 else sum_gradients):
+        with mock.patch.object(part, "sum_gradients", poison_and_sum if world.rank == 1 else part.sum_gradients):
             bad = one(2)
         same = all(torch.equal(old, new) for old, new in zip(before, weights(), strict=True))
         return first, bad, same, scaler.scale, one(3)
@@ -134,8 +129,9 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(run_layout, layout: Layout) -
 def test_without_scaling_a_loss_that_is_not_finite_on_one_rank_stops_all(run_layout) -> None:
     def steps(world: World) -> Any:
         part = build_part(world, Case())
-        real = part.loss_sum.forward
-        part.loss_sum.forward = lambda *given: real(*given) * (1.0 if world.rank else math.inf)
+        loss_sum = part.parts[-1].loss_sum
+        real = loss_sum.forward
+        loss_sum.forward = lambda *given: real(*given) * (1.0 if world.rank else math.inf)
         scaler = LossScaler(ScalerConfig(), enabled=False)
         batches = micro_batches(world, 1, 2)
         return train_step(part, new_optimizer(part), batches, world, scaler, clip=1.0, seed=1, step=1).updated
@@ -153,8 +149,8 @@ def test_each_rank_holds_its_slice_of_the_same_first_weights(run_layout, layout:
 
     def gathered(world: World) -> Any:
         part = build_part(world, case)
-        assert part.head.weight is part.wte.weight
-        held = sum(shard.local(p.detach()).numel() for p in part.parameters())
+        assert part.parts[0].head.weight is part.parts[0].wte.weight
+        held = sum(shard.local(p.detach()).numel() for _, p in part.named_parameters())
         return held, {name: p.detach().full_tensor().numpy() for name, p in part.named_parameters()}
 
     for held, found in run_layout(layout, gathered):
@@ -180,7 +176,9 @@ def test_moments_travel_by_name_and_training_goes_on_the_same(run_layout) -> Non
         for number in (1, 2, 3):
             one(number)
         saved = optim.moments(part, optimizer)
-        assert all(t.placements == part.get_parameter(n.partition(".")[2]).placements for n, t in saved.items())
+        assert all(
+            t.placements == part.parts[0].get_parameter(n.partition(".")[2]).placements for n, t in saved.items()
+        )
         optimizer = new_optimizer(part)
         optim.set_moments(part, optimizer, saved, updates=3)
         return [one(4), one(5)] == whole[3:]

@@ -64,8 +64,8 @@ def test_training_goes_on_as_if_nothing_had_been_measured(run_layout, dataset: D
             if measured:
                 measure(world, part, dataset, micro_size=4, num_samples=12)
                 assert part.training
-                assert all(hasattr(p, "placements") for p in part.parameters()), "parameters are left gathered"
-        assert torch.equal(shard.local(part.wte.weight), shard.local(part.head.weight))
+                assert all(hasattr(p, "placements") for _, p in part.named_parameters()), "parameters are left gathered"
+        assert torch.equal(*(shard.local(module.weight) for module in (part.parts[0].wte, part.parts[0].head)))
         return reports
 
     def same(world: World) -> list[bool]:

@@ -30,6 +30,7 @@ from steps import (
     new_optimizer,
 )
 
+from gptworks.architecture import canonical_name
 from gptworks.config.derive import BatchPlan, Layout
 from gptworks.config.schema import GenerateConfig, ScalerConfig
 from gptworks.data.loader import Batches, Borders
@@ -38,7 +39,6 @@ from gptworks.generate.contexts import Contexts
 from gptworks.generate.engine import continue_tokens
 from gptworks.launch.world import World
 from gptworks.parallel import shard, tensor
-from gptworks.parallel.parts import canonical_name, named_parameters
 from gptworks.parallel.pipeline import Pipeline
 from gptworks.parallel.slices import slice_of
 from gptworks.train.precision import LossScaler
@@ -91,7 +91,7 @@ def trained(world: World, case: Case = PLAIN, part: Any = None, see: Callable[..
 
         def look(*_: Any) -> None:
             hook.remove()
-            see([(name, parameter.grad) for name, parameter in named_parameters(part)])
+            see([(name, parameter.grad) for name, parameter in part.named_parameters()])
 
         hook = optimizer.register_step_pre_hook(look)
     scaler = LossScaler(ScalerConfig(init=1024.0), enabled=case.compute == torch.float16)
@@ -115,7 +115,7 @@ def first_weights() -> dict[str, torch.Tensor]:
 
 def assert_first_weights(part: Any) -> None:
     """What is here is what lies at the same place of the one process's tensor."""
-    for name, parameter in named_parameters(part):
+    for name, parameter in part.named_parameters():
         mine = slice_of(parameter.detach())
         wanted = first_weights()[canonical_name(name, tied=True)]
         assert mine.shape == wanted.shape, name
@@ -306,7 +306,7 @@ def test_generation_between_steps_gives_the_tokens_of_one_process(run_layout, la
         with torch.no_grad():
             following = torch.stack(Contexts(part.eval(), prompts, 1, VOCAB).read_prompts())
         written = [[new.tokens for new in news] for news in continue_tokens(part, prompts, greedy, vocab_size=VOCAB)]
-        shard.settle(part)
+        part.reshard_all()
         return written, following.flatten().tolist(), trained(world, PLAIN, part.train()).reports
 
     tokens, logits, wanted = write(ONE)

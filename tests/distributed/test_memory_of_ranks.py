@@ -12,7 +12,7 @@ from gptworks.config.schema import InitConfig, ModelConfig, ParallelConfig, Prec
 from gptworks.data.loader import Batch
 from gptworks.launch.world import World
 from gptworks.parallel import pipeline  # noqa: F401  as above
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build
 from gptworks.plan.memory import rank_memories
 from gptworks.plan.workload import LayoutChoice, Workload
 from gptworks.simulate.tracker import Tracker

@@ -25,17 +25,17 @@ from torch import Tensor
 from torch.distributed.pipelining import stage as torch_stage
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from gptworks.architecture import canonical_name
 from gptworks.config.derive import Layout
 from gptworks.config.schema import ScalerConfig
+from gptworks.config.stages import assign_layers, check_micro_batches
 from gptworks.data.loader import Batch
 from gptworks.errors import ConfigError, UsageError
 from gptworks.generate.contexts import Contexts
 from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel import pipeline, stage_memory
-from gptworks.parallel.parts import canonical_name, counted_parameters, named_parameters, parts_of
 from gptworks.parallel.pipeline import Pipeline
-from gptworks.parallel.stages import assign_layers, check_micro_batches
 from gptworks.train.precision import LossScaler
 from gptworks.train.step import train_step
 
@@ -191,14 +191,14 @@ def test_a_stage_keeps_its_names_and_nothing_else() -> None:
     parts: Any = _Stages(GPT(shape(num_layers=3)) for _ in range(2))
     for number, part in enumerate(parts.parts):
         pipeline.keep_stage(part, number, 2)
-    first, last = ({n.split(".attn.")[0] for n, _ in part.named_parameters()} for part in parts_of(parts))
+    first, last = ({n.split(".attn.")[0] for n, _ in part.named_parameters()} for part in parts.parts)
     assert {"wte.weight", "wpe.weight", "blocks.0", "blocks.1"} <= first
     assert {"head.weight", "ln_f.weight", "blocks.2"} <= last
     assert "head.weight" not in first
     assert "blocks.0" not in last
     whole = {name for name, _ in GPT(shape(num_layers=3)).named_parameters()}
-    assert len(counted_parameters(parts)) == len(whole)
-    names = [canonical_name(name, tied=True) for name, _ in named_parameters(parts)]
+    assert len(parts.counted_parameters()) == len(whole)
+    names = [canonical_name(name, tied=True) for name, _ in parts.named_parameters()]
     assert sorted(names) == sorted([*whole, "wte.weight"])
     assert parts.parts[1].new_cache(2, 4).keys_LBNSH.shape[0] == 1
 

@@ -11,6 +11,7 @@ from gptworks.config.derive import Layout
 from gptworks.config.schema import ParallelConfig, ScalerConfig
 from gptworks.launch.world import World
 from gptworks.parallel import shard
+from gptworks.parallel.shard import ShardPolicy
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
 from gptworks.train.step import train_step
@@ -20,10 +21,10 @@ SHAPE = {"num_layers": 4, "hidden_size": 64}
 
 def live_bytes(part: Any, optimizer: torch.optim.Optimizer) -> int:
     """Of the storages behind parameters, gradients and moments: whole, gathered or sharded, each counted once."""
-    tensors: list[Any] = [*part.parameters()]
+    tensors: list[Any] = [parameter for _, parameter in part.named_parameters()]
     for state in optimizer.state.values():
         tensors += state.values()
-    for module in shard._sharded(part):
+    for module in shard.sharded_modules(part.gpt, part.sharding):
         for parameter in module._get_fsdp_state()._fsdp_param_group.fsdp_params:
             for value in vars(parameter).values():
                 tensors += value if isinstance(value, list) else [value]
@@ -38,7 +39,7 @@ def held(world: World, zero: int) -> list[int]:
     optimizer = new_optimizer(part)
     scaler = LossScaler(ScalerConfig(), enabled=False)
     found: list[int] = []
-    part.register_forward_pre_hook(lambda *_: found.append(live_bytes(part, optimizer)), prepend=True)
+    part.gpt.register_forward_pre_hook(lambda *_: found.append(live_bytes(part, optimizer)), prepend=True)
     optimizer.register_step_pre_hook(lambda *_: found.append(live_bytes(part, optimizer)))
     for step in (1, 2):
         found.clear()
@@ -48,7 +49,7 @@ def held(world: World, zero: int) -> list[int]:
 
 def test_s3_03_each_stage_keeps_less_than_the_one_before(run_layout) -> None:
     """Two ranks, P bytes of fp32 parameters, before the last of 4 micro-batches and before the update."""
-    whole = sum(p.numel() * p.element_size() for p in build_part(ONE, Case(model=SHAPE)).parameters())
+    whole = sum(p.numel() * p.element_size() for _, p in build_part(ONE, Case(model=SHAPE)).named_parameters())
     # moments, gradients, parameters (with shards, what is gathered lies beside this rank's half)
     before_last = {0: (2, 1, 1), 1: (1, 1, 1.5), 2: (1, 0.5, 1.5), 3: (1, 0.5, 0.5)}
     for found in run_layout(Layout(fsdp=2), lambda world: {zero: held(world, zero) for zero in range(4)}):
@@ -72,9 +73,11 @@ def test_s3_03_offload_trains_the_same_on_the_cpu(run_layout) -> None:
         for zero in (1, 2, 3):
             case = Case(4, parallel={"zero": zero, "offload": True})
             part = build_part(world, case)
-            groups = [fully_shard.state(module)._fsdp_param_group for module in shard._sharded(part)]
+            groups = [
+                fully_shard.state(module)._fsdp_param_group for module in shard.sharded_modules(part.gpt, part.sharding)
+            ]
             assert len(groups) == 4 and all(isinstance(group.offload_policy, CPUOffloadPolicy) for group in groups)
-            kept = [*part.parameters(), *optim.moments(part, new_optimizer(part)).values()]
+            kept = [*part.gpt.parameters(), *optim.moments(part, new_optimizer(part)).values()]
             assert {str(tensor.device) for tensor in kept} == {"cpu"}
             found.append(run_steps(world, case))
         return found
@@ -92,11 +95,11 @@ def test_memory_is_pinned_only_where_there_is_cuda(run_layout, monkeypatch: pyte
         monkeypatch.setattr(
             fsdp, "fully_shard", lambda _, offload_policy, **__: found.append(offload_policy.pin_memory)
         )
-        monkeypatch.setattr(shard, "_sharded", lambda _: [])
-        part = build_part(ONE, Case())
+        monkeypatch.setattr(shard, "sharded_modules", lambda *_: [])
+        gpt = build_part(ONE, Case()).gpt
         for kind in ("cpu", "cuda"):
             elsewhere = World(torch.device(kind), world.layout, world.rank, world.mesh)
-            shard.apply(part, elsewhere, ParallelConfig(fsdp=2, offload=True), torch.float32)
+            shard.apply(gpt, elsewhere, ShardPolicy(zero=1), torch.float32, offload_to_cpu=True)
         return found
 
     assert run_layout(Layout(fsdp=2), asked) == [[False] * 4 + [True] * 4] * 2

@@ -15,7 +15,7 @@ from gptworks.data.loader import Batch
 from gptworks.errors import ConfigError, UsageError
 from gptworks.launch.world import World
 from gptworks.parallel import pipeline  # noqa: F401  as above
-from gptworks.parallel.apply import FreshWeights
+from gptworks.parallel.build import FreshWeights
 from gptworks.plan import communication, sizes
 from gptworks.plan.workload import LayoutChoice, Workload
 from gptworks.simulate.step import Simulated, describe, simulate, simulate_all, watch_step

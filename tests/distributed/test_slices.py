@@ -8,7 +8,7 @@ from torch import nn
 
 from gptworks.config.derive import Layout
 from gptworks.launch.world import World
-from gptworks.parallel import apply, shard, slices
+from gptworks.parallel import build, shard, slices
 
 # Rows and columns that the ranks do and do not divide, and fewer rows than ranks.
 SHAPES = {"even": (8, 8), "odd": (9, 6), "uneven": (13, 7), "thin": (1, 4), "line": (5,)}
@@ -61,7 +61,7 @@ def test_slices_of_every_cut_put_together_are_the_whole(run_layout, layout: Layo
             assert world.mesh is not None
             fully_shard(module, mesh=world.mesh["dp", "fsdp"] if world.layout.dp > 1 else world.mesh["fsdp"])
         module.to_empty(device=world.device)
-        apply.fill(module, Numbers())
+        build.fill(module, Numbers())
         held = {}
         for name, parameter in module.named_parameters():
             whole = parameter.detach().full_tensor()

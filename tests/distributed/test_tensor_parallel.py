@@ -46,7 +46,7 @@ def build(
     compiled: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> GPT:
-    """The order of parallel.apply.build, with tensor parallelism and sharding in it."""
+    """The order of parallel.build.build, with tensor parallelism and sharding in it."""
     with torch.device("meta"):
         part = GPT(cfg, dtype)
     if world is not None and (tp := world.axis("tp")):

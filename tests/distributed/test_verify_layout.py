@@ -15,7 +15,7 @@ from gptworks.config.load import load
 from gptworks.config.schema import RunConfig
 from gptworks.errors import ConfigError, UsageError, VerificationError
 from gptworks.model import init
-from gptworks.parallel import apply, collectives, tensor
+from gptworks.parallel import build, collectives, tensor
 from gptworks.parallel.pipeline import Pipeline
 from gptworks.plan import machine
 from gptworks.plan.workload import LayoutChoice
@@ -110,7 +110,7 @@ def other_weights(name: str, shape: torch.Size, *rest: Any) -> torch.Tensor:
         ),
         (
             "dp2",
-            leave_out(apply, "draw", other_weights),
+            leave_out(build, "draw", other_weights),
             "blocks.1.mlp.up.weight",
             "(weights at step 0)",
         ),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from gptworks.architecture import canonical_name
 from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.checkpoint.formats import raw_bytes
 from gptworks.checkpoint.manifest import Manifest
@@ -21,9 +22,7 @@ from gptworks.config.derive import Layout
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.launch import process_group
 from gptworks.launch.world import World
-from gptworks.parallel import apply
-from gptworks.parallel.apply import FreshWeights
-from gptworks.parallel.parts import canonical_name, named_parameters
+from gptworks.parallel.build import FreshWeights, build
 from gptworks.parallel.slices import slice_of
 
 MODEL = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=122, max_positions=8)
@@ -49,7 +48,7 @@ def rank_of(layout: Layout, rank: int) -> Iterator[World]:
 def one() -> dict[str, torch.Tensor]:
     """The weights of one process."""
     fresh = FreshWeights(InitConfig(std=0.3), MODEL.num_layers, seed=5)
-    model = apply.build(MODEL, World(torch.device("cpu")), torch.float32, fresh)
+    model = build(MODEL, World(torch.device("cpu")), torch.float32, fresh)
     for name, parameter in model.named_parameters():  # also those that begin as zeros or ones
         parameter.data += torch.arange(parameter.numel()).view(parameter.shape) / 1000 + len(name)
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -84,9 +83,9 @@ def test_every_rank_holds_what_one_process_holds_there_and_reads_no_more(
         opened = huggingface.open(folder, {}).require_whole()
         bytes_read.clear()
         with rank_of(layout, rank) as world:
-            part = apply.build(MODEL, world, torch.float32, opened)
+            part = build(MODEL, world, torch.float32, opened)
             held = 0
-            for name, parameter in named_parameters(part):
+            for name, parameter in part.named_parameters():
                 mine = slice_of(parameter)
                 place = tuple(slice(o, o + n) for o, n in zip(mine.offsets, mine.here.shape, strict=True))
                 assert torch.equal(mine.here, one[canonical_name(name, tied=True)][place]), (rank, name)
@@ -103,7 +102,7 @@ def test_two_ranks_read_half_each(
         opened = huggingface.open(folder, {})
         bytes_read.clear()
         with rank_of(layout, rank) as world:
-            apply.build(MODEL, world, torch.float32, opened)
+            build(MODEL, world, torch.float32, opened)
         assert sum(bytes_read) < 0.55 * everything  # norms, and positions under tp, are on both
 
 

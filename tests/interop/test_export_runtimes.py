@@ -14,7 +14,7 @@ from gptworks.checkpoint.systems import huggingface
 from gptworks.checkpoint.systems import registry as systems
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.launch.world import World
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 from gptworks.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.interop
@@ -51,7 +51,7 @@ def sources(small_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
             **{"num_layers": 2, "hidden_size": 64, "num_heads": 2, "max_positions": 128, "vocab_size": 520, **changes}
         )
         std = 0.1 if name == "plain" else 0.4  # of "plain" int8 is made, which louder noise would drown
-        model = build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=std), 2, seed=3))
+        model = build_gpt(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=std), 2, seed=3))
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("bias"):
                 torch.nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(5))

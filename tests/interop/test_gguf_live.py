@@ -16,7 +16,7 @@ from gptworks.checkpoint.systems import gguf, huggingface
 from gptworks.checkpoint.systems.contract import Weights
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.launch.world import World
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 from gptworks.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.interop
@@ -64,7 +64,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     config = ModelConfig(
         num_layers=2, hidden_size=64, num_heads=2, max_positions=128, vocab_size=50304, tied=request.param
     )
-    model = build(config, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.15), 2, seed=3))
+    model = build_gpt(config, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.15), 2, seed=3))
     tokenizer = Tokenizer.from_pretrained("gpt2")
     weights = {name: p.detach() for name, p in model.named_parameters()}
     # Rows that are no tokens are never drawn.

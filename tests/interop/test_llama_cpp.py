@@ -12,7 +12,7 @@ import torch
 from gptworks.checkpoint.systems import huggingface
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.launch.world import World
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 from gptworks.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.interop
@@ -45,7 +45,7 @@ def python() -> str:
 @pytest.fixture(scope="module")
 def folder(python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gguf")
-    model = build(CONFIG, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.4), 2, seed=3))
+    model = build_gpt(CONFIG, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.4), 2, seed=3))
     tokenizer = Tokenizer.from_pretrained("gpt2")
     weights = {name: p.detach() for name, p in model.named_parameters()}
     huggingface.save(folder / "hf", CONFIG, weights, eod_id=tokenizer.eod_id)

@@ -15,7 +15,7 @@ from gptworks.evaluate.request import Request
 from gptworks.evaluate.run import evaluate
 from gptworks.evaluate.tasks.wikitext import detokenize
 from gptworks.launch.world import World
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 from gptworks.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.interop
@@ -78,7 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     shape = {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "vocab_size": 50257, "max_positions": 96}
     cfg = ModelConfig.model_validate(shape)
-    model = build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.3), 2, seed=3))
+    model = build_gpt(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.3), 2, seed=3))
     huggingface.save(path, cfg, dict(model.named_parameters()), eod_id=50256)
     Tokenizer.from_pretrained("gpt2").save(path)
     return path

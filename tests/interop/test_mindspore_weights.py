@@ -15,7 +15,7 @@ from gptworks.checkpoint.stored import in_memory
 from gptworks.checkpoint.systems import huggingface, mindspore
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.launch.world import World
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 
 pytestmark = pytest.mark.interop
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "weights" / "mindspore"
@@ -108,7 +108,7 @@ def test_names_types_and_values_arrive_and_the_file_is_its_own(
 
 def test_s4_10_a_hugging_face_model_computes_the_same_in_mindspore(mindspore_python: str, tmp_path: Path) -> None:
     """pytorch_model.bin -> .ckpt -> MindSpore's network, its names strictly, and its logits are ours."""
-    gpt = build(MODEL, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.3), 2, seed=5))
+    gpt = build_gpt(MODEL, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.3), 2, seed=5))
     folder = tmp_path / "hf"
     huggingface.save(folder, MODEL, dict(gpt.named_parameters()), eod_id=47)
     found = huggingface.safetensors_file.read(folder / "model.safetensors")

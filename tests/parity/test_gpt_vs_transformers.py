@@ -25,7 +25,7 @@ from gptworks.config import from_dict
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.launch.world import World
 from gptworks.model import GPT, IGNORED
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 from gptworks.train.loop import train
 
 VARIANTS = {
@@ -110,7 +110,7 @@ def test_our_folder_read_by_them(gelu: str, precision: str, attention: str, tmp_
             "attention": attention,
         }
     )
-    ours = build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.3), 2, 3)).eval()
+    ours = build_gpt(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.3), 2, 3)).eval()
     huggingface.save(tmp_path / "out", cfg, dict(ours.named_parameters()), eod_id=96)
     theirs = GPT2LMHeadModel.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
     assert theirs.config.tie_word_embeddings is cfg.tied

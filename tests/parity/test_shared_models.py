@@ -17,7 +17,7 @@ from gptworks.config.schema import GenerateConfig, ModelConfig
 from gptworks.generate.engine import continue_tokens
 from gptworks.launch.world import World
 from gptworks.model import GPT
-from gptworks.parallel.apply import build
+from gptworks.parallel.build import build_gpt
 from gptworks.parallel.slices import Region
 
 
@@ -77,7 +77,7 @@ def nano_sort(shared_data: Path) -> tuple[GPT, dict[str, Tensor]]:
         max_positions=shape["block_size"],
         tied=False,
     )
-    model = build(cfg, World(torch.device("cpu")), torch.float32, MinGPTWeights(file, cfg)).eval()
+    model = build_gpt(cfg, World(torch.device("cpu")), torch.float32, MinGPTWeights(file, cfg)).eval()
     partials = json.loads((folder / "gpt-nano-sort-t0-partials.json").read_text(encoding="utf-8"))
     return model, {name: tensor_of(entry) for name, entry in partials.items() if name != "config"}
 

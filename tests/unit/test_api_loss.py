@@ -12,6 +12,7 @@ from gptworks.data.dataset import Dataset
 from gptworks.data.loader import collate
 from gptworks.errors import UsageError
 from gptworks.launch.world import World
+from gptworks.parallel.parts import SingleStage
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
 from gptworks.train.step import train_step
@@ -86,7 +87,7 @@ def test_the_loss_is_that_of_training_on_the_same_window(model: gw.GPT, small_st
     assert windows.shape == (3, CONTEXT + 1)
     ours = {training: model.train(training).loss(windows).item() for training in (True, False)}
     report = train_step(
-        model.train(),
+        SingleStage(model.train()),
         optim.build(model, gw.load_config().optim),
         [batch],
         World(torch.device("cpu")),

@@ -12,7 +12,7 @@ from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.errors import ConfigError, DataError, GenerationError, TokenizerError, UsageError
 from gptworks.evaluate.heldout import held_out_loss
 from gptworks.launch.world import World
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 
 CONTEXT = 24
 
@@ -20,7 +20,7 @@ CONTEXT = 24
 @pytest.fixture(scope="module")
 def folder(small_tokenizer: gw.Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     cfg = ModelConfig(num_layers=1, hidden_size=16, num_heads=2, vocab_size=512, max_positions=CONTEXT, tied=False)
-    model = build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.4), 1, seed=4))
+    model = build_gpt(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.4), 1, seed=4))
     path = tmp_path_factory.mktemp("pipeline")
     huggingface.save(path, cfg, dict(model.named_parameters()), eod_id=None)
     small_tokenizer.save(path)

@@ -12,7 +12,7 @@ from gptworks.config import from_dict
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.launch.world import World
 from gptworks.model import GPT
-from gptworks.parallel.apply import FreshWeights, build, can_compile
+from gptworks.parallel.build import FreshWeights, build_gpt, can_compile
 from gptworks.train.loop import train
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ def tiny(*, compiled: bool, mode: str = "none", **changes: object) -> GPT:
     shape = {"num_layers": 2, "hidden_size": 16, "num_heads": 2, "vocab_size": 40, "max_positions": 16, **changes}
     cfg = ModelConfig.model_validate(shape)
     weights = FreshWeights(InitConfig(std=0.2), cfg.num_layers, seed=1)
-    return build(cfg, World(CPU), torch.float32, weights, compile_blocks=compiled, recompute_mode=mode).train()
+    return build_gpt(cfg, World(CPU), torch.float32, weights, compile_blocks=compiled, recompute_mode=mode).train()
 
 
 def loss_and_gradients(model: GPT) -> tuple[float, dict[str, Tensor]]:

@@ -22,14 +22,14 @@ from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.errors import CheckpointError, VerificationError
 from gptworks.launch.world import World
 from gptworks.model import GPT
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 
 CFG = ModelConfig(num_layers=3, hidden_size=24, num_heads=4, vocab_size=48, max_positions=16)
 
 
 def fresh(cfg: ModelConfig = CFG) -> GPT:
     weights = FreshWeights(InitConfig(std=0.3), cfg.num_layers, seed=5)
-    return build(cfg, World(torch.device("cpu")), torch.float32, weights).eval()
+    return build_gpt(cfg, World(torch.device("cpu")), torch.float32, weights).eval()
 
 
 def stored(model: GPT) -> dict[str, Any]:

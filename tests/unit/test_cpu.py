@@ -17,7 +17,7 @@ from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.errors import DeviceError
 from gptworks.launch import process_group
 from gptworks.launch.world import World
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 
 pytestmark = pytest.mark.skipif(not child_process.POSSIBLE, reason="products are tried by fork, on Linux only")
 Kill = Callable[..., None]
@@ -128,18 +128,18 @@ def test_a_type_that_nothing_helps_is_refused_when_it_is_asked_for(
     kill(torch.bfloat16, torch.int8, unless=[])
     world, weights = World(torch.device("cpu")), FreshWeights(InitConfig(), 1, 1)
     with pytest.raises(DeviceError) as caught:
-        build(SHAPE, world, torch.bfloat16, weights)
+        build_gpt(SHAPE, world, torch.bfloat16, weights)
     said = str(caught.value)
     assert said.startswith(f"bf16 on this CPU ({cpu.name()})") and "SIGILL" in said
     assert "AVX512_CORE_BF16" in said and "without oneDNN" in said and "precision.compute=fp32" in said
     with pytest.raises(DeviceError, match="int8 on this CPU"):
         cpu.require(torch.int8)
     assert "nothing helps bf16, int8, which will be refused" in capsys.readouterr().err
-    build(SHAPE, world, torch.float32, weights)
+    build_gpt(SHAPE, world, torch.float32, weights)
     cpu.require(torch.float16)
     # A world that is only imagined multiplies nothing, and may be of another machine.
     with process_group.imagined(world.layout, 0) as elsewhere:
-        build(SHAPE, elsewhere, torch.bfloat16, weights)
+        build_gpt(SHAPE, elsewhere, torch.bfloat16, weights)
     with process_group.imagined(world.layout, 0, FakeTensorMode()) as elsewhere:
         assert not elsewhere.computes_on_cpu
 

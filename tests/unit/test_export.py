@@ -24,7 +24,7 @@ from gptworks.export import onnx_graph, registry, tokenizer_files, torch_program
 from gptworks.export.folder import export
 from gptworks.export.infer import Inference
 from gptworks.launch.world import World
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 from gptworks.tokenizer import Tokenizer
 
 PROMPTS = ["The sea was calm", "x", "On Friday morning the old man said that he had paid"]
@@ -45,7 +45,7 @@ def make(small_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -
         if (key := json.dumps(changes)) not in made:
             cfg = ModelConfig(**{**SHAPE, **changes})
             fresh = FreshWeights(InitConfig(std=0.25), cfg.num_layers, seed=4)
-            model = build(cfg, World(torch.device("cpu")), torch.float32, fresh)
+            model = build_gpt(cfg, World(torch.device("cpu")), torch.float32, fresh)
             seeded = torch.Generator().manual_seed(5)
             for name, parameter in model.named_parameters():  # fresh biases are 0, and would hide that one is missing
                 if name.endswith("bias"):

@@ -19,7 +19,7 @@ from gptworks.generate.fast_decode import MAX_ROWS, Decoder
 from gptworks.launch.world import World
 from gptworks.model import GPT, inference
 from gptworks.model.inference import StoredEmbedding, StoredMatrix, store_weights
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 
 needs_compiler = pytest.mark.skipif(fast_decode.why_not() is not None, reason=f"no fast steps: {fast_decode.why_not()}")
 CONFIG = ModelConfig(num_layers=2, hidden_size=48, num_heads=4, vocab_size=301, max_positions=64)
@@ -29,7 +29,7 @@ GREEDY = GenerateConfig(strategy="greedy", max_new_tokens=12)
 
 def model_of(cfg: ModelConfig = CONFIG) -> GPT:
     weights = FreshWeights(InitConfig(std=0.3), cfg.num_layers, seed=3)
-    return build(cfg, World(torch.device("cpu")), torch.float32, weights).eval()
+    return build_gpt(cfg, World(torch.device("cpu")), torch.float32, weights).eval()
 
 
 def tokens_of(model: GPT, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
@@ -93,7 +93,7 @@ def test_every_shape_of_model(shape: dict[str, Any], kind: str) -> None:
 def test_two_threads_and_matrices_of_several_chunks(rows: int) -> None:
     cfg = ModelConfig(num_layers=2, hidden_size=520, num_heads=4, vocab_size=301, max_positions=16)
     weights = FreshWeights(InitConfig(std=0.02), cfg.num_layers, seed=3)
-    model = build(cfg, World(torch.device("cpu")), torch.float32, weights).eval()
+    model = build_gpt(cfg, World(torch.device("cpu")), torch.float32, weights).eval()
     tokens = torch.randint(0, cfg.vocab_size, (rows, 12), generator=torch.Generator().manual_seed(1))
     decoder, threads = Decoder.of(model), torch.get_num_threads()
     assert decoder is not None

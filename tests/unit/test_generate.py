@@ -19,7 +19,7 @@ from gptworks.generate.logits import keep_top_k, keep_top_p
 from gptworks.generate.rules import Past, distribution
 from gptworks.launch.world import World
 from gptworks.model import GPT
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 
 VOCAB = 512  # of the tokenizer
 ROWS = 520  # of the embedding: eight ids that no text has
@@ -30,7 +30,7 @@ CONTEXT = 40
 def folder(small_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A portable folder with weights large enough for clear choices."""
     cfg = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=ROWS, max_positions=CONTEXT, tied=False)
-    model = build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.25), 2, seed=4))
+    model = build_gpt(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.25), 2, seed=4))
     path = tmp_path_factory.mktemp("generate")
     huggingface.save(path, cfg, dict(model.named_parameters()), eod_id=small_tokenizer.eod_id)
     small_tokenizer.save(path)

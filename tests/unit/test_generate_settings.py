@@ -12,13 +12,15 @@ from gptworks.generate.draw import Row, draw
 from gptworks.generate.engine import continue_tokens, settings_of
 from gptworks.launch.world import World
 from gptworks.model import GPT
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 
 
 @pytest.fixture(scope="module")
 def model() -> GPT:
     cfg = ModelConfig(num_layers=1, hidden_size=16, num_heads=2, vocab_size=50, max_positions=20)
-    return build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.3), 1, seed=2)).eval()
+    return build_gpt(
+        cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.3), 1, seed=2)
+    ).eval()
 
 
 BEAM = {"strategy": "beam", "num_beams": 4}

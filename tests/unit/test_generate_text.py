@@ -17,7 +17,7 @@ from gptworks.generate.text import TextOut, continuation
 from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.model.gpt import KVCache
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 from gptworks.tokenizer import Tokenizer
 
 CONTEXT = 24
@@ -26,7 +26,7 @@ CONTEXT = 24
 @pytest.fixture(scope="module")
 def model(small_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> PretrainedGPT:
     cfg = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=520, max_positions=CONTEXT, tied=False)
-    weights = build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.25), 2, seed=4))
+    weights = build_gpt(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.25), 2, seed=4))
     path = tmp_path_factory.mktemp("text")
     huggingface.save(path, cfg, dict(weights.named_parameters()), eod_id=small_tokenizer.eod_id)
     small_tokenizer.save(path)

@@ -15,7 +15,7 @@ from gptworks.evaluate import harness
 from gptworks.evaluate.harness import HarnessAnswers
 from gptworks.launch.world import World
 from gptworks.model import GPT
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 
 CONTEXT = 24
 
@@ -27,7 +27,7 @@ def folder(small_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Pa
     path = tmp_path_factory.mktemp("harness")
     shape = {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "vocab_size": 512, "max_positions": CONTEXT}
     cfg = ModelConfig.model_validate(shape)
-    model = build(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.3), 2, seed=3))
+    model = build_gpt(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.3), 2, seed=3))
     huggingface.save(path, cfg, dict(model.named_parameters()), eod_id=511)
     small_tokenizer.save(path)
     return path

@@ -18,7 +18,7 @@ from gptworks.evaluate import baselines
 from gptworks.evaluate.heldout import HeldOut, held_out_loss
 from gptworks.launch.world import World
 from gptworks.model import GPT
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 
 LENGTH, EOD = 32, 511
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 def tiny(**changes: object) -> GPT:
     shape = {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "vocab_size": 520, "max_positions": LENGTH, **changes}
     cfg = ModelConfig.model_validate(shape)
-    return build(cfg, World(CPU), torch.float32, FreshWeights(InitConfig(std=0.1), cfg.num_layers, seed=1)).eval()
+    return build_gpt(cfg, World(CPU), torch.float32, FreshWeights(InitConfig(std=0.1), cfg.num_layers, seed=1)).eval()
 
 
 def dataset_of(store: Path, **changes: object) -> Dataset:

@@ -18,7 +18,7 @@ from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.errors import CheckpointError
 from gptworks.launch.world import World
 from gptworks.model import GPT
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 
 CFG = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, vocab_size=40, max_positions=12)
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -26,7 +26,7 @@ TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 
 def fresh(cfg: ModelConfig = CFG) -> GPT:
     weights = FreshWeights(InitConfig(std=0.3), cfg.num_layers, seed=5)
-    return build(cfg, World(torch.device("cpu")), torch.float32, weights).eval()
+    return build_gpt(cfg, World(torch.device("cpu")), torch.float32, weights).eval()
 
 
 def write(folder: Path, model: GPT) -> None:

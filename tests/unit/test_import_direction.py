@@ -36,7 +36,7 @@ LEVELS = [
     {"export"},
     {"train"},
     {"api"},
-    {"simulate", "verify"},
+    {"simulate", "verify", "report"},
     {"doctor", "interop"},
     {"serve", "compat"},
     {"cli"},

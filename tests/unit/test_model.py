@@ -16,7 +16,7 @@ from gptworks.launch.world import World
 from gptworks.model import GPT, IGNORED, tie
 from gptworks.model.activation import activate
 from gptworks.model.init import draw, seed_of
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 from gptworks.plan import sizes
 
 CPU = World(torch.device("cpu"))
@@ -28,7 +28,7 @@ def tiny(compute_dtype: torch.dtype = torch.float32, *, std: float = 0.3, seed: 
     """Weights far larger than at the start of training, so that every path through the model matters."""
     shape = {"num_layers": 2, "hidden_size": 24, "num_heads": 3, "vocab_size": VOCAB, "max_positions": 32, **changes}
     cfg = ModelConfig.model_validate(shape)
-    model = build(cfg, CPU, compute_dtype, FreshWeights(InitConfig(std=std), cfg.num_layers, seed))
+    model = build_gpt(cfg, CPU, compute_dtype, FreshWeights(InitConfig(std=std), cfg.num_layers, seed))
     with torch.no_grad():  # fresh biases are 0 and norms 1: move them too
         for name, parameter in model.named_parameters():
             if name.endswith(".bias") or ".ln" in f".{name}":
@@ -252,7 +252,7 @@ def shape_of(*extents: int) -> torch.Size:
 
 def fresh(num_layers: int, seed: int = 5, **init: object) -> dict[str, Tensor]:
     cfg = ModelConfig(num_layers=num_layers, hidden_size=24, num_heads=3, vocab_size=VOCAB, max_positions=32)
-    model = build(cfg, CPU, torch.float32, FreshWeights(InitConfig.model_validate(init), num_layers, seed))
+    model = build_gpt(cfg, CPU, torch.float32, FreshWeights(InitConfig.model_validate(init), num_layers, seed))
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 

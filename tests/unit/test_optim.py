@@ -9,7 +9,7 @@ from torch import Tensor
 from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig
 from gptworks.launch.world import World
 from gptworks.model import GPT
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 from gptworks.train import optim
 
 
@@ -17,7 +17,7 @@ def tiny(**changes: object) -> GPT:
     shape = {"num_layers": 2, "hidden_size": 16, "num_heads": 2, "vocab_size": 40, "max_positions": 16, **changes}
     cfg = ModelConfig.model_validate(shape)
     weights = FreshWeights(InitConfig(std=0.3), cfg.num_layers, seed=1)
-    return build(cfg, World(torch.device("cpu")), torch.float32, weights)
+    return build_gpt(cfg, World(torch.device("cpu")), torch.float32, weights)
 
 
 def backward(model: GPT, seed: int = 0) -> None:

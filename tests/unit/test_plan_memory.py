@@ -18,7 +18,7 @@ from gptworks.config.schema import (
 )
 from gptworks.data.loader import Batch
 from gptworks.launch.world import World
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build
 from gptworks.plan import activations
 from gptworks.plan.block_shape import BlockShape
 from gptworks.plan.ledger import Ledger
@@ -125,7 +125,8 @@ R, D, F, N = 4 * LENGTH, 128, 512, 4  # tokens, hidden, inner, heads
 
 
 def block(**changes: Any) -> activations.Passes:
-    known = {"rows": 4, "length": LENGTH, "hidden": D, "ffn": F, "heads": N}
+    matrices = (("qkv", 3 * D * D), ("out", D * D), ("up", D * F), ("down", D * F))
+    known = {"rows": 4, "length": LENGTH, "hidden": D, "ffn": F, "heads": N, "matrices": matrices}
     return activations.block(BlockShape(**known | changes))
 
 

@@ -6,8 +6,7 @@ import torch
 from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig, ScalerConfig
 from gptworks.data.loader import Batch
 from gptworks.launch.world import World
-from gptworks.model import GPT
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build
 from gptworks.train import optim
 from gptworks.train.precision import DTYPES, LossScaler
 from gptworks.train.step import StepReport, train_step
@@ -108,7 +107,7 @@ class Learner:
     def __init__(self, compute: str, scaler: ScalerConfig) -> None:
         cfg = ModelConfig(num_layers=2, hidden_size=32, num_heads=2, vocab_size=40, max_positions=16)
         weights = FreshWeights(InitConfig(), cfg.num_layers, seed=1)
-        self.part: GPT = build(cfg, CPU, DTYPES[compute], weights).train()
+        self.part = build(cfg, CPU, DTYPES[compute], weights).train()
         self.optimizer = optim.build(self.part, OptimConfig(lr=3e-3))
         self.scaler = LossScaler(scaler, enabled=compute == "fp16")
         self.steps = 0
@@ -128,7 +127,7 @@ def test_the_loss_falls_and_weights_stay_fp32(compute: str) -> None:
     assert all(report.updated for report in reports)
     assert reports[0].loss == pytest.approx(3.69, abs=0.1)  # log 40
     assert reports[-1].loss < 1.5
-    assert {p.dtype for p in learner.part.parameters()} == {torch.float32}
+    assert {p.dtype for p in learner.part.parts[0].parameters()} == {torch.float32}
     assert {t.dtype for t in optim.moments(learner.part, learner.optimizer).values()} == {torch.float32}
 
 
@@ -136,11 +135,11 @@ def test_fp32_masters_take_updates_that_fp16_would_lose() -> None:
     """An update of 1e-6 to a weight of 1.0 is below what fp16 can tell apart (1e-3)."""
     learner = Learner("fp16", ScalerConfig(init=1024.0))
     optim.set_lr(learner.optimizer, 1e-6)
-    before = learner.part.ln_f.weight.detach().clone()
+    before = learner.part.parts[0].ln_f.weight.detach().clone()
     learner.step()
-    change = (learner.part.ln_f.weight.detach() - before).abs()
+    change = (learner.part.parts[0].ln_f.weight.detach() - before).abs()
     assert 0 < change.max() < 2e-6
-    assert torch.equal(learner.part.ln_f.weight.half(), before.half())
+    assert torch.equal(learner.part.parts[0].ln_f.weight.half(), before.half())
 
 
 def test_scaling_does_not_change_what_is_learned() -> None:
@@ -158,11 +157,11 @@ def test_scaling_does_not_change_what_is_learned() -> None:
 
 def test_an_overflow_is_skipped_and_shrinks_the_scale() -> None:
     learner = Learner("fp16", ScalerConfig(init=2.0**40, backoff=2.0**-6))
-    before = [parameter.detach().clone() for parameter in learner.part.parameters()]
+    before = [parameter.detach().clone() for parameter in learner.part.parts[0].parameters()]
     first = learner.step()
     assert not first.updated and first.loss == pytest.approx(3.69, abs=0.1)
     assert first.loss_scale == 2.0**40 and learner.scaler.scale == 2.0**34
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.part.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.part.parts[0].parameters(), strict=True))
     assert not learner.optimizer.state, "the moments of a skipped step are not to be had"
     reports = [learner.step() for _ in range(50)]
     bad = [report for report in reports if not report.updated]

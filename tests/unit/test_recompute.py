@@ -8,7 +8,7 @@ from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel import recompute
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 
 CPU = World(torch.device("cpu"))
 MODES = ["full", "full_attn", "core_attn"]
@@ -29,7 +29,7 @@ def model_with(mode: str, *, attention: str = "math", dropout: float = 0.1, **ch
             **changes,
         }
     )
-    return build(cfg, CPU, torch.float32, FreshWeights(InitConfig(std=0.2), 2, seed=1), recompute_mode=mode).train()
+    return build_gpt(cfg, CPU, torch.float32, FreshWeights(InitConfig(std=0.2), 2, seed=1), recompute_mode=mode).train()
 
 
 def batch(num_tokens: int = 64) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from gptworks.evaluate.rows import Row, Score
 from gptworks.evaluate.scoring import score_all
 from gptworks.launch.world import World
 from gptworks.model import GPT
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 
 CPU = torch.device("cpu")
 
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 def model() -> GPT:
     shape = {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "vocab_size": 520, "max_positions": 32}
     cfg = ModelConfig.model_validate(shape | {"dropout_hidden": 0.5})
-    return build(cfg, World(CPU), torch.float32, FreshWeights(InitConfig(std=0.3), cfg.num_layers, seed=1)).eval()
+    return build_gpt(cfg, World(CPU), torch.float32, FreshWeights(InitConfig(std=0.3), cfg.num_layers, seed=1)).eval()
 
 
 def rows_of(model: GPT, count: int = 23) -> list[Row]:

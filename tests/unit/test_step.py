@@ -13,7 +13,8 @@ from gptworks.data.loader import IGNORED, Batch
 from gptworks.errors import DataError
 from gptworks.launch.world import World
 from gptworks.model import GPT
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
+from gptworks.parallel.parts import SingleStage
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
 from gptworks.train.run_folder import Interrupts
@@ -25,7 +26,7 @@ CPU = World(torch.device("cpu"))
 def tiny(**changes: object) -> GPT:
     shape = {"num_layers": 2, "hidden_size": 24, "num_heads": 3, "vocab_size": 50, "max_positions": 16, **changes}
     cfg = ModelConfig.model_validate(shape)
-    return build(cfg, CPU, torch.float32, FreshWeights(InitConfig(std=0.2), cfg.num_layers, seed=1)).train()
+    return build_gpt(cfg, CPU, torch.float32, FreshWeights(InitConfig(std=0.2), cfg.num_layers, seed=1)).train()
 
 
 def batch_of(rows: int, *, masked: bool = True) -> Batch:
@@ -60,7 +61,9 @@ def do_step(
     """Plain SGD in disguise: with betas 0 and a huge epsilon the update is the gradient times lr / eps."""
     cfg = OptimConfig(lr=lr, beta1=0.0, beta2=0.0, eps=1e3, weight_decay=0.0)
     scaler = LossScaler(ScalerConfig(), enabled=False)
-    return train_step(model, optim.build(model, cfg), batches, world, scaler, clip=clip, seed=seed, step=step)
+    return train_step(
+        SingleStage(model, world), optim.build(model, cfg), batches, world, scaler, clip=clip, seed=seed, step=step
+    )
 
 
 def update_of(model: GPT, before: GPT) -> dict[str, Tensor]:
@@ -133,7 +136,9 @@ def test_a_signal_is_told_by_the_step_that_it_came_in(number: signal.Signals | N
     with Interrupts() as interrupts:
         if number is not None:
             model.loss_sum.register_forward_hook(lambda *_: signal.raise_signal(number))
-        report = train_step(model, optimizer, [batch], CPU, scaler, clip=1.0, seed=1, step=1, interrupts=interrupts)
+        report = train_step(
+            SingleStage(model), optimizer, [batch], CPU, scaler, clip=1.0, seed=1, step=1, interrupts=interrupts
+        )
     assert report.updated
     assert report.signal == (number.name if number else None)
 
@@ -165,13 +170,13 @@ def test_a_step_that_is_not_finite_changes_nothing(bad: float) -> None:
     model, before = tiny(), tiny()
     cfg = OptimConfig(lr=0.1)
     optimizer, scaler = optim.build(model, cfg), LossScaler(ScalerConfig(), enabled=False)
-    first = train_step(model, optimizer, [batch], CPU, scaler, clip=1.0, seed=1, step=1)
+    first = train_step(SingleStage(model), optimizer, [batch], CPU, scaler, clip=1.0, seed=1, step=1)
     assert first.updated
     with torch.no_grad():
         model.wpe.weight[3, 0] = bad
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     moments = {name: t.clone() for name, t in optim.moments(model, optimizer).items()}
-    report = train_step(model, optimizer, cut(batch, 2), CPU, scaler, clip=1.0, seed=1, step=2)
+    report = train_step(SingleStage(model), optimizer, cut(batch, 2), CPU, scaler, clip=1.0, seed=1, step=2)
     assert not report.updated
     assert not math.isfinite(report.loss)
     assert report.sample_ids == [100, 101, 102, 103]
@@ -183,7 +188,7 @@ def test_a_step_that_is_not_finite_changes_nothing(bad: float) -> None:
     # and the next good step goes on as if it had not been
     with torch.no_grad():
         model.wpe.weight[3, 0] = before.wpe.weight[3, 0]
-    assert train_step(model, optimizer, [batch], CPU, scaler, clip=1.0, seed=1, step=3).updated
+    assert train_step(SingleStage(model), optimizer, [batch], CPU, scaler, clip=1.0, seed=1, step=3).updated
 
 
 def test_a_gradient_that_is_not_finite_is_noticed_when_the_loss_is() -> None:

@@ -20,7 +20,7 @@ from gptworks.launch.devices import pick_device
 from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.model.inference import StoredMatrix, require_kind, store_weights
-from gptworks.parallel.apply import FreshWeights, build
+from gptworks.parallel.build import FreshWeights, build_gpt
 from gptworks.python_words import in_python_words
 from gptworks.tokenizer import Tokenizer, gpt2_for
 
@@ -152,7 +152,7 @@ class PretrainedGPT(GPT):
             config = presets.find(config)
         shape = config if isinstance(config, ModelConfig) else from_dict({"model": dict(config)}, "GPT").model
         fresh = FreshWeights(InitConfig(), shape.num_layers, seed)
-        model = build(shape, World(pick_device(device)), dtype, fresh, model_type=cls)
+        model = build_gpt(shape, World(pick_device(device)), dtype, fresh, model_type=cls)
         assert isinstance(model, cls)
         model.tokenizer = Tokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
         return model.eval()
@@ -209,7 +209,7 @@ class PretrainedGPT(GPT):
         """
         require_kind(weights)
         opened = Pretrained.open(name_or_path, download=download, tokenizer=tokenizer, shape=shape)
-        model = build(opened.model, World(pick_device(device)), dtype, opened.weights, model_type=cls)
+        model = build_gpt(opened.model, World(pick_device(device)), dtype, opened.weights, model_type=cls)
         assert isinstance(model, cls)
         model.tokenizer, model.folder = opened.tokenizer, opened.folder
         store_weights(model, weights)

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gptworks import cpu
+from gptworks.architecture import canonical_name
 from gptworks.checkpoint.stored import StoredTensors
 from gptworks.config.schema import ModelConfig
 from gptworks.model import GPT
-from gptworks.parallel.parts import canonical_name
 from gptworks.tokenizer import Tokenizer
 
 # Plain words, so that any trained model of English has a loss below chance on them.

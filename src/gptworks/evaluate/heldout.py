@@ -11,9 +11,8 @@ from gptworks.data.loader import Borders, check_ids, collate
 from gptworks.data.windows import OrderedSamples
 from gptworks.errors import DataError
 from gptworks.launch.world import World
-from gptworks.model import IGNORED
+from gptworks.model import GPT, IGNORED
 from gptworks.model.inference import evaluating
-from gptworks.parallel import shard
 from gptworks.parallel.parts import Part, device_number, sum_over
 
 
@@ -48,7 +47,7 @@ class HeldOut:
 
 @torch.no_grad()
 def held_out_loss(
-    part: Part,
+    part: Part | GPT,
     samples: OrderedSamples,
     borders: Borders,
     *,
@@ -82,7 +81,8 @@ def held_out_loss(
     if world.mesh is None:
         nats = sum(losses.tolist())
     else:
-        shard.settle(part)
+        assert isinstance(part, Part)  # a GPT alone has no other ranks
+        part.reshard_all()
         shares = [losses.double().sum(), device_number(world, tokens), device_number(world, text_bytes)]
         nats, *counts = sum_over(world, torch.stack(shares), "dp", "fsdp").tolist()
         tokens, text_bytes = (int(count) for count in counts)

@@ -1,70 +1,123 @@
-"""What a rank holds of a model, whether it is one GPT or the stages of a pipeline, by the names of the whole model."""
+"""What a rank holds of a model, by the names of the whole model: one GPT, or the stages of a pipeline."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from gptworks.config.schema import ModelConfig
+from gptworks.architecture import canonical_name
 from gptworks.launch.world import World
-from gptworks.model import GPT
+from gptworks.model import GPT, KVCache
+from gptworks.parallel.shard import NOT_SHARDED, ShardPolicy, finish_gradients, reshard_all
+
+SeedDropout = Callable[..., None]  # of the number of a micro-batch, and of the stage that reads it where there are some
 
 
-class Pipelined(Protocol):
-    """The stages of this rank; micro-batches run through those of all ranks."""
+class MicroBatch(Protocol):
+    @property
+    def tokens(self) -> Tensor: ...
 
-    cfg: ModelConfig
-    parts: list[GPT]
+    def keywords(self) -> dict[str, Tensor | None]:
+        """What GPT.forward takes besides the tokens."""
+
+    def to(self, device: torch.device) -> "MicroBatch": ...
+
+
+class Part(ABC):
+    """A rank's part of a model. Every rank makes the same calls, with its own data."""
+
+    def __init__(self, parts: Sequence[GPT], world: World, sharding: ShardPolicy) -> None:
+        self.parts, self.world, self.sharding = list(parts), world, sharding
+        self.cfg, self.device = self.parts[0].cfg, world.device
+
+    @abstractmethod
+    def step(
+        self, micro_batches: Sequence[MicroBatch], scale: float | Tensor, *, seed_dropout: SeedDropout | None = None
+    ) -> list[Tensor]:
+        """Forward and backward of all micro-batches: adds the gradient of scale x (sum of the token losses).
+
+        Returns the sum of the token losses of each micro-batch where the head is, nothing elsewhere. What is missing
+        from the gradients comes with `sum_gradients`.
+        """
+
+    @abstractmethod
+    def __call__(self, tokens: Tensor, *args: Any, **keywords: Any) -> Tensor:
+        """As GPT.forward, on every rank."""
+
+    @abstractmethod
+    def new_cache(self, rows: int, length: int, dtype: torch.dtype | None = None) -> Any:
+        """An empty cache for the layers and heads that are here."""
+
+    def sum_gradients(self) -> None:
+        """After the backward passes of a step: all that is still missing from the gradients of this rank."""
+        if self.world.mesh is None:
+            return
+        tp = self.world.axis("tp")
+        for part in self.parts:
+            finish_gradients(part, self.world, self.sharding)
+            if tp is not None:
+                # Imported where a layout needs it: one process never pays for it.
+                from gptworks.parallel import tensor
+
+                tensor.finish_gradients(part, tp)
+
+    def reshard_all(self) -> None:
+        """Give back what a forward pass without a backward pass left gathered: parameters are shards again."""
+        for part in self.parts:
+            reshard_all(part, self.sharding)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All that is updated here; the copy of a tied embedding is head.weight."""
+        for part in self.parts:
+            yield from part.named_parameters()
+
+    def counted_parameters(self) -> list[nn.Parameter]:
+        """Each parameter of the model on one pipeline stage only: without the copy of a tied embedding."""
+        named = self.named_parameters()
+        return [parameter for name, parameter in named if canonical_name(name, tied=self.cfg.tied) == name]
 
     @property
-    def training(self) -> bool: ...
+    def training(self) -> bool:
+        return self.parts[0].training
 
-    def train(self, mode: bool = True) -> Any: ...
+    def train(self, mode: bool = True) -> Self:
+        for part in self.parts:
+            part.train(mode)
+        return self
 
-    def eval(self) -> Any: ...
+    def eval(self) -> Self:
+        return self.train(False)
 
-    def __call__(self, tokens: Tensor, **keywords: Any) -> Tensor: ...
+
+class SingleStage(Part):
+    """All layers are on this rank, whole or cut."""
+
+    def __init__(self, gpt: GPT, world: World | None = None, sharding: ShardPolicy = NOT_SHARDED) -> None:
+        super().__init__([gpt], world or World(gpt.device), sharding)
+        self.gpt = gpt
 
     def step(
-        self,
-        micro_batches: Sequence[Any],
-        scale: float | Tensor,
-        *,
-        seed_dropout: Callable[[int, int], None] | None = None,
-    ) -> list[Tensor]: ...
+        self, micro_batches: Sequence[MicroBatch], scale: float | Tensor, *, seed_dropout: SeedDropout | None = None
+    ) -> list[Tensor]:
+        loss_sums = []
+        for number, batch in enumerate(micro_batches):
+            if seed_dropout is not None:
+                seed_dropout(number)
+            self.sharding.before_micro_batch(self.gpt, is_last=number + 1 == len(micro_batches))
+            on_device = batch.to(self.world.device)
+            loss_sum = self.gpt(on_device.tokens, **on_device.keywords())
+            (loss_sum * scale).backward()
+            loss_sums.append(loss_sum.detach())
+        return loss_sums
 
-    def sum_tied_gradients(self) -> None: ...
+    def __call__(self, tokens: Tensor, *args: Any, **keywords: Any) -> Tensor:
+        found: Tensor = self.gpt(tokens, *args, **keywords)
+        return found
 
-
-Part = GPT | Pipelined
-
-
-def parts_of(part: Part | nn.Module) -> list[Any]:
-    return [part] if isinstance(part, nn.Module) else part.parts
-
-
-def canonical_name(name: str, *, tied: bool) -> str:
-    """What a tensor is called in the whole model: on the last stage of a pipeline the head is a copy of the embedding
-    that it is tied to. `name` may have a beginning of its own, as moments have."""
-    is_copy = tied and (name == "head.weight" or name.endswith(".head.weight"))
-    return f"{name.removesuffix('head.weight')}wte.weight" if is_copy else name
-
-
-def named_parameters(part: Part | nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """All that is updated here; the copy of a tied embedding is head.weight."""
-    for piece in parts_of(part):
-        yield from piece.named_parameters()
-
-
-def counted_parameters(part: Part | nn.Module) -> list[nn.Parameter]:
-    """Each parameter of the model on one pipeline stage only: without the copy of a tied embedding."""
-    return [
-        parameter
-        for piece in parts_of(part)
-        for name, parameter in piece.named_parameters()
-        if canonical_name(name, tied=piece.cfg.tied) == name
-    ]
+    def new_cache(self, rows: int, length: int, dtype: torch.dtype | None = None) -> KVCache:
+        return self.gpt.new_cache(rows, length, dtype)
 
 
 def device_number(world: World, value: float) -> Tensor:

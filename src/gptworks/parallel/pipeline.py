@@ -4,22 +4,24 @@ Tokens, labels, positions and segments are small integers that every pipeline ra
 their gradients on the way back, travel from stage to stage.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import schedules
 from torch.distributed.tensor import DTensor
 
+from gptworks.architecture import EMBEDDING, HEAD, modules_of
+from gptworks.config.stages import assign_layers, check_micro_batches, stages_of
 from gptworks.errors import ConfigError, UsageError
 from gptworks.launch.world import World
 from gptworks.model import GPT, KVCache
+from gptworks.parallel.parts import MicroBatch, Part, SeedDropout
+from gptworks.parallel.shard import NOT_SHARDED, ShardPolicy
 from gptworks.parallel.stage_memory import LeanStage
-from gptworks.parallel.stages import check_micro_batches, keep_stage, stages_of
 
 __all__ = ["Pipeline", "StageCaches", "keep_stage", "stages_of"]
 
@@ -31,17 +33,16 @@ _SCHEDULES: dict[str, Any] = {
 }
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
-SeedDropout = Callable[[int, int], None]  # of (micro-batch, stage), before that stage reads that micro-batch
 
-
-class MicroBatch(Protocol):
-    @property
-    def tokens(self) -> Tensor: ...
-
-    def keywords(self) -> dict[str, Tensor | None]:
-        """What GPT.forward takes besides the tokens."""
-
-    def to(self, device: torch.device) -> "MicroBatch": ...
+def keep_stage(model: GPT, stage: int, num_stages: int) -> None:
+    """Leave out of the model what other stages hold. What stays keeps its name."""
+    kept = {str(layer) for layer in assign_layers(model.cfg.num_layers, num_stages)[stage]}
+    for name in [name for name in model.blocks if name not in kept]:
+        del model.blocks[name]
+    absent = [] if stage == 0 else modules_of(EMBEDDING)
+    absent += [] if stage == num_stages - 1 else modules_of(HEAD)
+    for name in absent:
+        setattr(model, name, None)
 
 
 class StageCaches:
@@ -76,19 +77,19 @@ class StageCaches:
             cache.select(rows)
 
 
-class Pipeline:
+class Pipeline(Part):
     """The stages of this rank among those of all. Called like a GPT it reads forward and answers on every rank.
 
     parts: in the order of `stages_of`. Every rank of the pipeline makes each call, with the same integers.
     """
 
-    def __init__(self, parts: Sequence[GPT], world: World, *, schedule: str = "1f1b") -> None:
+    def __init__(
+        self, parts: Sequence[GPT], world: World, sharding: ShardPolicy = NOT_SHARDED, *, schedule: str = "1f1b"
+    ) -> None:
+        super().__init__(parts, world, sharding)
         axis = world.axis("pp")
         if axis is None:
             raise UsageError(f"a pipeline needs 2 ranks or more in pp, but the layout is {world.layout}.")
-        self.parts = list(parts)
-        self.cfg = self.parts[0].cfg
-        self.device = world.device
         self.schedule = schedule
         self.pp = world.layout.pp
         self.group = axis.get_group()
@@ -118,26 +119,9 @@ class Pipeline:
     def has_last(self) -> bool:
         return self.num_stages - 1 in self.stages
 
-    @property
-    def training(self) -> bool:
-        return self.parts[0].training
-
-    def train(self, mode: bool = True) -> "Pipeline":
-        for part in self.parts:
-            part.train(mode)
-        return self
-
-    def eval(self) -> "Pipeline":
-        return self.train(False)
-
     def step(
         self, micro_batches: Sequence[MicroBatch], scale: float | Tensor, *, seed_dropout: SeedDropout | None = None
     ) -> list[Tensor]:
-        """Forward and backward of all micro-batches: adds the gradient of scale x (sum of the token losses).
-
-        Returns the sum of the token losses of each micro-batch where the last stage is, nothing elsewhere.
-        The copies of a tied embedding have their own share of the gradient (`sum_tied_gradients`).
-        """
         check_micro_batches(self.schedule, len(micro_batches), self.pp)
         schedule, stages = self._prepare(micro_batches)
         self._scale = scale
@@ -152,6 +136,10 @@ class Pipeline:
             **keywords,
         )
         return [loss_sum for stage in stages for loss_sum in stage.loss_sums]
+
+    def sum_gradients(self) -> None:
+        super().sum_gradients()
+        self.sum_tied_gradients()
 
     def sum_tied_gradients(self) -> None:
         """Add up what the first and the last stage found for a tied embedding, so that both copies stay equal.
@@ -192,10 +180,7 @@ class Pipeline:
         caches = [None] * len(self.parts) if cache is None else cache.caches
         answer = self._forward(tokens, [{**keywords, "cache": one} for one in caches])
         # A stage that stays gathered would show its whole parameters to whoever asks next.
-        for part in self.parts:
-            for module in part.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
+        self.reshard_all()
         return self._spread(answer)
 
     def new_cache(self, rows: int, length: int, dtype: torch.dtype | None = None) -> StageCaches:
@@ -220,23 +205,24 @@ class Pipeline:
         return self._prepared[1], self._prepared[2]
 
     def _new_stage(self, stage: int, part: GPT, tokens: Tensor) -> LeanStage:
-        place = (part, stage, self.num_stages, self.device)
-        if self.hidden_len is None:
-            return LeanStage(*place, group=self.group)
+        shapes = {} if self.hidden_len is None else self._known_shapes(stage, part, tokens, self.hidden_len)
+        made = LeanStage(part, stage, self.num_stages, self.device, group=self.group, **shapes)
+        made.knows_shapes = bool(shapes)
+        made.gives_parameters_back = self.sharding.gives_parameters_back
+        return made
+
+    def _known_shapes(self, stage: int, part: GPT, tokens: Tensor, hidden_len: int) -> dict[str, Any]:
+        """What the stage takes and gives, on tensors without memory."""
 
         def like(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
-        hidden = like(tokens.shape[0], self.hidden_len, self.cfg.hidden_size, dtype=part.compute_dtype)
+        hidden = like(tokens.shape[0], hidden_len, self.cfg.hidden_size, dtype=part.compute_dtype)
         loss = like(dtype=torch.promote_types(part.compute_dtype, torch.float32))
-        made = LeanStage(
-            *place,
-            input_args=hidden if stage else tokens,
-            output_args=loss if stage + 1 == self.num_stages else hidden,
-            group=self.group,
-        )
-        made.knows_shapes = True
-        return made
+        return {
+            "input_args": hidden if stage else tokens,
+            "output_args": hidden if stage + 1 < self.num_stages else loss,
+        }
 
     def _check_length(self, tokens: Tensor) -> None:
         """On every rank: if the first stage alone refused, the others would wait for it."""

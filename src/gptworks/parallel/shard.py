@@ -15,7 +15,6 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,6 @@ from gptworks.launch import heartbeat
 from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel import slices
-from gptworks.parallel.parts import Part, parts_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -36,34 +34,48 @@ ALONE = 256 * 1024
 
 
 @dataclass(frozen=True)
-class _Way:
-    """How the gradients of a part meet those of the other data ranks."""
+class ShardPolicy:
+    """How the gradients of a rank's part meet those of the other data ranks."""
 
     zero: int
-    reduce_dtype: torch.dtype
+    reduce_dtype: torch.dtype = torch.float32
+
+    @classmethod
+    def of(cls, world: World, parallel: ParallelConfig, reduce_dtype: torch.dtype) -> "ShardPolicy":
+        return cls(parallel.zero if world.layout.fsdp > 1 else 0, reduce_dtype)
+
+    @property
+    def gives_parameters_back(self) -> bool:
+        """After each pass: between two of them a module has its shards only."""
+        return self.zero == 3
+
+    def before_micro_batch(self, part: GPT, *, is_last: bool) -> None:
+        """Say what the backward pass of this micro-batch does with gradients and gathered parameters."""
+        heartbeat.moved()
+        if self.zero == 0:
+            return
+        part.set_requires_gradient_sync(is_last or self.zero > 1)  # type: ignore[operator]
+        part.set_reshard_after_backward(is_last or self.zero == 3)  # type: ignore[operator]
+        # With replicas of the shards, the sum over replicas waits for the last.
+        part.set_requires_all_reduce(is_last)  # type: ignore[operator]
+        part.set_is_last_backward(is_last)  # type: ignore[operator]
 
 
-_ways: WeakKeyDictionary[nn.Module, _Way] = WeakKeyDictionary()
+NOT_SHARDED = ShardPolicy(zero=0)
 
 
 def apply(
-    part: GPT,
-    world: World,
-    parallel: ParallelConfig,
-    compute_dtype: torch.dtype,
-    reduce_dtype: torch.dtype = torch.float32,
+    part: GPT, world: World, policy: ShardPolicy, compute_dtype: torch.dtype, *, offload_to_cpu: bool = False
 ) -> None:
     """Of a part on the meta device, whose parameters may be tensor-parallel already and whose blocks may be few."""
-    if world.mesh is None:
+    if policy.zero == 0:
         return
-    zero = parallel.zero if world.layout.fsdp > 1 else 0
-    _ways[part] = _Way(zero, reduce_dtype)
-    if zero == 0:
-        return
+    assert world.mesh is not None
+    zero, reduce_dtype = policy.zero, policy.reduce_dtype
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     mesh = world.mesh["dp", "fsdp"] if world.layout.dp > 1 else world.mesh["fsdp"]
-    offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if parallel.offload else OffloadPolicy()
+    offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if offload_to_cpu else OffloadPolicy()
     # The cast that modules make of their weights happens before they are sent. (The gains of the norms in a block are
     # rounded with them: a group has one type.)
     in_compute = MixedPrecisionPolicy(compute_dtype, reduce_dtype, cast_forward_inputs=False)
@@ -73,53 +85,33 @@ def apply(
         fully_shard(block, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=in_compute, offload_policy=offload)
     # The backward pass begins with the head, so what is around the blocks is kept from the forward pass.
     fully_shard(part, mesh=mesh, reshard_after_forward=False, mp_policy=in_fp32, offload_policy=offload)
-    for module in _sharded(part):
+    for module in sharded_modules(part, policy):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
     if world.layout.pp > 1 and zero > 1:
         _keep_stage_in_pipeline(part, zero)
 
 
-def before_micro_batch(part: GPT, *, is_last: bool) -> None:
-    """What the backward pass of this micro-batch does with gradients and gathered parameters."""
-    heartbeat.moved()
-    way = _ways.get(part)
-    if way is None or way.zero == 0:
-        return
-    part.set_requires_gradient_sync(is_last or way.zero > 1)  # type: ignore[operator]
-    part.set_reshard_after_backward(is_last or way.zero == 3)  # type: ignore[operator]
-    # With replicas of the shards, the sum over replicas waits for the last.
-    part.set_requires_all_reduce(is_last)  # type: ignore[operator]
-    part.set_is_last_backward(is_last)  # type: ignore[operator]
-
-
 @torch.no_grad()
-def finish_gradients(part: GPT, world: World) -> None:
+def finish_gradients(part: GPT, world: World, policy: ShardPolicy) -> None:
     """After the last backward pass: what FSDP has not summed over data ranks already."""
-    way = _ways.get(part)
-    if way is None or way.zero > 0:
+    if policy.zero > 0:
         return
     groups = [mesh.get_group() for mesh in (world.axis("dp"), world.axis("fsdp")) if mesh is not None]
     if groups:
-        _sum_in_place(local_gradients(part.parameters()), groups, way.reduce_dtype)
+        _sum_in_place(local_gradients(part.parameters()), groups, policy.reduce_dtype)
 
 
-def gives_parameters_back(part: nn.Module) -> bool:
-    """After each pass: between two of them a module has its shards only."""
-    return part in _ways and _ways[part].zero == 3
-
-
-def settle(part: Part) -> None:
+def reshard_all(part: GPT, policy: ShardPolicy) -> None:
     """Give back what a forward pass without a backward pass left gathered: parameters are shards again."""
-    for piece in parts_of(part):
-        for module in _sharded(piece):
-            module.reshard()
+    for module in sharded_modules(part, policy):
+        module.reshard()
 
 
-def beside_shards(part: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+def beside_shards(part: GPT, policy: ShardPolicy) -> tuple[list[Tensor], list[Tensor]]:
     """What FSDP holds now: parameters that are put together, and whole gradients that wait for later micro-batches."""
     parameters, gradients = [], []
-    for module in _sharded(part):
+    for module in sharded_modules(part, policy):
         group = module._get_fsdp_state()._fsdp_param_group
         for parameter in [] if group is None else group.fsdp_params:
             parameters += parameter.all_gather_outputs
@@ -176,8 +168,8 @@ def num_gathered(parameter: Tensor) -> int:
     return math.prod(shape)
 
 
-def _sharded(part: nn.Module) -> Iterator["FSDPModule"]:
-    if part in _ways and _ways[part].zero:
+def sharded_modules(part: nn.Module, policy: ShardPolicy) -> Iterator["FSDPModule"]:
+    if policy.zero:
         from torch.distributed.fsdp import FSDPModule
 
         yield from (module for module in part.modules() if isinstance(module, FSDPModule))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gptworks.parallel.parts import canonical_name
+from gptworks.architecture import canonical_name
 
 Region = tuple[slice, ...]  # of a tensor: from where to where in each dim
 

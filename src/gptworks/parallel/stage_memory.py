@@ -16,7 +16,6 @@ from torch.distributed.pipelining._utils import _make_tensor_from_meta
 from torch.distributed.pipelining.stage import _RecvInfo
 
 from gptworks.launch import heartbeat
-from gptworks.parallel import shard
 
 __all__ = ["LeanStage"]
 
@@ -25,6 +24,7 @@ class LeanStage(PipelineStage):
     """Also: seeds dropout before each micro-batch, and keeps what the last stage found."""
 
     knows_shapes = False  # of what it receives and gives; else the ranks tell each other in the first step
+    gives_parameters_back = False  # between the passes of a micro-batch
     loss_sums: list[Tensor]
     seed_dropout: Callable[[int, int], None] | None = None
 
@@ -32,7 +32,7 @@ class LeanStage(PipelineStage):
     def takes_all(self) -> bool:
         """All gradients in one turn. With zero 3 the parameters are given back after the first: gradients of the second
         would be nobody's."""
-        return bool(self.is_last) or shard.gives_parameters_back(self.submod)
+        return bool(self.is_last) or self.gives_parameters_back
 
     def begin(self, seed_dropout: Callable[[int, int], None] | None) -> None:
         """Before the micro-batches of a step."""

@@ -10,7 +10,7 @@ from gptworks.plan.sizes import FP32
 
 def _weight_gradient(ledger: Ledger, s: BlockShape, name: str, fresh: bool, *done: str) -> None:
     """`done`: what goes as soon as the product is there."""
-    size = s.matrices()[name]
+    size = s.matrix(name)
     ledger.use(product=size * s.compute)
     ledger.drop(*done, f"cast_{name}")
     if not s.casts:  # FSDP's, until the block is done

@@ -18,7 +18,7 @@ def norm(ledger: Ledger, s: BlockShape, number: int) -> None:
 
 def cast(ledger: Ledger, s: BlockShape, name: str) -> None:
     if s.casts and s.narrow:
-        ledger.keep(**{f"cast_{name}": s.matrices()[name] * s.compute})
+        ledger.keep(**{f"cast_{name}": s.matrix(name) * s.compute})
 
 
 def gather_tokens(ledger: Ledger, s: BlockShape, name: str) -> None:

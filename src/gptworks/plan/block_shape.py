@@ -14,6 +14,7 @@ class BlockShape:
     hidden: int
     ffn: int
     heads: int
+    matrices: tuple[tuple[str, int], ...]  # (name, numbers in it)
     tp: int = 1
     split: bool = False  # tokens between the matrices are split over tp
     compute: int = 4  # bytes
@@ -83,12 +84,6 @@ class BlockShape:
         """1 where tokens of several rows change their order when they are gathered or scattered."""
         return 1 if self.rows > 1 else 0
 
-    def matrices(self) -> dict[str, int]:
-        """Elements of the weights of a block."""
-        across = self.hidden // self.tp
-        return {
-            "qkv": 3 * across * self.hidden,
-            "out": across * self.hidden,
-            "up": self.ffn * self.hidden,
-            "down": self.ffn * self.hidden,
-        }
+    def matrix(self, name: str) -> int:
+        """Numbers in one of the matrices: qkv, out, up or down."""
+        return dict(self.matrices)[name]

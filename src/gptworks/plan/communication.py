@@ -146,7 +146,7 @@ def _tensor(workload: Workload, choice: LayoutChoice, stage: Stage, coords: Layo
     if stage.is_last:
         yield Term("tp", "all_gather", stream * compute_bytes, "the head's input")
         yield Term("tp", scatter, stream * compute_bytes, "gradient of the head's input")
-    whole = [parameter for parameter in stage.parameters if parameter.cut is None]
+    whole = [parameter for parameter in stage.parameters if parameter.role.tp_dim is None]
     size = sum(shard_size(parameter, choice, coords) for parameter in whole)
     yield Term("tp", "all_reduce", size * 4, "gradients of norms, biases and positions")
 
@@ -178,6 +178,6 @@ def _pipeline(workload: Workload, choice: LayoutChoice, stages: list[Stage], coo
             yield Term("pp", "send", hidden, "gradients of hidden states", is_hidden=True)
         ends_meet = rank_of[0] == rank_of[max(rank_of)]
         if workload.model.tied and (stage.is_first or stage.is_last) and not ends_meet:
-            table = next(parameter for parameter in stage.around if parameter.name in {"wte.weight", "head.weight"})
+            table = stage.of("vocabulary")[0]
             size = shard_size(table, choice, coords)
             yield Term("pp", "send", size * MASTER, "gradient of the tied embedding")

@@ -17,7 +17,7 @@ from gptworks.plan import schedule
 from gptworks.plan.block_shape import BlockShape
 from gptworks.plan.ledger import NOTHING, Bytes
 from gptworks.plan.rank_parameters import Stage, stages_here
-from gptworks.plan.sizes import FP32
+from gptworks.plan.sizes import FP32, block_matrices
 from gptworks.plan.stage_memory import Fullest, StageMemory, StageSizes
 from gptworks.plan.workload import LayoutChoice, Workload
 
@@ -105,6 +105,7 @@ def _block_shape(workload: Workload, choice: LayoutChoice) -> BlockShape:
         hidden=model.hidden_size,
         ffn=model.ffn_size // tp,
         heads=model.num_heads // tp,
+        matrices=_matrices(model, tp),
         tp=tp,
         split=choice.splits_sequence,
         compute=workload.compute_bytes,
@@ -116,6 +117,13 @@ def _block_shape(workload: Workload, choice: LayoutChoice) -> BlockShape:
         recompute=choice.recompute,
         casts=choice.zero == 0,
     )
+
+
+@lru_cache(maxsize=1 << 10)
+def _matrices(model: ModelConfig, tp: int) -> tuple[tuple[str, int], ...]:
+    """Of a block, on the first of the tensor-parallel ranks: name of the module, numbers."""
+    specs = block_matrices(model).items()
+    return tuple((name.split(".")[-2], spec.on_rank(tp, 0).size) for name, spec in specs)
 
 
 def _rank(workload: Workload, choice: LayoutChoice, shape: BlockShape, coords: Layout) -> RankMemory:

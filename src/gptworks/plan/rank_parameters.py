@@ -2,8 +2,10 @@
 them."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, prod
 
+from gptworks.architecture import TensorSpec, around_blocks, block_tensors, chunk
 from gptworks.config.derive import Layout
 from gptworks.config.schema import ModelConfig, ParallelConfig
 from gptworks.config.stages import assign_layers, stages_of
@@ -11,35 +13,22 @@ from gptworks.plan.workload import LayoutChoice
 
 
 @dataclass(frozen=True)
-class Parameter:
-    """A parameter of the model, or what tensor parallelism leaves of it on a rank."""
-
-    name: str
-    shape: tuple[int, ...]
-    cut: int | None = None  # the dim that tensor parallelism cuts; None = whole on each rank
-
-    @property
-    def size(self) -> int:
-        return prod(self.shape)
-
-
-@dataclass(frozen=True)
 class Stage:
     """What a rank holds of one pipeline stage, before it is sharded: one group for each block, and one around them."""
 
     number: int
-    blocks: list[list[Parameter]]
-    around: list[Parameter]
+    blocks: list[list[TensorSpec]]
+    around: list[TensorSpec]
     is_first: bool
     is_last: bool
 
     @property
-    def groups(self) -> list[list[Parameter]]:
-        return [group for group in [self.around, *self.blocks] if group]
+    def parameters(self) -> list[TensorSpec]:
+        return [parameter for group in [self.around, *self.blocks] for parameter in group]
 
-    @property
-    def parameters(self) -> list[Parameter]:
-        return [parameter for group in self.groups for parameter in group]
+    def of(self, rows: str) -> list[TensorSpec]:
+        """Those around the blocks that have a row for each of these: "vocabulary" or "positions"."""
+        return [parameter for parameter in self.around if parameter.role.dims[0] == rows]
 
 
 def stages_here(model: ModelConfig, parallel: ParallelConfig, coords: Layout) -> list[Stage]:
@@ -48,69 +37,30 @@ def stages_here(model: ModelConfig, parallel: ParallelConfig, coords: Layout) ->
     num_stages = layout.pp * parallel.virtual_stages
     numbers = stages_of(coords.pp, layout.pp, parallel.virtual_stages, parallel.schedule) if layout.pp > 1 else [0]
     layers = assign_layers(model.num_layers, num_stages)
-    block = [_here(p, layout.tp, coords.tp) for p in _block(model)]  # all of them are alike
-    return [
-        Stage(
-            number,
-            [block for _ in layers[number]],
-            [_here(p, layout.tp, coords.tp) for p in _around(model, number == 0, number == num_stages - 1)],
-            number == 0,
-            number == num_stages - 1,
-        )
-        for number in numbers
-    ]
+    block = _block(model, layout.tp, coords.tp)  # all of them are alike
+    stages = []
+    for number in numbers:
+        is_first, is_last = number == 0, number == num_stages - 1
+        around = around_blocks(model, is_first=is_first, is_last=is_last).values()
+        here = [spec.on_rank(layout.tp, coords.tp) for spec in around]
+        stages.append(Stage(number, [block for _ in layers[number]], here, is_first, is_last))
+    return stages
 
 
-def _block(model: ModelConfig) -> list[Parameter]:
-    h, f = model.hidden_size, model.ffn_size
-    norms = [Parameter(f"{norm}.{kind}", (h,)) for norm in ("ln1", "ln2") for kind in ("weight", "bias")]
-    return norms + [
-        Parameter("attn.qkv.weight", (3 * h, h), cut=0),
-        Parameter("attn.qkv.bias", (3 * h,), cut=0),
-        Parameter("attn.out.weight", (h, h), cut=1),
-        Parameter("attn.out.bias", (h,)),
-        Parameter("mlp.up.weight", (f, h), cut=0),
-        Parameter("mlp.up.bias", (f,), cut=0),
-        Parameter("mlp.down.weight", (h, f), cut=1),
-        Parameter("mlp.down.bias", (h,)),
-    ]
+@lru_cache(maxsize=1 << 10)
+def _block(model: ModelConfig, tp: int, rank: int) -> list[TensorSpec]:
+    return [spec.on_rank(tp, rank) for spec in block_tensors(model).values()]
 
 
-def _around(model: ModelConfig, is_first: bool, is_last: bool) -> list[Parameter]:
-    h, found = model.hidden_size, []
-    if is_first:
-        found += [Parameter("wte.weight", (model.vocab_size, h), cut=0)]
-        found += [Parameter("wpe.weight", (model.max_positions, h))]
-    if is_last:
-        found += [Parameter("ln_f.weight", (h,)), Parameter("ln_f.bias", (h,))]
-        if not (model.tied and is_first):
-            found += [Parameter("head.weight", (model.vocab_size, h), cut=0)]
-    return found
-
-
-def _here(parameter: Parameter, tp: int, rank: int) -> Parameter:
-    if parameter.cut is None or tp == 1:
-        return parameter
-    shape = list(parameter.shape)
-    shape[parameter.cut] = _chunk(shape[parameter.cut], tp, rank)
-    return Parameter(parameter.name, tuple(shape), parameter.cut)
-
-
-def _chunk(size: int, parts: int, number: int) -> int:
-    """How many of `size` the part has, cut as torch.chunk cuts: all alike but the last ones."""
-    each = ceil(size / parts)
-    return max(0, min(each, size - number * each))
-
-
-def padded(parameter: Parameter, shards: int) -> int:
+def padded(parameter: TensorSpec, shards: int) -> int:
     """Numbers in all shards together."""
     rows, *rest = parameter.shape
     return ceil(rows / shards) * shards * prod(rest)
 
 
-def shard_size(parameter: Parameter, choice: LayoutChoice, coords: Layout) -> int:
+def shard_size(parameter: TensorSpec, choice: LayoutChoice, coords: Layout) -> int:
     """Numbers of it that this rank updates."""
     if not choice.zero:
         return parameter.size
     rows, *rest = parameter.shape
-    return _chunk(rows, choice.shards, coords.fsdp) * prod(rest)
+    return chunk(rows, choice.shards, coords.fsdp) * prod(rest)

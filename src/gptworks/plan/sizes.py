@@ -1,5 +1,8 @@
 """Closed forms over a model's shape: parameters, FLOPs, bytes on disk."""
 
+from functools import lru_cache
+
+from gptworks.architecture import TensorSpec, around_blocks, block_tensors
 from gptworks.config.schema import ModelConfig
 
 FP32 = 4  # bytes of a number
@@ -8,18 +11,24 @@ COMPUTE_BYTES = {"fp32": FP32, "fp16": 2, "bf16": 2}  # of a number, by precisio
 
 def num_parameters(model: ModelConfig) -> int:
     """A tied head counted once."""
-    h, f = model.hidden_size, model.ffn_size
-    per_block = (4 * h * h + 4 * h) + (2 * h * f + f + h) + 4 * h  # attention, feed-forward, two LayerNorms
-    embeddings = (model.vocab_size + model.max_positions) * h
-    head = 0 if model.tied else model.vocab_size * h
-    return embeddings + model.num_layers * per_block + 2 * h + head
+    block = sum(spec.size for spec in block_tensors(model).values())
+    around = sum(spec.size for spec in around_blocks(model, is_first=True, is_last=True).values())
+    return model.num_layers * block + around
+
+
+@lru_cache(maxsize=1 << 10)
+def block_matrices(model: ModelConfig) -> dict[str, TensorSpec]:
+    """The weights of a block that tokens are multiplied with, by name."""
+    return {name: spec for name, spec in block_tensors(model).items() if spec.role.kind == "matrix"}
 
 
 def flops_per_token(model: ModelConfig, seq_len: int) -> float:
     """Forward and backward of one token: 6 per weight that is multiplied, and causal attention over seq_len."""
-    h, f = model.hidden_size, model.ffn_size
-    matrices = model.num_layers * (4 * h * h + 2 * h * f) + model.vocab_size * h
-    attention = model.num_layers * 2 * h * seq_len  # QK and weights x V, half of each masked away: 2 x 2hT / 2
+    block = sum(spec.size for spec in block_matrices(model).values())
+    matrices = model.num_layers * block + model.vocab_size * model.hidden_size
+    attention = (
+        model.num_layers * 2 * model.hidden_size * seq_len
+    )  # QK and weights x V, half of each masked away: 2 x 2hT / 2
     return 6.0 * matrices + 3.0 * attention
 
 

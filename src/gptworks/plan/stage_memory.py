@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+from gptworks.architecture import TensorSpec
 from gptworks.plan import activations
 from gptworks.plan.activations import Loss
 from gptworks.plan.block_shape import BlockShape
 from gptworks.plan.ledger import NOTHING, Bytes
-from gptworks.plan.rank_parameters import Parameter, Stage, padded
+from gptworks.plan.rank_parameters import Stage, padded
 from gptworks.plan.sizes import FP32
 from gptworks.plan.workload import LayoutChoice, Workload
 
@@ -40,20 +41,18 @@ class StageSizes:
 
     @classmethod
     def measure(cls, stage: Stage, shards: int, compute: int, reduce: int) -> "StageSizes":
-        def numbers(group: list[Parameter]) -> int:
+        def numbers(group: list[TensorSpec]) -> int:
             return sum(padded(parameter, shards) for parameter in group)
 
         block, around = numbers(stage.blocks[0]), numbers(stage.around)
-        tables = [parameter.size for parameter in stage.around if parameter.name in {"wte.weight", "head.weight"}]
-        words = [parameter.shape[0] for parameter in stage.around if parameter.name in {"wte.weight", "head.weight"}]
-        positions = [parameter.size for parameter in stage.around if parameter.name == "wpe.weight"]
+        tables = stage.of("vocabulary")
         return cls(
             len(stage.blocks),
             block * FP32,
             around * FP32,
-            max(tables, default=0) * FP32,
-            max(words, default=0),
-            sum(positions) * FP32,
+            max((table.size for table in tables), default=0) * FP32,
+            max((table.shape[0] for table in tables), default=0),
+            sum(table.size for table in stage.of("positions")) * FP32,
             block // shards * FP32,
             around // shards * FP32,
             block * compute,
@@ -104,6 +103,7 @@ class StageMemory:
         self.kept = sizes.blocks * self.passes.kept + self.edges
         if self.loss is not None:
             self.kept += self.loss.kept
+        self.left_in_sending = self._left_in_sending()
         self.flying = 0
         self.waiting_for_weights = 0  # zero bubble: gradients of inputs are done
         self.backwards = 0  # so many are done
@@ -125,7 +125,7 @@ class StageMemory:
         """As a pass of plan/schedule.py finds it. `before`: micro-batches that were left out, as they repeat others."""
         self.flying, self.waiting_for_weights, self.backwards, gathered, sends = state
         self.gathered = gathered > 0
-        self.sent = self._sent_by_a_pass() * (min(1, sends + before) if self.schedule == "1f1b" else sends + before)
+        self.sent = self.left_in_sending * (min(1, sends + before) if self.schedule == "1f1b" else sends + before)
 
     def amounts(self) -> tuple[int, ...]:
         """Bytes of a micro-batch in flight, of one that waits for the gradients of weights, of gradients, of what is
@@ -136,7 +136,7 @@ class StageMemory:
             found.append(self.resting.total)
         return tuple(found)
 
-    def _sent_by_a_pass(self) -> int:
+    def _left_in_sending(self) -> int:
         """What a backward pass leaves in sending. 1f1b remembers the last gradient it sent; the schedules of several
         stages remember all they have sent, the hidden states too."""
         stream = self.shape.stream

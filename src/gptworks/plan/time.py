@@ -21,8 +21,8 @@ from gptworks.config.stages import assign_layers, stages_of
 from gptworks.plan.devices import Device, Link
 from gptworks.plan.messages import Messages, messages_of
 from gptworks.plan.rates import Efficiency, Kernels, efficiency, facts
-from gptworks.plan.sizes import flops_per_token
-from gptworks.plan.work import Work, block_work, head_work, matrix_numbers
+from gptworks.plan.sizes import block_matrices, flops_per_token
+from gptworks.plan.work import Work, block_work, head_work
 from gptworks.plan.workload import LayoutChoice, Workload
 
 BANDWIDTH_REACHED = 0.85  # of a datasheet's bandwidth, by kernels that only move bytes
@@ -98,7 +98,7 @@ def count(
     """`layers`: of each pipeline rank, where a program does not divide them evenly."""
     parallel, layout, model = choice.parallel, choice.layout, workload.model
     block, head = block_work(workload, choice, facts), head_work(workload, choice, facts)
-    in_block = matrix_numbers(model) / layout.tp
+    in_block = sum(spec.size for spec in block_matrices(model).values()) / layout.tp
     stages, numbers = [], []
     for rank, blocks in enumerate(layers or _blocks_of_ranks(workload, choice)):
         has_first, has_last = rank == 0, rank == layout.pp - 1

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from gptworks.config.schema import ModelConfig
 from gptworks.plan.rates import Kernels
+from gptworks.plan.sizes import block_matrices
 from gptworks.plan.workload import LayoutChoice, Workload
 
 
@@ -45,10 +45,8 @@ class BlockWork:
 def block_work(workload: Workload, choice: LayoutChoice, facts: Kernels) -> BlockWork:
     model, tp = workload.model, choice.layout.tp
     micro_size, seq_len = choice.batch.micro_size, workload.seq_len
-    h, f, heads = model.hidden_size, model.ffn_size, max(1, model.num_heads // tp)
-    tokens = micro_size * seq_len
-    linear_attention = _product(tokens, 3 * h / tp, h) + _product(tokens, h, h / tp)
-    feed_forward = _product(tokens, f / tp, h) + _product(tokens, h, f / tp)
+    heads = max(1, model.num_heads // tp)
+    linear_attention, feed_forward = _linear(workload, choice, "attn."), _linear(workload, choice, "mlp.")
     fused = facts.fused_attention and model.attention == "auto"
     seen = 0.5 if fused else 1.0  # a fused kernel skips what the mask hides
     attention = _product(seq_len, seq_len, model.head_size, micro_size * heads * 2 * seen)
@@ -63,6 +61,17 @@ def block_work(workload: Workload, choice: LayoutChoice, facts: Kernels) -> Bloc
         "core_attn": attention + Work(bytes=around, kernels=facts.kernels[0] / 4),
     }[choice.recompute]
     return BlockWork(forward, backward, again)
+
+
+def _linear(workload: Workload, choice: LayoutChoice, module: str) -> Work:
+    """Products of all tokens with the matrices of a module of a block."""
+    tokens, work = choice.batch.micro_size * workload.seq_len, Work()
+    for name, spec in block_matrices(workload.model).items():
+        if name.startswith(module):
+            cut = (choice.layout.tp if dim == spec.role.tp_dim else 1 for dim in (0, 1))
+            outputs, inputs = (size / parts for size, parts in zip(spec.shape, cut, strict=True))
+            work += _product(tokens, outputs, inputs)
+    return work
 
 
 def _bytes_moved(workload: Workload, choice: LayoutChoice, facts: Kernels, way: int) -> tuple[float, float]:
@@ -82,9 +91,3 @@ def head_work(workload: Workload, choice: LayoutChoice, facts: Kernels) -> Work:
     tokens = choice.batch.micro_size * workload.seq_len
     vocabulary = workload.model.vocab_size / choice.layout.tp
     return _product(tokens, vocabulary, workload.model.hidden_size, 3) + Work(bytes=tokens * vocabulary * facts.logits)
-
-
-def matrix_numbers(model: ModelConfig) -> int:
-    """Numbers in the matrices of one block."""
-    h, f = model.hidden_size, model.ffn_size
-    return 4 * h * h + 2 * h * f

@@ -48,7 +48,9 @@ def describe(cfg: RunConfig, world_size: int) -> str:
     if note and parallel.zero == 3:  # slower or not, it may be the one that fits, or that needs no recomputation
         note += " `gptworks plan --search` compares what that costs."
     lines += ["", *([note] if note else [])]
-    lines.append("One rank of each line was built, on tensors without memory; those that hold as much share a line.")
+    lines.append(
+        "One rank of each line was built, on tensors without memory; memory is that of the fullest of the line."
+    )
     if parallel.zero:
         lines.append("Of the shards it is the first, which none exceeds.")
     lines.append("nothing was written (--dry-run)")

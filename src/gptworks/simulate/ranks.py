@@ -4,14 +4,15 @@ much a step on it takes is what the planner says."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gptworks.architecture import role_of
 from gptworks.config.derive import Layout
 from gptworks.config.schema import ModelConfig, ParallelConfig, RunConfig
 from gptworks.config.stages import assign_layers, stages_of
 from gptworks.launch import process_group
 from gptworks.launch.devices import pick_device
 from gptworks.launch.world import World
-from gptworks.parallel import apply, shard
-from gptworks.parallel.parts import counted_parameters, parts_of
+from gptworks.parallel import shard
+from gptworks.parallel.build import build
 from gptworks.plan.memory import RankMemory, rank_memory
 from gptworks.plan.workload import LayoutChoice, Workload
 from gptworks.train.precision import DTYPES
@@ -19,7 +20,7 @@ from gptworks.train.precision import DTYPES
 
 @dataclass(frozen=True)
 class RankState:
-    """One rank for all that hold as much. Stages and tensor-parallel ranks are those of the ranks it stands for."""
+    """One rank for all that are built alike. Stages and tensor-parallel ranks are those of the ranks it stands for."""
 
     pp_ranks: range
     tp_ranks: range
@@ -29,7 +30,7 @@ class RankState:
     words: int  # rows of the word embedding or head that are here
     stage_parameters: int  # of the whole model on these stages; the copy of a tied embedding is not counted
     parameters: int  # numbers on this rank, copies too
-    memory: RankMemory  # at its fullest
+    memory: RankMemory  # of the fullest of them, at its fullest moment
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,10 @@ def _state(world: World, workload: Workload, choice: LayoutChoice, pp_ranks: ran
     # What is offloaded lies in real memory. How much it is does not depend on where it lies.
     built = choice.parallel.model_copy(update={"offload": False})
     model, layout = workload.model, world.layout
-    part = apply.build(model, world, DTYPES[workload.precision.compute], None, parallel=built)
-    named = [each for piece in parts_of(part) for each in piece.named_parameters()]
-    tables = [parameter for name, parameter in named if name in {"wte.weight", "head.weight"}]
+    part = build(model, world, DTYPES[workload.precision.compute], None, parallel=built)
+    named = list(part.named_parameters())
+    places = [Layout(pp_rank, 0, 0, tp_ranks.start) for pp_rank in pp_ranks]
+    tables = [parameter for name, parameter in named if role_of(name).dims[0] == "vocabulary"]
     return RankState(
         pp_ranks,
         tp_ranks,
@@ -104,9 +106,9 @@ def _state(world: World, workload: Workload, choice: LayoutChoice, pp_ranks: ran
         layers_of(model, choice.parallel, layout.pp, pp_ranks.start),
         model.num_heads // layout.tp,
         shard.num_gathered(tables[-1]) // model.hidden_size if tables else 0,
-        sum(parameter.numel() for parameter in counted_parameters(part)),
+        sum(parameter.numel() for parameter in part.counted_parameters()),
         sum(shard.local(parameter).numel() for _, parameter in named),
-        rank_memory(workload, choice, Layout(pp_ranks.start, 0, 0, tp_ranks.start)),
+        max((rank_memory(workload, choice, each) for each in places), key=lambda each: each.peak),
     )
 
 

@@ -19,9 +19,8 @@ from gptworks.data.loader import Batch
 from gptworks.errors import UsageError
 from gptworks.launch import process_group
 from gptworks.launch.world import World
-from gptworks.model import GPT
 from gptworks.parallel import shard
-from gptworks.parallel.parts import Part, parts_of
+from gptworks.parallel.parts import Part
 from gptworks.plan import communication
 from gptworks.plan.workload import LayoutChoice, Workload
 from gptworks.simulate.flops import Flops
@@ -102,9 +101,10 @@ def simulate(cfg: RunConfig, world_size: int, rank: int, micro_batches: int | No
     with process_group.imagined(layout, rank, FakeTensorMode(allow_non_fake_inputs=True)) as world:
         part = build_part(cfg, world, parallel, None)
         with world.memory, _Answers(), ExitStack() as imagining:
-            if not isinstance(part, GPT):
+            if layout.pp > 1:
                 from gptworks.parallel import pipeline
 
+                assert isinstance(part, pipeline.Pipeline)
                 imagining.enter_context(pipeline.messages_hold_tensors())
                 # The other stages cannot be asked what they send.
                 part.hidden_len = cfg.data.seq_len // (layout.tp if parallel.sequence else 1)
@@ -210,13 +210,12 @@ def watch_step(part: Part, cfg: RunConfig, world: World, batches: list[Batch]) -
 def _telling(tracker: Tracker, part: Part, optimizer: torch.optim.AdamW) -> Iterator[None]:
     """The tracker sees storages; here it is told what they are, whenever there may be new ones."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    pieces = parts_of(part)
 
     def tell(*_: Any) -> None:
         tracker.tell("parameter", parameters)  # FSDP may give a shard new memory when it is first used
         tracker.tell("gradient", [parameter.grad for parameter in parameters])
-        for piece in pieces:
-            gathered, whole = shard.beside_shards(piece)
+        for piece in part.parts:
+            gathered, whole = shard.beside_shards(piece, part.sharding)
             tracker.tell("gathered", gathered)
             tracker.tell("gradient", whole)
 
@@ -232,7 +231,7 @@ def _telling(tracker: Tracker, part: Part, optimizer: torch.optim.AdamW) -> Iter
     handles: list[Any] = [optimizer.register_step_pre_hook(tell)]
     handles.append(optimizer.register_step_pre_hook(within("update")))
     handles.append(optimizer.register_step_post_hook(within("")))
-    for piece in pieces:
+    for piece in part.parts:
         handles.append(piece.register_forward_pre_hook(tell))
         handles.append(piece.loss_sum.register_forward_pre_hook(within("loss")))
         handles.append(piece.loss_sum.register_forward_hook(within("")))

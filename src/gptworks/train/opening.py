@@ -12,7 +12,7 @@ from gptworks.checkpoint.pretrained import Pretrained, unseen
 from gptworks.config.schema import RunConfig
 from gptworks.errors import CheckpointError, DamagedCheckpoint, DataError
 from gptworks.launch.ranks import Ranks
-from gptworks.parallel.apply import WeightSource
+from gptworks.parallel.build import WeightSource
 from gptworks.train import resume
 from gptworks.train.setup import Setup
 

@@ -5,12 +5,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from gptworks.architecture import role_of
+from gptworks.architecture import canonical_name, role_of
 from gptworks.config.schema import OptimConfig
 from gptworks.launch.world import World
+from gptworks.model import GPT
 from gptworks.optimizer_state import state_of
 from gptworks.parallel import shard
-from gptworks.parallel.parts import Part, canonical_name, named_parameters
+from gptworks.parallel.parts import Part
 
 _DECAYED = {"weights": ("matrix", "embedding"), "matrices": ("matrix",)}
 
@@ -19,8 +20,8 @@ def is_decayed(name: str, cfg: OptimConfig) -> bool:
     return cfg.decay_params == "all" or role_of(name).kind in _DECAYED[cfg.decay_params]
 
 
-def build(part: Part, cfg: OptimConfig) -> torch.optim.AdamW:
-    named = [(canonical_name(n, tied=part.cfg.tied), p) for n, p in named_parameters(part)]
+def build(part: Part | GPT, cfg: OptimConfig) -> torch.optim.AdamW:
+    named = [(canonical_name(n, tied=part.cfg.tied), p) for n, p in part.named_parameters()]
     groups = [
         {"params": [p for n, p in named if is_decayed(n, cfg)], "weight_decay": cfg.weight_decay},
         {"params": [p for n, p in named if not is_decayed(n, cfg)], "weight_decay": 0.0},
@@ -36,10 +37,10 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def moments(part: Part | nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+def moments(part: Part | GPT, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
     """What the optimizer keeps of each parameter, as TENSOR.PARAMETER; zero before the first update."""
     found = {}
-    for name, parameter in named_parameters(part):
+    for name, parameter in part.named_parameters():
         state = optimizer.state.get(parameter, {})
         for kept in state_of(name):
             found[f"{kept.name}.{name}"] = (
@@ -48,10 +49,10 @@ def moments(part: Part | nn.Module, optimizer: torch.optim.AdamW) -> dict[str, T
     return found
 
 
-def set_moments(part: Part | nn.Module, optimizer: torch.optim.AdamW, values: dict[str, Tensor], updates: int) -> None:
+def set_moments(part: Part | GPT, optimizer: torch.optim.AdamW, values: dict[str, Tensor], updates: int) -> None:
     if updates == 0:
         return
-    for name, parameter in named_parameters(part):
+    for name, parameter in part.named_parameters():
         optimizer.state[parameter] = {
             "step": torch.tensor(float(updates), device=parameter.device),
             **{kept.name: values[f"{kept.name}.{name}"] for kept in state_of(name)},

@@ -19,10 +19,9 @@ from gptworks.data.loader import Batch
 from gptworks.evaluate.heldout import held_out_loss
 from gptworks.launch.ranks import Ranks
 from gptworks.launch.world import World
-from gptworks.model import GPT
-from gptworks.parallel import apply, recompute, shard
-from gptworks.parallel.apply import FreshWeights, WeightSource
-from gptworks.parallel.parts import named_parameters
+from gptworks.parallel import recompute, shard
+from gptworks.parallel.build import FreshWeights, WeightSource, build, can_compile
+from gptworks.parallel.parts import Part
 from gptworks.parallel.slices import to_fill, to_store
 from gptworks.plan import sizes
 from gptworks.train import opening, optim, plot, prefetch, resume, run_folder, schedule
@@ -136,7 +135,7 @@ class Run:
         )
 
     def _named_state(self, moments: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
-        weights = [(f"model.{name}", p.detach()) for name, p in named_parameters(self.part)]
+        weights = [(f"model.{name}", p.detach()) for name, p in self.part.named_parameters()]
         return weights + [(f"optim.{name}", tensor) for name, tensor in moments.items()]
 
     def _greet(self, source: Source | None) -> None:
@@ -163,7 +162,7 @@ class Run:
             say("data:  its tokenizer is not known; data.tokenizer names it, so that the model can read and write text")
         if cfg.init.checkpoint and source is None:
             say(f"weights from {cfg.init.checkpoint}")
-        if cfg.train.compile and not apply.can_compile(device):
+        if cfg.train.compile and not can_compile(device):
             say("train.compile: no C++ compiler found (g++ or clang++), so nothing is compiled. Install one for speed.")
         elif cfg.train.compile:
             say("train.compile: the first step compiles the blocks, which may take a minute; later steps are faster")
@@ -297,7 +296,7 @@ class Run:
         return self.saving.save_apart(self._manifest(), self._state())
 
     def _state(self) -> dict[str, Tensor]:
-        shard.settle(self.part)
+        self.part.reshard_all()
         return to_store(self._named_state(optim.moments(self.part, self.optimizer)), tied=self.cfg.model.tied)
 
     def _manifest(self) -> Manifest:
@@ -324,9 +323,9 @@ class Run:
         )
 
 
-def build_part(cfg: RunConfig, world: World, parallel: ParallelConfig, weights: WeightSource | None) -> GPT:
+def build_part(cfg: RunConfig, world: World, parallel: ParallelConfig, weights: WeightSource | None) -> Part:
     """This rank's part of the model of a run; without weights its parameters hold no numbers yet."""
-    return apply.build(
+    return build(
         cfg.model,
         world,
         DTYPES[cfg.precision.compute],
@@ -334,5 +333,5 @@ def build_part(cfg: RunConfig, world: World, parallel: ParallelConfig, weights: 
         parallel=parallel,
         reduce_dtype=DTYPES["fp32" if cfg.precision.reduce == "fp32" else cfg.precision.compute],
         recompute_mode=cfg.train.recompute,
-        compile_blocks=cfg.train.compile and apply.can_compile(world.device),
+        compile_blocks=cfg.train.compile and can_compile(world.device),
     )

@@ -9,10 +9,8 @@ from torch import Tensor, nn
 from gptworks.data.loader import Batch
 from gptworks.errors import DataError
 from gptworks.launch.world import World
-from gptworks.model import GPT
 from gptworks.model.init import seed_of
-from gptworks.parallel import apply, shard
-from gptworks.parallel.parts import Part, counted_parameters, device_number, named_parameters, sum_over
+from gptworks.parallel.parts import Part, device_number, sum_over
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
 from gptworks.train.run_folder import Interrupts
@@ -56,20 +54,10 @@ def train_step(
         torch.manual_seed(seed_of(seed, "dropout", step, number, world.data_rank, *stage))
 
     scale = device_number(world, scaler.scale) / num_scored
-    if isinstance(part, GPT):
-        loss_sums = []
-        for number, batch in enumerate(micro_batches):
-            seed_dropout(number)
-            shard.before_micro_batch(part, is_last=number + 1 == len(micro_batches))
-            on_device = batch.to(world.device)
-            loss_sum = part(on_device.tokens, **on_device.keywords())
-            (loss_sum * scale).backward()
-            loss_sums.append(loss_sum.detach())
-    else:
-        loss_sums = part.step(micro_batches, scale, seed_dropout=seed_dropout)
-    apply.sum_gradients(part, world)
+    loss_sums = part.step(micro_batches, scale, seed_dropout=seed_dropout)
+    part.sum_gradients()
 
-    parameters = [parameter for _, parameter in named_parameters(part) if parameter.grad is not None]
+    parameters = [parameter for _, parameter in part.named_parameters() if parameter.grad is not None]
     read = _read(part, loss_sums, parameters, num_scored, interrupts.received if interrupts else None, world)
     sample_ids = torch.cat([batch.sample_ids for batch in micro_batches]).tolist()
     if read.num_scored == 0:
@@ -119,7 +107,7 @@ def _read(
         return _Read(sum(losses), norm, scored, signal)
     # What several ranks hold is counted by each of them as a part of one: a single sum over all ranks is the total.
     loss_share = torch.stack(loss_sums).double().sum() / world.layout.tp if loss_sums else device_number(world, 0.0)
-    squares = optim.share_of_squares(counted_parameters(part), world).to(world.device)  # elsewhere if offloaded
+    squares = optim.share_of_squares(part.counted_parameters(), world).to(world.device)  # elsewhere if offloaded
     received = [device_number(world, signal == name) for name in SIGNALS]
     totals = sum_over(world, torch.stack([loss_share, squares, *received]), "pp", "dp", "fsdp", "tp")
     loss_sum, norm_squared, scored, *counts = torch.cat([totals[:2], num_scored.view(1), totals[2:]]).tolist()

@@ -19,8 +19,8 @@ from gptworks.evaluate.heldout import held_out_loss
 from gptworks.launch.ranks import Ranks
 from gptworks.launch.world import World
 from gptworks.parallel import shard
-from gptworks.parallel.apply import FreshWeights, WeightSource
-from gptworks.parallel.parts import Part, named_parameters
+from gptworks.parallel.build import FreshWeights, WeightSource
+from gptworks.parallel.parts import Part
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
 from gptworks.train.run import build_part
@@ -117,7 +117,7 @@ def _steps(
         else:
             tensors[kind] = reference.compare(folder, kind, named, tied=cfg.model.tied)
 
-    see(WEIGHTS, [(name, parameter.detach()) for name, parameter in named_parameters(part)])
+    see(WEIGHTS, [(name, parameter.detach()) for name, parameter in part.named_parameters()])
     first = _FirstGradients(part, optimizer)
     losses, norms = [], []
     part.train()
@@ -160,7 +160,7 @@ class _FirstGradients:
 
     def _copy(self) -> None:
         self.hook.remove()
-        self.named = [(name, p.grad.detach().clone()) for name, p in named_parameters(self.part) if p.grad is not None]
+        self.named = [(name, p.grad.detach().clone()) for name, p in self.part.named_parameters() if p.grad is not None]
 
     def unclipped(self, norm: float, clip: float) -> list[tuple[str, Tensor]]:
         """As they were before clipping: a wrong norm would make every one of them look wrong."""

@@ -1,21 +1,24 @@
 """The order of building a model, written once."""
 
-from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from gptworks import cpu
+from gptworks.architecture import canonical_name
 from gptworks.compilers import c_compilers, cxx_compilers
 from gptworks.config.schema import InitConfig, ModelConfig, ParallelConfig
 from gptworks.launch.world import World
 from gptworks.model import GPT, tie
 from gptworks.model.init import draw
 from gptworks.parallel import recompute, shard
-from gptworks.parallel.parts import Part, canonical_name, parts_of
+from gptworks.parallel.parts import Part, SingleStage
+from gptworks.parallel.shard import ShardPolicy
 from gptworks.parallel.slices import Region, region_of
+
+AnyGPT = TypeVar("AnyGPT", bound=GPT)
 
 
 class WeightSource(Protocol):
@@ -45,58 +48,79 @@ def build(
     reduce_dtype: torch.dtype = torch.float32,
     recompute_mode: str = "none",
     compile_blocks: bool = False,
-    model_type: type[GPT] = GPT,
-) -> GPT:
+) -> Part:
     """This rank's part of the model. `parallel`: what the layout leaves open; None = the usual for it. `weights`: None
     = whatever is in the memory, for a caller who fills every parameter afterwards, or who needs no numbers."""
     if world.computes_on_cpu:
         cpu.require(compute_dtype)
     parallel = parallel or ParallelConfig(**vars(world.layout))
-    num_stages = world.layout.pp * parallel.virtual_stages
-    stages = [0]
-    if num_stages > 1:
-        pipeline = _module("pipeline")
-        stages = pipeline.stages_of(world.place.pp, world.layout.pp, parallel.virtual_stages, parallel.schedule)
-    parts = []
-    for stage in stages:
-        with torch.device("meta"):
-            part = model_type(cfg, compute_dtype)
-        if num_stages > 1:
-            pipeline.keep_stage(part, stage, num_stages)
-        if world.layout.tp > 1:
-            _module("tensor").apply(part, world.axis("tp"), sequence=parallel.sequence)
+    sharding = ShardPolicy.of(world, parallel, reduce_dtype)
+
+    def finished(part: GPT) -> GPT:
+        if (tp := world.axis("tp")) is not None:
+            # Imported where a layout needs it, as pipeline is: one process never pays for it.
+            from gptworks.parallel import tensor
+
+            tensor.apply(part, tp, sequence=parallel.sequence)
             _tie_what_is_here(part)
-        recompute.apply_inside(part, recompute_mode)
-        if compile_blocks:
-            for block in part.blocks.values():
-                # The method, not the module: parameter names never gain a prefix.
-                block.forward = torch.compile(block.forward)  # type: ignore[method-assign]
-        recompute.apply_around(part, recompute_mode)
-        shard.apply(part, world, parallel, compute_dtype, reduce_dtype)
+        _wrap_blocks(part, recompute_mode, compile_blocks)
+        shard.apply(part, world, sharding, compute_dtype, offload_to_cpu=parallel.offload)
         with world.memory:
             # Memory exists only from here on. What is offloaded begins and stays in that of the CPU.
-            part.to_empty(device="cpu" if parallel.offload else world.device)
-            _tie_what_is_here(part)  # to_empty gives head and embedding a tensor each
-            if weights is not None:
-                fill(part, weights, tied=cfg.tied)
-        parts.append(part)
-    if num_stages > 1:
-        pipelined: GPT = pipeline.Pipeline(parts, world, schedule=parallel.schedule)
-        return pipelined
-    return parts[0]
+            _allocate(part, torch.device("cpu") if parallel.offload else world.device, weights)
+        return part
+
+    num_stages = world.layout.pp * parallel.virtual_stages
+    if num_stages == 1:
+        return SingleStage(finished(_on_meta(GPT, cfg, compute_dtype)), world, sharding)
+    from gptworks.parallel import pipeline
+
+    parts = []
+    for stage in pipeline.stages_of(world.place.pp, world.layout.pp, parallel.virtual_stages, parallel.schedule):
+        part = _on_meta(GPT, cfg, compute_dtype)
+        pipeline.keep_stage(part, stage, num_stages)
+        parts.append(finished(part))
+    return pipeline.Pipeline(parts, world, sharding, schedule=parallel.schedule)
 
 
-def sum_gradients(part: Part, world: World) -> None:
-    """After the backward passes of a step: all that is still missing from the gradients of this rank."""
-    if world.mesh is None:
-        return
-    tp = world.axis("tp")
-    for piece in parts_of(part):
-        shard.finish_gradients(piece, world)
-        if tp is not None:
-            _module("tensor").finish_gradients(piece, tp)
-    if not isinstance(part, GPT):
-        part.sum_tied_gradients()
+def build_gpt(
+    cfg: ModelConfig,
+    world: World,
+    compute_dtype: torch.dtype,
+    weights: WeightSource | None,
+    *,
+    recompute_mode: str = "none",
+    compile_blocks: bool = False,
+    model_type: type[AnyGPT] = GPT,  # type: ignore[assignment]
+) -> AnyGPT:
+    """The whole model in this process, for whoever does not train it with others."""
+    if world.computes_on_cpu:
+        cpu.require(compute_dtype)
+    model = _on_meta(model_type, cfg, compute_dtype)
+    _wrap_blocks(model, recompute_mode, compile_blocks)
+    _allocate(model, world.device, weights)
+    return model
+
+
+def _on_meta(model_type: type[AnyGPT], cfg: ModelConfig, compute_dtype: torch.dtype) -> AnyGPT:
+    with torch.device("meta"):
+        return model_type(cfg, compute_dtype)
+
+
+def _wrap_blocks(part: GPT, recompute_mode: str, compile_blocks: bool) -> None:
+    recompute.apply_inside(part, recompute_mode)
+    if compile_blocks:
+        for block in part.blocks.values():
+            # The method, not the module: parameter names never gain a prefix.
+            block.forward = torch.compile(block.forward)  # type: ignore[method-assign]
+    recompute.apply_around(part, recompute_mode)
+
+
+def _allocate(part: GPT, device: torch.device, weights: WeightSource | None) -> None:
+    part.to_empty(device=device)
+    _tie_what_is_here(part)  # to_empty gives head and embedding a tensor each
+    if weights is not None:
+        fill(part, weights, tied=part.cfg.tied)
 
 
 @torch.no_grad()
@@ -113,11 +137,6 @@ def _tie_what_is_here(part: GPT) -> None:
     if has_both:
         tie(part)
         assert not part.cfg.tied or part.head.weight is part.wte.weight
-
-
-def _module(name: str) -> Any:
-    """Of this package; imported where a layout needs it, so that one process never pays for it."""
-    return import_module(f"gptworks.parallel.{name}")
 
 
 def can_compile(device: torch.device) -> bool:
