@@ -105,7 +105,6 @@ BY_STRING = {
     "export/contract.py": "libraries of others that an extra installs",
     "launch/fork_server.py": "what the ranks will import anyway, before they are forked",
     "launch/rank_process.py": "the module that the user starts, as python -m does",
-    "parallel/apply.py": "to go",
 }
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from operator import mul
 
+from gptworks import optimizer_state
 from gptworks.config.derive import Layout
 from gptworks.config.schema import ModelConfig, ParallelConfig
 from gptworks.config.stages import assign_layers, stages_of
@@ -32,7 +33,7 @@ class RankMemory:
     layers: int
     parameters: int  # fp32, or this rank's shard of them
     gradients: int
-    optimizer: int  # Adam's two moments
+    optimizer: int  # what `optimizer_state` says of each parameter
     activations: int  # kept for the backward pass, of all micro-batches in flight
     temporaries: int  # what is being computed: logits, casts, gradients on their way
     communication: int  # what FSDP has gathered, what a pipeline or tensor-parallel ranks exchange
@@ -70,11 +71,18 @@ def state_memory(workload: Workload, parallel: ParallelConfig) -> int:
     layout = Layout.known(parallel)
     zero = parallel.zero if layout.fsdp > 1 else 0
     shards = layout.fsdp if zero else 1
-    numbers = max(
+    weights = max(
         sum(sizes.here for _, sizes in _held(workload.model, parallel, Layout(rank, 0, 0, 0), shards, FP32, FP32))
         for rank in _unlike(workload.model.num_layers, parallel)
     )
-    return numbers if parallel.offload and zero and not workload.on_cpu else 4 * numbers
+    if parallel.offload and zero and not workload.on_cpu:
+        return weights
+    return weights + weights + _optimizer_bytes(weights)  # gradients are as large as the weights
+
+
+def _optimizer_bytes(weights: int) -> int:
+    """From the bytes of fp32 weights."""
+    return weights // FP32 * optimizer_state.BYTES_PER_VALUE
 
 
 @lru_cache(maxsize=1 << 12)
@@ -143,7 +151,7 @@ def _rank(workload: Workload, choice: LayoutChoice, shape: BlockShape, coords: L
         sum(stage.sizes.blocks for stage in stages),
         0 if offloaded else parameters,
         most.gradients,
-        0 if offloaded else 2 * parameters,
+        0 if offloaded else _optimizer_bytes(parameters),
         most.activations,
         most.temporaries + tokens,
         most.communication,

@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 
+from gptworks import optimizer_state
 from gptworks.architecture import TensorSpec, around_blocks, block_tensors
 from gptworks.config.schema import ModelConfig
 
@@ -33,5 +34,5 @@ def flops_per_token(model: ModelConfig, seq_len: int) -> float:
 
 
 def checkpoint_bytes(model: ModelConfig, portable: bool) -> int:
-    """fp32 weights and two Adam moments; the portable folder holds the weights once more."""
-    return num_parameters(model) * 4 * (4 if portable else 3)
+    """fp32 weights and what the optimizer keeps of each; the portable folder holds the weights once more."""
+    return num_parameters(model) * (4 * (2 if portable else 1) + optimizer_state.BYTES_PER_VALUE)
