@@ -8,6 +8,7 @@ import pytest
 
 import gptworks
 
+ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(gptworks.__file__).parent
 # errors < names < cpu < config < architecture < tokenizer, plan, model < ...: a package imports from lower levels only.
 LEVELS = [
@@ -156,6 +157,19 @@ def test_every_package_has_a_level() -> None:
     found = {package_of(file) for file in FILES} - {"__init__", "__main__"}
     assert {"errors", "config", "model", "train", "cli"} <= found
     assert found <= LEVEL.keys()
+
+
+def test_contributing_tells_the_whole_order() -> None:
+    order = " <\n".join(", ".join(sorted(names)) for names in LEVELS)
+    assert f"```\n{order}\n```" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
+def test_the_tree_of_the_readme_is_complete(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    tree = text[text.index("src/gptworks/\n") : text.index("\ntests/ ")]
+    needed = {f"{name}/" if (SOURCE / name).is_dir() else f"{name}.py" for name in map(package_of, FILES)}
+    assert sorted(name for name in needed - {"__init__.py", "__main__.py"} if name not in tree) == []
 
 
 def test_imports_point_one_way() -> None:

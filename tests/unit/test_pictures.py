@@ -55,3 +55,17 @@ def test_a_timeline_of_1f1b_has_the_known_bubble(maker: ModuleType) -> None:
     """(pp - 1) / (micro-batches + pp - 1) of the time, a backward pass being twice a forward pass."""
     begun = maker.timeline(4, 8, 1)
     assert max(start + (1 if one.forward else 2) for passes in begun for one, start in passes) == 3 * (8 + 3)
+
+
+def test_the_architecture_is_that_of_the_imports() -> None:
+    spec = importlib.util.spec_from_file_location("make_architecture", EXPLAIN / "make_architecture.py")
+    assert spec and spec.loader
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    written = (EXPLAIN / "architecture.svg").read_text(encoding="utf-8")
+    assert written == maker.svg(), "architecture.svg is stale: run `python docs/explain/make_architecture.py`"
+    drawn = {element.text for element in ElementTree.fromstring(written).iter("{http://www.w3.org/2000/svg}text")}
+    assert {"cli", "train", "model", "config"} <= drawn
+    graph = {"cli": {"train", "model"}, "train": {"model"}, "model": set()}
+    assert maker.levels_of(graph) == {"model": 0, "train": 1, "cli": 2}
+    assert maker.without_detours(graph) == {"cli": {"train"}, "train": {"model"}, "model": set()}
