@@ -12,7 +12,7 @@ from gptworks.cli.main import main
 from gptworks.config.load import flatten
 from gptworks.errors import ConfigError
 from gptworks.interop import command_line, fleetx, megatron, mindformers, paddlenlp, registry
-from gptworks.interop.settings import Key, number, truth, whole
+from gptworks.interop.settings import Key, parse_bool, parse_float, parse_int
 from gptworks.interop.translation import Translation
 
 SMALL = "-o Model.vocab_size=512 -o Data.batch_size.global_batch_size=2 -o Data.batch_size.local_batch_size=2 "
@@ -402,9 +402,9 @@ def test_a_dollar_between_single_quotes_is_a_dollar() -> None:
 # Each key of a table that is neither `same` nor ignored decides something: of the values tried, one changes the run
 
 KINDS: dict[Any, list[str]] = {
-    whole: ["1", "2", "3", "4", "8", "64"],
-    number: ["0.5", "0.125", "2"],
-    truth: ["true", "false"],
+    parse_int: ["1", "2", "3", "4", "8", "64"],
+    parse_float: ["0.5", "0.125", "2"],
+    parse_bool: ["true", "false"],
 }
 # The other words of a key, and what must stand beside it (None: must not).
 OTHER_WORDS = {
@@ -521,4 +521,4 @@ def test_every_mapped_key_of_mindformers_decides_something() -> None:
 @pytest.mark.parametrize("text", ["1e999", "-inf", "nan", "2.5"])
 def test_a_number_that_is_not_whole_is_an_error_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match=rf"got {text}; needs a whole number"):
-        whole(text)
+        parse_int(text)

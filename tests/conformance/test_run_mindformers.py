@@ -22,7 +22,7 @@ from gptworks.checkpoint.systems import registry as systems
 from gptworks.cli.main import main
 from gptworks.data.store import Store
 from gptworks.interop import command_line, mindformers, registry
-from gptworks.interop.settings import number, truth, whole
+from gptworks.interop.settings import parse_bool, parse_float, parse_int
 from gptworks.interop.translation import Translation
 from gptworks.launch import nodes, rank_table
 from gptworks.tokenizer import Tokenizer
@@ -328,11 +328,11 @@ def test_s4_02_changing_any_mapped_key_changes_what_is_run(tmp_path: Path) -> No
         return found.verb, found.config, found.arguments, found.stated, found.after
 
     def other(key: str) -> str:
-        if kinds[key] is truth:
+        if kinds[key] is parse_bool:
             return str(values[key] != "True")
-        if kinds[key] is whole:
+        if kinds[key] is parse_int:
             return str(2 * int(values[key]) or 1)
-        if kinds[key] is number:
+        if kinds[key] is parse_float:
             return str(0.5 * float(values[key]) or 0.5)
         return OTHER_WORDS[key]
 

@@ -9,7 +9,7 @@ from gptworks import json_text
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import command_line, megatron_flags, megatron_prepare, torch_launch
 from gptworks.interop.megatron_flags import KERNEL, SHARED, on_command_line
-from gptworks.interop.settings import Key, Settings, number, whole, words
+from gptworks.interop.settings import Key, Settings, parse_float, parse_int, parse_str
 from gptworks.interop.translation import AfterTraining, Command, Translation
 
 NAME = "megatron"
@@ -21,53 +21,53 @@ _ONE_FORM = "the model is GPT-2's; nothing else is here"
 
 TRAINING = [
     *SHARED,
-    Key("--ffn-hidden-size", whole, "model.ffn_size"),
-    Key("--kv-channels", whole),
-    Key("--max-position-embeddings", whole),
-    Key("--layernorm-epsilon", number),
-    Key("--norm-epsilon", number),
-    Key("--seed", whole, "train.seed", default=1234),
-    Key("--lr", number),
-    Key("--optimizer", words, default="adam"),
-    Key("--rampup-batch-size", words),
-    Key("--lr-decay-samples", whole),
-    Key("--lr-warmup-samples", whole, default=0),
-    Key("--bf16", words, switch=True),
-    Key("--min-loss-scale", number, "precision.scaler.floor", default=1.0),
-    Key("--hysteresis", whole, "precision.scaler.hysteresis", default=2),
-    Key("--num-layers-per-virtual-pipeline-stage", whole),
-    Key("--sequence-parallel", words, switch=True),
-    Key("--use-distributed-optimizer", words, switch=True),
-    Key("--context-parallel-size", whole, default=1),
-    Key("--eval-interval", whole, default=1000),
-    Key("--eval-iters", whole, default=100),
-    Key("--data-path", words),
-    Key("--vocab-file", words),
-    Key("--merge-file", words),
-    Key("--tokenizer-type", words),
-    Key("--tokenizer-model", words),
-    Key("--vocab-size", whole),
-    Key("--padded-vocab-size", whole),
-    Key("--data-impl", words, default="infer", same="what the files are is seen in them"),
-    Key("--reset-position-ids", words, switch=True),
-    Key("--reset-attention-mask", words, switch=True),
-    Key("--eod-mask-loss", words, switch=True),
-    Key("--finetune", words, switch=True),
-    Key("--recompute-granularity", words),
-    Key("--recompute-method", words),
-    Key("--recompute-num-layers", whole),
-    Key("--recompute-activations", words, switch=True),
-    Key("--checkpoint-num-layers", whole, same="every block is recomputed"),
-    Key("--distribute-checkpointed-activations", words, switch=True, same=_SPEED),
-    Key("--untie-embeddings-and-output-weights", words, switch=True),
-    Key("--exit-interval", whole, why="a run ends at train.steps; Ctrl-C saves and ends it"),
-    Key("--exit-duration-in-mins", whole, why="a run ends at train.steps; Ctrl-C saves and ends it"),
-    Key("--attention-softmax-in-fp32", words, switch=True, same="softmax is computed in fp32 always"),
-    Key("--accumulate-allreduce-grads-in-fp32", words, switch=True, same="gradients are summed in fp32 always"),
-    Key("--fp32-residual-connection", words, switch=True, why="the residual stream is of precision.compute"),
-    Key("--apply-query-key-layer-scaling", words, switch=True, same=megatron_flags.SAME_NUMBER),
+    Key("--ffn-hidden-size", parse_int, "model.ffn_size"),
+    Key("--kv-channels", parse_int),
+    Key("--max-position-embeddings", parse_int),
+    Key("--layernorm-epsilon", parse_float),
+    Key("--norm-epsilon", parse_float),
+    Key("--seed", parse_int, "train.seed", default=1234),
+    Key("--lr", parse_float),
+    Key("--optimizer", parse_str, default="adam"),
+    Key("--rampup-batch-size", parse_str),
+    Key("--lr-decay-samples", parse_int),
+    Key("--lr-warmup-samples", parse_int, default=0),
+    Key("--bf16", parse_str, switch=True),
+    Key("--min-loss-scale", parse_float, "precision.scaler.floor", default=1.0),
+    Key("--hysteresis", parse_int, "precision.scaler.hysteresis", default=2),
+    Key("--num-layers-per-virtual-pipeline-stage", parse_int),
+    Key("--sequence-parallel", parse_str, switch=True),
+    Key("--use-distributed-optimizer", parse_str, switch=True),
+    Key("--context-parallel-size", parse_int, default=1),
+    Key("--eval-interval", parse_int, default=1000),
+    Key("--eval-iters", parse_int, default=100),
+    Key("--data-path", parse_str),
+    Key("--vocab-file", parse_str),
+    Key("--merge-file", parse_str),
+    Key("--tokenizer-type", parse_str),
+    Key("--tokenizer-model", parse_str),
+    Key("--vocab-size", parse_int),
+    Key("--padded-vocab-size", parse_int),
+    Key("--data-impl", parse_str, default="infer", same="what the files are is seen in them"),
+    Key("--reset-position-ids", parse_str, switch=True),
+    Key("--reset-attention-mask", parse_str, switch=True),
+    Key("--eod-mask-loss", parse_str, switch=True),
+    Key("--finetune", parse_str, switch=True),
+    Key("--recompute-granularity", parse_str),
+    Key("--recompute-method", parse_str),
+    Key("--recompute-num-layers", parse_int),
+    Key("--recompute-activations", parse_str, switch=True),
+    Key("--checkpoint-num-layers", parse_int, same="every block is recomputed"),
+    Key("--distribute-checkpointed-activations", parse_str, switch=True, same=_SPEED),
+    Key("--untie-embeddings-and-output-weights", parse_str, switch=True),
+    Key("--exit-interval", parse_int, why="a run ends at train.steps; Ctrl-C saves and ends it"),
+    Key("--exit-duration-in-mins", parse_int, why="a run ends at train.steps; Ctrl-C saves and ends it"),
+    Key("--attention-softmax-in-fp32", parse_str, switch=True, same="softmax is computed in fp32 always"),
+    Key("--accumulate-allreduce-grads-in-fp32", parse_str, switch=True, same="gradients are summed in fp32 always"),
+    Key("--fp32-residual-connection", parse_str, switch=True, why="the residual stream is of precision.compute"),
+    Key("--apply-query-key-layer-scaling", parse_str, switch=True, same=megatron_flags.SAME_NUMBER),
     *[
-        Key(f"--{name}", words, switch=True, same=KERNEL)
+        Key(f"--{name}", parse_str, switch=True, same=KERNEL)
         for name in (
             "masked-softmax-fusion", "no-masked-softmax-fusion", "no-scaled-masked-softmax-fusion",
             "bias-dropout-fusion", "no-bias-dropout-fusion", "no-bias-swiglu-fusion", "use-flash-attn",
@@ -75,7 +75,7 @@ TRAINING = [
         )
     ],
     *[
-        Key(f"--{name}", words, switch=True, same=_SPEED)
+        Key(f"--{name}", parse_str, switch=True, same=_SPEED)
         for name in (
             "overlap-grad-reduce", "overlap-param-gather", "no-async-tensor-model-parallel-allreduce",
             "no-contiguous-buffers-in-local-ddp", "use-cpu-initialization", "tp-comm-overlap",
@@ -84,51 +84,52 @@ TRAINING = [
         )
     ],
     *[
-        Key(f"--{name}", words, why=_LOGS)
+        Key(f"--{name}", parse_str, why=_LOGS)
         for name in (
             "tensorboard-dir", "tensorboard-log-interval", "tensorboard-queue-size", "wandb-project", "wandb-exp-name",
             "wandb-save-dir",
         )
     ],
     *[
-        Key(f"--{name}", words, switch=True, why=_LOGS)
+        Key(f"--{name}", parse_str, switch=True, why=_LOGS)
         for name in (
             "log-params-norm", "log-num-zeros-in-grad", "log-throughput", "log-timers-to-tensorboard",
             "log-batch-size-to-tensorboard", "log-validation-ppl-to-tensorboard", "log-memory-to-tensorboard",
             "no-log-learnig-rate-to-tensorboard", "no-log-loss-scale-to-tensorboard", "log-progress",
         )
     ],
-    Key("--distributed-backend", words, same="NCCL on GPUs, gloo on CPUs"),
-    Key("--distributed-timeout-minutes", whole),
-    Key("--DDP-impl", words, same=_SPEED),
-    Key("--local_rank", whole, same="the launcher says it"),
-    Key("--num-workers", whole, why="reading needs no processes of its own"),
-    Key("--transformer-impl", words, same=KERNEL),
-    Key("--attention-backend", words, same=KERNEL),
-    Key("--ckpt-format", words, why="ours is torch's distributed format; Megatron's is written beside it as `torch`"),
-    Key("--auto-detect-ckpt-format", words, switch=True, same="seen in the files"),
-    Key("--async-save", words, switch=True),
-    Key("--position-embedding-type", words, default="learned_absolute"),
-    Key("--normalization", words, default="LayerNorm"),
+    Key("--distributed-backend", parse_str, same="NCCL on GPUs, gloo on CPUs"),
+    Key("--distributed-timeout-minutes", parse_int),
+    Key("--DDP-impl", parse_str, same=_SPEED),
+    Key("--local_rank", parse_int, same="the launcher says it"),
+    Key("--num-workers", parse_int, why="reading needs no processes of its own"),
+    Key("--transformer-impl", parse_str, same=KERNEL),
+    Key("--attention-backend", parse_str, same=KERNEL),
+    Key("--ckpt-format", parse_str,
+        why="ours is torch's distributed format; Megatron's is written beside it as `torch`"),
+    Key("--auto-detect-ckpt-format", parse_str, switch=True, same="seen in the files"),
+    Key("--async-save", parse_str, switch=True),
+    Key("--position-embedding-type", parse_str, default="learned_absolute"),
+    Key("--normalization", parse_str, default="LayerNorm"),
     *[
-        Key(f"--{name}", words, switch=True)
+        Key(f"--{name}", parse_str, switch=True)
         for name in ("swiglu", "disable-bias-linear", "group-query-attention", "use-rotary-position-embeddings", "fp8")
     ],
-    Key("--num-experts", whole),
-    Key("--mock-data", words, switch=True),
+    Key("--num-experts", parse_int),
+    Key("--mock-data", parse_str, switch=True),
 ]  # fmt: skip
 GENERATION = [
     *TRAINING,
-    Key("--out-seq-length", whole, default=1024),
-    Key("--temperature", number, default=1.0),
-    Key("--greedy", words, switch=True),
-    Key("--top_p", number, default=0.0),
-    Key("--top_k", whole, default=0),
-    Key("--sample-input-file", words),
-    Key("--sample-output-file", words, why="the text is printed; send it where you like"),
-    Key("--num-samples", whole, default=0),
-    Key("--genfile", words, why="the text is printed; send it where you like"),
-    Key("--recompute", words, switch=True, same="keys and values are kept, which gives the same text"),
+    Key("--out-seq-length", parse_int, default=1024),
+    Key("--temperature", parse_float, default=1.0),
+    Key("--greedy", parse_str, switch=True),
+    Key("--top_p", parse_float, default=0.0),
+    Key("--top_k", parse_int, default=0),
+    Key("--sample-input-file", parse_str),
+    Key("--sample-output-file", parse_str, why="the text is printed; send it where you like"),
+    Key("--num-samples", parse_int, default=0),
+    Key("--genfile", parse_str, why="the text is printed; send it where you like"),
+    Key("--recompute", parse_str, switch=True, same="keys and values are kept, which gives the same text"),
 ]
 _TRAINERS = {"pretrain_gpt.py", "pretrain_gpt2.py"}
 _GENERATORS = {"generate_samples_gpt.py", "generate_samples_gpt2.py"}

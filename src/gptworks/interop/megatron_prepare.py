@@ -5,29 +5,29 @@ from pathlib import Path
 from gptworks.errors import ConfigError
 from gptworks.interop import command_line
 from gptworks.interop.megatron_flags import on_command_line
-from gptworks.interop.settings import Key, Settings, whole, words
+from gptworks.interop.settings import Key, Settings, parse_int, parse_str
 from gptworks.interop.translation import Command, Translation
 
 KEYS = [
-    Key("--input", words),
-    Key("--output-prefix", words),
-    Key("--vocab", words),
-    Key("--vocab-file", words),
-    Key("--merge-file", words),
-    Key("--dataset-impl", words, default="mmap"),
-    Key("--tokenizer-type", words),
-    Key("--tokenizer-model", words),
-    Key("--append-eod", words, switch=True),
-    Key("--json-key", words),
-    Key("--json-keys", words, default="text"),
-    Key("--workers", whole, default=1),
-    Key("--partitions", whole, default=1, same="the work is cut by itself, and the result is one store"),
-    Key("--log-interval", whole, why="progress is shown in a bar, or every 10 seconds"),
-    Key("--split-sentences", words, switch=True),
-    Key("--keep-newlines", words, switch=True, same="newlines are kept always"),
-    Key("--keep-sequential-samples", words, switch=True, same="the order of the input is kept always"),
-    Key("--lang", words, why="sentences are not split"),
-    Key("--vocab-size", whole, why="the tokenizer's files say it"),
+    Key("--input", parse_str),
+    Key("--output-prefix", parse_str),
+    Key("--vocab", parse_str),
+    Key("--vocab-file", parse_str),
+    Key("--merge-file", parse_str),
+    Key("--dataset-impl", parse_str, default="mmap"),
+    Key("--tokenizer-type", parse_str),
+    Key("--tokenizer-model", parse_str),
+    Key("--append-eod", parse_str, switch=True),
+    Key("--json-key", parse_str),
+    Key("--json-keys", parse_str, default="text"),
+    Key("--workers", parse_int, default=1),
+    Key("--partitions", parse_int, default=1, same="the work is cut by itself, and the result is one store"),
+    Key("--log-interval", parse_int, why="progress is shown in a bar, or every 10 seconds"),
+    Key("--split-sentences", parse_str, switch=True),
+    Key("--keep-newlines", parse_str, switch=True, same="newlines are kept always"),
+    Key("--keep-sequential-samples", parse_str, switch=True, same="the order of the input is kept always"),
+    Key("--lang", parse_str, why="sentences are not split"),
+    Key("--vocab-size", parse_int, why="the tokenizer's files say it"),
 ]
 FORMATS = {"mmap": "megatron", "cached": "tnt", "lazy": "tnt"}
 # The files their documents let one download, which ship with gptworks.

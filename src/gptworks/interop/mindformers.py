@@ -13,7 +13,7 @@ from gptworks.interop import mindformers_tools as tools
 from gptworks.interop.mindformers_keys import FLAGS, KEYS
 from gptworks.interop.mindformers_settings import EVAL_DATA, RUNNER, TRAIN_DATA, M
 from gptworks.interop.notes import Note
-from gptworks.interop.settings import Key, Settings, truth
+from gptworks.interop.settings import Key, Settings, parse_bool
 from gptworks.interop.translation import AfterTraining, Command, Translation
 from gptworks.launch import rank_table
 from gptworks.launch.rank_table import RankTable
@@ -126,7 +126,7 @@ def _arguments(command: Command) -> tuple[dict[str, str], dict[str, str]]:
 
 def _example(flag: str) -> str:
     key = next((key for key in KEYS if key.theirs == FLAGS.get(flag)), None)
-    return "True" if key and key.read is truth else "VALUE"
+    return "True" if key and key.read is parse_bool else "VALUE"
 
 
 def _distribute(command: Command, find: Any) -> Translation:

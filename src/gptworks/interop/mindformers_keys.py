@@ -3,7 +3,7 @@
 A key in lists of callbacks is written callbacks.TYPE.KEY, and callbacks.TYPE alone says that the callback is there.
 """
 
-from gptworks.interop.settings import Key, number, truth, whole, words
+from gptworks.interop.settings import Key, parse_bool, parse_float, parse_int, parse_str
 
 _GRAPH = "about MindSpore's graphs and devices; torch has neither"
 _CLOUD = "it does something in Huawei's cloud only"
@@ -27,29 +27,29 @@ def _datasets() -> list[Key]:
     keys = []
     for part in ("train_dataset", "eval_dataset"):
         keys += [
-            Key(f"{part}.data_loader.type", words, same="the format is seen in the files"),
-            Key(f"{part}.data_loader.dataset_dir", words),
-            Key(f"{part}.data_loader.shuffle", truth, default=True),
-            Key(f"{part}.data_loader.num_samples", whole),
-            Key(f"{part}.input_columns", words, same=_COLUMNS),
-            Key(f"{part}.output_columns", words, same=_COLUMNS),
-            Key(f"{part}.drop_remainder", truth, why="a run is whole batches always", usual=("true",)),
-            Key(f"{part}.batch_size", whole, same="MindFormers puts runner_config.batch_size in its place"),
-            Key(f"{part}.repeat", whole, default=1),
-            Key(f"{part}.eod_reset", truth, why="data.reset_attention and its like do it", usual=("false",)),
+            Key(f"{part}.data_loader.type", parse_str, same="the format is seen in the files"),
+            Key(f"{part}.data_loader.dataset_dir", parse_str),
+            Key(f"{part}.data_loader.shuffle", parse_bool, default=True),
+            Key(f"{part}.data_loader.num_samples", parse_int),
+            Key(f"{part}.input_columns", parse_str, same=_COLUMNS),
+            Key(f"{part}.output_columns", parse_str, same=_COLUMNS),
+            Key(f"{part}.drop_remainder", parse_bool, why="a run is whole batches always", usual=("true",)),
+            Key(f"{part}.batch_size", parse_int, same="MindFormers puts runner_config.batch_size in its place"),
+            Key(f"{part}.repeat", parse_int, default=1),
+            Key(f"{part}.eod_reset", parse_bool, why="data.reset_attention and its like do it", usual=("false",)),
             *[
-                Key(f"{part}.{key}", words, same=_WORKERS)
+                Key(f"{part}.{key}", parse_str, same=_WORKERS)
                 for key in ("num_parallel_workers", "python_multiprocessing", "numa_enable", "prefetch_size", "do_eval")
             ],
-            *[Key(f"{part}.{key}", words, same=_AUTOTUNE) for key in _TUNING],
-            Key(f"{part}.profile", truth, why="train.profile has it all"),
-            Key(f"{part}.tokenizer.type", words, same="the rows are tokens already"),
-            Key(f"{part}.tokenizer.max_length", whole, same="the rows are tokens already"),
-            Key(f"{part}.seed", whole, why="the order follows from seed"),
-            Key(f"{part}_task.type", words, same=_TASK),
+            *[Key(f"{part}.{key}", parse_str, same=_AUTOTUNE) for key in _TUNING],
+            Key(f"{part}.profile", parse_bool, why="train.profile has it all"),
+            Key(f"{part}.tokenizer.type", parse_str, same="the rows are tokens already"),
+            Key(f"{part}.tokenizer.max_length", parse_int, same="the rows are tokens already"),
+            Key(f"{part}.seed", parse_int, why="the order follows from seed"),
+            Key(f"{part}_task.type", parse_str, same=_TASK),
             # An anchor in YAML: the same block again.
             *[
-                Key(f"{part}_task.dataset_config.{key}", words, same=f"the same as {part}.{key}")
+                Key(f"{part}_task.dataset_config.{key}", parse_str, same=f"the same as {part}.{key}")
                 for key in (
                     "data_loader.type", "data_loader.dataset_dir", "data_loader.shuffle", "data_loader.num_samples",
                     "input_columns", "output_columns", "drop_remainder", "batch_size", "repeat", "eod_reset",
@@ -64,37 +64,45 @@ def _datasets() -> list[Key]:
 
 def _callbacks() -> list[Key]:
     return [
-        Key("callbacks.MFLossMonitor", words, same="the losses are in the log and in metrics.jsonl"),
-        Key("callbacks.MFLossMonitor.per_print_times", whole, "train.log_every", default=1),
-        Key("callbacks.SummaryMonitor", words, same="the scalars are in metrics.jsonl and TensorBoard's files"),
+        Key("callbacks.MFLossMonitor", parse_str, same="the losses are in the log and in metrics.jsonl"),
+        Key("callbacks.MFLossMonitor.per_print_times", parse_int, "train.log_every", default=1),
+        Key("callbacks.SummaryMonitor", parse_str, same="the scalars are in metrics.jsonl and TensorBoard's files"),
         *[
             Key(
                 f"callbacks.SummaryMonitor.{key}",
-                words,
+                parse_str,
                 same="the scalars are in metrics.jsonl and TensorBoard's files",
             )
             for key in ("summary_dir", "collect_freq", "keep_default_action", "max_file_size")
         ],
-        Key("callbacks.CheckpointMointor", words),  # their spelling
-        Key("callbacks.CheckpointMointor.prefix", words, default="CKP"),
-        Key("callbacks.CheckpointMointor.directory", words),
-        Key("callbacks.CheckpointMointor.save_checkpoint_steps", whole, default=1),
-        Key("callbacks.CheckpointMointor.save_checkpoint_seconds", whole, why="checkpoints are counted in steps"),
-        Key("callbacks.CheckpointMointor.keep_checkpoint_max", whole, default=5),
-        Key("callbacks.CheckpointMointor.keep_checkpoint_per_n_minutes", whole, why="checkpoints are counted in steps"),
+        Key("callbacks.CheckpointMointor", parse_str),  # their spelling
+        Key("callbacks.CheckpointMointor.prefix", parse_str, default="CKP"),
+        Key("callbacks.CheckpointMointor.directory", parse_str),
+        Key("callbacks.CheckpointMointor.save_checkpoint_steps", parse_int, default=1),
+        Key("callbacks.CheckpointMointor.save_checkpoint_seconds", parse_int, why="checkpoints are counted in steps"),
+        Key("callbacks.CheckpointMointor.keep_checkpoint_max", parse_int, default=5),
         Key(
-            "callbacks.CheckpointMointor.integrated_save", truth, same="a checkpoint is whole here, whatever the layout"
+            "callbacks.CheckpointMointor.keep_checkpoint_per_n_minutes",
+            parse_int,
+            why="checkpoints are counted in steps",
         ),
-        Key("callbacks.CheckpointMointor.async_save", truth, "checkpoint.asynchronous", default=False),
         Key(
-            "callbacks.CheckpointMointor.save_network_params", truth, same="the weights are always there by themselves"
+            "callbacks.CheckpointMointor.integrated_save",
+            parse_bool,
+            same="a checkpoint is whole here, whatever the layout",
         ),
-        Key("callbacks.CheckpointMointor.save_trainable_params", truth, same="all parameters are trained"),
-        Key("callbacks.CheckpointMointor.exception_save", truth, same="a signal ends a run with a checkpoint"),
-        Key("callbacks.ProfileMonitor", words, why="train.profile: `profile: True`"),
-        Key("callbacks.EvalCallBack", words, why="evaluate.every, with a held-out share or file"),
+        Key("callbacks.CheckpointMointor.async_save", parse_bool, "checkpoint.asynchronous", default=False),
+        Key(
+            "callbacks.CheckpointMointor.save_network_params",
+            parse_bool,
+            same="the weights are always there by themselves",
+        ),
+        Key("callbacks.CheckpointMointor.save_trainable_params", parse_bool, same="all parameters are trained"),
+        Key("callbacks.CheckpointMointor.exception_save", parse_bool, same="a signal ends a run with a checkpoint"),
+        Key("callbacks.ProfileMonitor", parse_str, why="train.profile: `profile: True`"),
+        Key("callbacks.EvalCallBack", parse_str, why="evaluate.every, with a held-out share or file"),
         *[
-            Key(f"{where}.ObsMonitor{key}", words, same=_CLOUD)
+            Key(f"{where}.ObsMonitor{key}", parse_str, same=_CLOUD)
             for where in ("callbacks", "eval_callbacks")
             for key in ("", ".src_dir", ".target_dir", ".step_upload_frequence", ".upload_frequence", ".keep_last")
         ],
@@ -102,65 +110,66 @@ def _callbacks() -> list[Key]:
 
 
 KEYS = [
-    Key("seed", whole, "train.seed", default=0),
-    Key("run_mode", words, default="train"),
-    Key("output_dir", words, "run.out", default="./output"),
-    Key("load_checkpoint", words),
-    Key("resume_or_finetune_checkpoint", words),
-    Key("resume_training", words),
-    Key("input_data", words),
-    Key("use_parallel", truth, default=False),
-    Key("profile", truth, default=False),
-    Key("profile_start_step", whole, default=1),
-    Key("profile_stop_step", whole, default=10),
+    Key("seed", parse_int, "train.seed", default=0),
+    Key("run_mode", parse_str, default="train"),
+    Key("output_dir", parse_str, "run.out", default="./output"),
+    Key("load_checkpoint", parse_str),
+    Key("resume_or_finetune_checkpoint", parse_str),
+    Key("resume_training", parse_str),
+    Key("input_data", parse_str),
+    Key("use_parallel", parse_bool, default=False),
+    Key("profile", parse_bool, default=False),
+    Key("profile_start_step", parse_int, default=1),
+    Key("profile_stop_step", parse_int, default=10),
     *[
-        Key(key, words, why="the trace of train.profile holds all of it")
+        Key(key, parse_str, why="the trace of train.profile holds all of it")
         for key in ("init_start_profile", "profile_communication", "profile_memory")
     ],
-    Key("auto_trans_ckpt", truth, same="a checkpoint is read by any layout"),
-    Key("src_strategy_path_or_dir", words, same="a checkpoint is read by any layout"),
-    Key("only_save_strategy", truth, why="there are no strategy files", usual=("false",)),
-    Key("do_eval", truth, why="evaluate.every, with a held-out share or file", usual=("false",)),
-    Key("eval_step_interval", whole, why="evaluate.every, with a held-out share or file"),
-    Key("eval_epoch_interval", whole, why="evaluate.every, with a held-out share or file"),
-    Key("lr_scale", truth, default=False),
-    Key("lr_scale_factor", whole, default=256),
-    Key("layer_scale", truth, why=_LAYERWISE, usual=("false",)),
-    Key("layer_decay", number, same="of layer_scale, which is another key"),
-    *[Key(key, words, same=_AUTOTUNE) for key in _TUNING],
+    Key("auto_trans_ckpt", parse_bool, same="a checkpoint is read by any layout"),
+    Key("src_strategy_path_or_dir", parse_str, same="a checkpoint is read by any layout"),
+    Key("only_save_strategy", parse_bool, why="there are no strategy files", usual=("false",)),
+    Key("do_eval", parse_bool, why="evaluate.every, with a held-out share or file", usual=("false",)),
+    Key("eval_step_interval", parse_int, why="evaluate.every, with a held-out share or file"),
+    Key("eval_epoch_interval", parse_int, why="evaluate.every, with a held-out share or file"),
+    Key("lr_scale", parse_bool, default=False),
+    Key("lr_scale_factor", parse_int, default=256),
+    Key("layer_scale", parse_bool, why=_LAYERWISE, usual=("false",)),
+    Key("layer_decay", parse_float, same="of layer_scale, which is another key"),
+    *[Key(key, parse_str, same=_AUTOTUNE) for key in _TUNING],
     *[
-        Key(key, words, same=_CLOUD)
+        Key(key, parse_str, same=_CLOUD)
         for key in (
             "local_path", "aicc_config.obs_path", "aicc_config.upload_frequence",
             "aicc_config.keep_last",
         )
     ],
-    Key("remote_save_url", words, why="nothing is sent anywhere", usual=("",)),
-    Key("micro_batch_interleave_num", whole, same=_SAME_NUMBERS),
-    Key("predict_batch_size", whole, same="all prompts are one batch"),
-    Key("register_path", words, why="no code from outside is run"),
-    Key("moe_config.expert_num", whole, default=1),
+    Key("remote_save_url", parse_str, why="nothing is sent anywhere", usual=("",)),
+    Key("micro_batch_interleave_num", parse_int, same=_SAME_NUMBERS),
+    Key("predict_batch_size", parse_int, same="all prompts are one batch"),
+    Key("register_path", parse_str, why="no code from outside is run"),
+    Key("moe_config.expert_num", parse_int, default=1),
     *[
-        Key(f"moe_config.{key}", words, same="one expert is none")
+        Key(f"moe_config.{key}", parse_str, same="one expert is none")
         for key in ("capacity_factor", "aux_loss_factor", "num_experts_chosen")
     ],
-    Key("context.device_target", words, default="Ascend"),
+    Key("context.device_target", parse_str, default="Ascend"),
     *[
-        Key(f"context.{key}", words, same=_GRAPH)
+        Key(f"context.{key}", parse_str, same=_GRAPH)
         for key in (
             "mode", "device_id", "max_device_memory", "enable_graph_kernel", "graph_kernel_flags", "max_call_depth",
             "save_graphs", "save_graphs_path", "mempool_block_size", "memory_optimize_level",
         )
     ],
-    Key("context.deterministic", words, why="torch's own rules hold", usual=("off", "false")),
-    Key("context.ascend_config.precision_mode", words, why="torch's own rules hold", usual=("must_keep_origin_dtype",)),
-    Key("parallel.parallel_mode", words, default="0"),
-    Key("parallel.enable_parallel_optimizer", truth, default=False),
-    Key("parallel.gradients_mean", truth, same=_MEAN),
-    Key("parallel.loss_repeated_mean", truth, same=_MEAN),
-    Key("parallel.full_batch", truth, same="each rank reads its own samples; together they are the batch"),
+    Key("context.deterministic", parse_str, why="torch's own rules hold", usual=("off", "false")),
+    Key("context.ascend_config.precision_mode", parse_str, why="torch's own rules hold",
+        usual=("must_keep_origin_dtype",)),
+    Key("parallel.parallel_mode", parse_str, default="0"),
+    Key("parallel.enable_parallel_optimizer", parse_bool, default=False),
+    Key("parallel.gradients_mean", parse_bool, same=_MEAN),
+    Key("parallel.loss_repeated_mean", parse_bool, same=_MEAN),
+    Key("parallel.full_batch", parse_bool, same="each rank reads its own samples; together they are the batch"),
     *[
-        Key(f"parallel.{key}", words, same=_LAYOUT)
+        Key(f"parallel.{key}", parse_str, same=_LAYOUT)
         for key in (
             "search_mode", "strategy_ckpt_save_file", "strategy_ckpt_load_file", "strategy_ckpt_config.save_file",
             "strategy_ckpt_config.only_trainable_params", "dataset_strategy", "device_num", "enable_alltoall",
@@ -168,111 +177,112 @@ KEYS = [
             "parallel_optimizer_config.parallel_optimizer_threshold",
         )
     ],
-    Key("parallel_config.data_parallel", whole, default=1),
-    Key("parallel_config.model_parallel", whole, default=1),
-    Key("parallel_config.pipeline_stage", whole, default=1),
-    Key("parallel_config.micro_batch_num", whole, default=1),
-    Key("parallel_config.optimizer_shard", truth, default=False),
-    Key("parallel_config.expert_parallel", whole, why="there are no experts", usual=("1",)),
-    Key("parallel_config.use_seq_parallel", truth, default=False),
-    Key("parallel_config.vocab_emb_dp", truth, same="with tp the vocabulary is split too; the same numbers"),
-    Key("parallel_config.gradient_aggregation_group", whole, same=_SAME_NUMBERS),
-    Key("recompute_config.recompute", truth, default=False),
-    Key("recompute_config.select_recompute", truth, why="what is recomputed is what train.recompute says"),
+    Key("parallel_config.data_parallel", parse_int, default=1),
+    Key("parallel_config.model_parallel", parse_int, default=1),
+    Key("parallel_config.pipeline_stage", parse_int, default=1),
+    Key("parallel_config.micro_batch_num", parse_int, default=1),
+    Key("parallel_config.optimizer_shard", parse_bool, default=False),
+    Key("parallel_config.expert_parallel", parse_int, why="there are no experts", usual=("1",)),
+    Key("parallel_config.use_seq_parallel", parse_bool, default=False),
+    Key("parallel_config.vocab_emb_dp", parse_bool, same="with tp the vocabulary is split too; the same numbers"),
+    Key("parallel_config.gradient_aggregation_group", parse_int, same=_SAME_NUMBERS),
+    Key("recompute_config.recompute", parse_bool, default=False),
+    Key("recompute_config.select_recompute", parse_bool, why="what is recomputed is what train.recompute says"),
     *[
-        Key(f"recompute_config.{key}", truth, same=_SAME_NUMBERS)
+        Key(f"recompute_config.{key}", parse_bool, same=_SAME_NUMBERS)
         for key in ("parallel_optimizer_comm_recompute", "mp_comm_recompute", "recompute_slice_activation")
     ],
-    Key("runner_config.epochs", whole, default=1),
-    Key("runner_config.batch_size", whole, default=1),
-    Key("runner_config.gradient_accumulation_steps", whole, default=1),
-    Key("runner_config.sink_mode", truth, default=True),
-    Key("runner_config.sink_size", whole, default=1),
-    Key("runner_config.image_size", whole, same="for models of pictures"),
-    Key("runner_config.per_epoch_size", whole, why="an epoch is what the data has", usual=("-1", "0")),
+    Key("runner_config.epochs", parse_int, default=1),
+    Key("runner_config.batch_size", parse_int, default=1),
+    Key("runner_config.gradient_accumulation_steps", parse_int, default=1),
+    Key("runner_config.sink_mode", parse_bool, default=True),
+    Key("runner_config.sink_size", parse_int, default=1),
+    Key("runner_config.image_size", parse_int, same="for models of pictures"),
+    Key("runner_config.per_epoch_size", parse_int, why="an epoch is what the data has", usual=("-1", "0")),
     *[
-        Key(f"runner_config.{key}", whole, why=_TRAINED, usual=("0",))
+        Key(f"runner_config.{key}", parse_int, why=_TRAINED, usual=("0",))
         for key in ("initial_epoch", "has_trained_epoches", "has_trained_steps")
     ],
-    Key("runner_wrapper.type", words, same="with or without a pipeline follows from the layout"),
-    Key("runner_wrapper.use_clip_grad", truth, default=False),
-    Key("runner_wrapper.max_grad_norm", number, default=1.0),
-    Key("runner_wrapper.scale_sense", number),
-    Key("runner_wrapper.scale_sense.type", words),
-    Key("runner_wrapper.scale_sense.loss_scale_value", number),
-    Key("runner_wrapper.scale_sense.scale_factor", number, default=2.0),
-    Key("runner_wrapper.scale_sense.scale_window", whole, "precision.scaler.window", default=1000),
-    Key("optimizer.type", words, default="FusedAdamWeightDecay"),
-    Key("optimizer.beta1", number, default=0.9),
-    Key("optimizer.beta2", number, default=0.999),
-    Key("optimizer.betas", words),
-    Key("optimizer.eps", number, "optim.eps", default=1e-6),
-    Key("optimizer.weight_decay", number, "optim.weight_decay", default=0.0),
-    Key("optimizer.learning_rate", number),
-    Key("lr_schedule.type", words, default="polynomial"),
-    Key("lr_schedule.learning_rate", number),
-    Key("lr_schedule.lr_end", number),
-    Key("lr_schedule.end_learning_rate", number),
-    Key("lr_schedule.warmup_steps", whole, "optim.warmup_steps", default=0),
-    Key("lr_schedule.warmup_lr_init", number, default=0.0),
-    Key("lr_schedule.total_steps", whole, default=-1),
-    Key("lr_schedule.decay_steps", whole, default=-1),
-    Key("lr_schedule.power", number, default=1.0),
+    Key("runner_wrapper.type", parse_str, same="with or without a pipeline follows from the layout"),
+    Key("runner_wrapper.use_clip_grad", parse_bool, default=False),
+    Key("runner_wrapper.max_grad_norm", parse_float, default=1.0),
+    Key("runner_wrapper.scale_sense", parse_float),
+    Key("runner_wrapper.scale_sense.type", parse_str),
+    Key("runner_wrapper.scale_sense.loss_scale_value", parse_float),
+    Key("runner_wrapper.scale_sense.scale_factor", parse_float, default=2.0),
+    Key("runner_wrapper.scale_sense.scale_window", parse_int, "precision.scaler.window", default=1000),
+    Key("optimizer.type", parse_str, default="FusedAdamWeightDecay"),
+    Key("optimizer.beta1", parse_float, default=0.9),
+    Key("optimizer.beta2", parse_float, default=0.999),
+    Key("optimizer.betas", parse_str),
+    Key("optimizer.eps", parse_float, "optim.eps", default=1e-6),
+    Key("optimizer.weight_decay", parse_float, "optim.weight_decay", default=0.0),
+    Key("optimizer.learning_rate", parse_float),
+    Key("lr_schedule.type", parse_str, default="polynomial"),
+    Key("lr_schedule.learning_rate", parse_float),
+    Key("lr_schedule.lr_end", parse_float),
+    Key("lr_schedule.end_learning_rate", parse_float),
+    Key("lr_schedule.warmup_steps", parse_int, "optim.warmup_steps", default=0),
+    Key("lr_schedule.warmup_lr_init", parse_float, default=0.0),
+    Key("lr_schedule.total_steps", parse_int, default=-1),
+    Key("lr_schedule.decay_steps", parse_int, default=-1),
+    Key("lr_schedule.power", parse_float, default=1.0),
     *_callbacks(),
     *_datasets(),
-    Key("trainer.type", words, same=_TASK),
-    Key("trainer.model_name", words, same="the shape is in model.model_config"),
-    Key("metric.type", words, same="loss and perplexity are measured always"),
-    Key("model.arch.type", words, default="GPT2LMHeadModel"),
-    Key("model.model_config.type", words, default="GPT2Config"),
-    Key("model.model_config.seq_length", whole, default=1024),
-    Key("model.model_config.vocab_size", whole, "model.vocab_size", default=50257),
-    Key("model.model_config.embedding_size", whole),
-    Key("model.model_config.hidden_size", whole),
-    Key("model.model_config.num_layers", whole, "model.num_layers", default=12),
-    Key("model.model_config.num_heads", whole, "model.num_heads", default=12),
-    Key("model.model_config.expand_ratio", whole, default=4),
-    Key("model.model_config.hidden_act", words, default="gelu"),
-    Key("model.model_config.dropout_prob", number),
-    Key("model.model_config.embedding_dropout_prob", number),
-    Key("model.model_config.hidden_dropout_prob", number),
-    Key("model.model_config.hidden_dropout_rate", number),
-    Key("model.model_config.attention_probs_dropout_prob", number),
-    Key("model.model_config.attention_dropout_rate", number),
-    Key("model.model_config.initializer_range", number, default=0.02),
-    Key("model.model_config.layernorm_epsilon", number, "model.layernorm_eps", default=1e-5),
-    Key("model.model_config.post_layernorm_residual", truth, default=False),
-    Key("model.model_config.param_init_type", words, why=_MASTERS, usual=("float32",)),
+    Key("trainer.type", parse_str, same=_TASK),
+    Key("trainer.model_name", parse_str, same="the shape is in model.model_config"),
+    Key("metric.type", parse_str, same="loss and perplexity are measured always"),
+    Key("model.arch.type", parse_str, default="GPT2LMHeadModel"),
+    Key("model.model_config.type", parse_str, default="GPT2Config"),
+    Key("model.model_config.seq_length", parse_int, default=1024),
+    Key("model.model_config.vocab_size", parse_int, "model.vocab_size", default=50257),
+    Key("model.model_config.embedding_size", parse_int),
+    Key("model.model_config.hidden_size", parse_int),
+    Key("model.model_config.num_layers", parse_int, "model.num_layers", default=12),
+    Key("model.model_config.num_heads", parse_int, "model.num_heads", default=12),
+    Key("model.model_config.expand_ratio", parse_int, default=4),
+    Key("model.model_config.hidden_act", parse_str, default="gelu"),
+    Key("model.model_config.dropout_prob", parse_float),
+    Key("model.model_config.embedding_dropout_prob", parse_float),
+    Key("model.model_config.hidden_dropout_prob", parse_float),
+    Key("model.model_config.hidden_dropout_rate", parse_float),
+    Key("model.model_config.attention_probs_dropout_prob", parse_float),
+    Key("model.model_config.attention_dropout_rate", parse_float),
+    Key("model.model_config.initializer_range", parse_float, default=0.02),
+    Key("model.model_config.layernorm_epsilon", parse_float, "model.layernorm_eps", default=1e-5),
+    Key("model.model_config.post_layernorm_residual", parse_bool, default=False),
+    Key("model.model_config.param_init_type", parse_str, why=_MASTERS, usual=("float32",)),
     *[
-        Key(f"model.model_config.{key}", words, why=_EXACT, usual=("float32",))
+        Key(f"model.model_config.{key}", parse_str, why=_EXACT, usual=("float32",))
         for key in ("layernorm_dtype", "layernorm_compute_type", "softmax_dtype", "softmax_compute_type")
     ],
-    Key("model.model_config.compute_dtype", words, default="float16"),
-    Key("model.model_config.checkpoint_name_or_path", words),
-    Key("model.model_config.eos_token", whole),
-    Key("model.model_config.eos_token_id", whole),
+    Key("model.model_config.compute_dtype", parse_str, default="float16"),
+    Key("model.model_config.checkpoint_name_or_path", parse_str),
+    Key("model.model_config.eos_token", parse_int),
+    Key("model.model_config.eos_token_id", parse_int),
     *[
-        Key(f"model.model_config.{key}", whole, same="the tokenizer says which token it is")
+        Key(f"model.model_config.{key}", parse_int, same="the tokenizer says which token it is")
         for key in ("bos_token_id", "pad_token_id", "unk_token_id")
     ],
-    Key("model.model_config.repetition_penalty", number, "generate.repetition_penalty", default=1.0),
-    Key("model.model_config.max_decode_length", whole, default=1024),
-    Key("model.model_config.top_k", whole, "generate.top_k", default=5),
-    Key("model.model_config.top_p", number, "generate.top_p", default=1.0),
-    Key("model.model_config.do_sample", truth, default=True),
+    Key("model.model_config.repetition_penalty", parse_float, "generate.repetition_penalty", default=1.0),
+    Key("model.model_config.max_decode_length", parse_int, default=1024),
+    Key("model.model_config.top_k", parse_int, "generate.top_k", default=5),
+    Key("model.model_config.top_p", parse_float, "generate.top_p", default=1.0),
+    Key("model.model_config.do_sample", parse_bool, default=True),
     *[
-        Key(f"model.model_config.{key}", words, same=_OTHER_MODEL)
+        Key(f"model.model_config.{key}", parse_str, same=_OTHER_MODEL)
         for key in ("use_past", "batch_size", "is_dynamic", "use_flash_attention", "use_prompt_flash_attention",
                     "use_moe", "type_vocab_size", "use_relative_positions", "use_legacy", "return_tensors")
     ],
     *[
-        Key(f"processor.{key}", words, same=_TOKENIZER)
+        Key(f"processor.{key}", parse_str, same=_TOKENIZER)
         for key in ("type", "return_tensors", "tokenizer.type", "tokenizer.unk_token", "tokenizer.bos_token",
                     "tokenizer.eos_token", "tokenizer.pad_token", "tokenizer.add_bos_token", "tokenizer.add_eos_token",
                     "tokenizer.max_length")
     ],
     *[
-        Key(f"processor.tokenizer.{key}", words, why=_TOKENIZER, usual=("",)) for key in ("vocab_file", "merges_file")
+        Key(f"processor.tokenizer.{key}", parse_str, why=_TOKENIZER,
+            usual=("",)) for key in ("vocab_file", "merges_file")
     ],
 ]  # fmt: skip
 

@@ -6,37 +6,39 @@ from pathlib import Path
 from gptworks.errors import DataError, UsageError
 from gptworks.interop import command_line
 from gptworks.interop.notes import Note
-from gptworks.interop.settings import Key, Settings, whole, words
+from gptworks.interop.settings import Key, Settings, parse_int, parse_str
 from gptworks.interop.translation import Command, Translation
 
 NAME = "mindformers"
 KEYS = {
     "hccl_tools.py": [
-        Key("--device_num", words, default="[0,8)"),
-        Key("--visible_devices", words),
-        Key("--server_ip", words),
-        Key("--hccn_tool_path", words, why="the addresses of devices are read from /etc/hccn.conf where it is there"),
+        Key("--device_num", parse_str, default="[0,8)"),
+        Key("--visible_devices", parse_str),
+        Key("--server_ip", parse_str),
+        Key(
+            "--hccn_tool_path", parse_str, why="the addresses of devices are read from /etc/hccn.conf where it is there"
+        ),
     ],
     "convert_weight.py": [
-        Key("--layers", whole, default=12, same="the file says how many it has"),
-        Key("--torch_path", words),
-        Key("--mindspore_path", words),
+        Key("--layers", parse_int, default=12, same="the file says how many it has"),
+        Key("--torch_path", parse_str),
+        Key("--mindspore_path", parse_str),
     ],
     "create_lm_data.py": [
-        Key("--input_file", words),
-        Key("--output_file", words),
-        Key("--num_splits", whole, default=1),
-        Key("--max_length", whole),
-        Key("--vocab_file", words),
-        Key("--merge_file", words),
+        Key("--input_file", parse_str),
+        Key("--output_file", parse_str),
+        Key("--num_splits", parse_int, default=1),
+        Key("--max_length", parse_int),
+        Key("--vocab_file", parse_str),
+        Key("--merge_file", parse_str),
     ],
     "wikitext2_data_process.py": [
-        Key("--input_file", words),
-        Key("--output_file", words),
-        Key("--num_splits", whole, default=1),
-        Key("--max_length", whole, default=1024),
-        Key("--tokenizer_type", words, default="gpt2"),
-        Key("--data_columns", words, why="the columns of GPT-2: input_ids, attention_mask, labels"),
+        Key("--input_file", parse_str),
+        Key("--output_file", parse_str),
+        Key("--num_splits", parse_int, default=1),
+        Key("--max_length", parse_int, default=1024),
+        Key("--tokenizer_type", parse_str, default="gpt2"),
+        Key("--data_columns", parse_str, why="the columns of GPT-2: input_ids, attention_mask, labels"),
     ],
 }
 

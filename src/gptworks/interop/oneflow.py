@@ -11,7 +11,7 @@ from gptworks.config import presets
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import command_line, megatron_flags, megatron_prepare, registry, shell_block
 from gptworks.interop.megatron_flags import KERNEL, SHARED, on_command_line
-from gptworks.interop.settings import Key, Settings, number, whole, words
+from gptworks.interop.settings import Key, Settings, parse_float, parse_int, parse_str
 from gptworks.interop.translation import AfterTraining, Command, Translation
 
 NAME = "oneflow"
@@ -19,36 +19,36 @@ TITLE = "OneFlow-GPT"
 
 TRAINING = [
     *SHARED,
-    Key("--vocab-size", whole, default=50257),
-    Key("--num-accumulation-steps", whole),
-    Key("--learning-rate", number, default=1e-3),
-    Key("--optimizer", words, default="adamw"),
-    Key("--dataset", words),
-    Key("--seed", whole, "train.seed", default=12345),
-    Key("--num-gpus-per-node", whole, default=1),
-    Key("--num-nodes", whole, default=1),
-    Key("--node-ips", words),
-    Key("--ctrl-port", whole, default=50051),
-    Key("--use-rdma", words, switch=True),
-    Key("--use-external-dataset", words, switch=True),
-    Key("--multihead-attention-fusion", words, switch=True, same=KERNEL),
-    Key("--no-scale-tril-softmax-dropout-fusion", words, switch=True, same=KERNEL),
-    Key("--no-bias-dropout-fusion", words, switch=True, same=KERNEL),
-    Key("--save-last", words, switch=True, same="the last step is always saved"),
-    Key("--save-init", words, switch=True, why="fresh weights follow from train.seed and are not written"),
-    Key("--log", words, default="./output"),
-    Key("--metric-print-format", words, why="the log has a form of its own (train.log_style)"),
-    Key("--profile-transformer-layer", words, switch=True, why="train.profile=[first, last] traces steps"),
+    Key("--vocab-size", parse_int, default=50257),
+    Key("--num-accumulation-steps", parse_int),
+    Key("--learning-rate", parse_float, default=1e-3),
+    Key("--optimizer", parse_str, default="adamw"),
+    Key("--dataset", parse_str),
+    Key("--seed", parse_int, "train.seed", default=12345),
+    Key("--num-gpus-per-node", parse_int, default=1),
+    Key("--num-nodes", parse_int, default=1),
+    Key("--node-ips", parse_str),
+    Key("--ctrl-port", parse_int, default=50051),
+    Key("--use-rdma", parse_str, switch=True),
+    Key("--use-external-dataset", parse_str, switch=True),
+    Key("--multihead-attention-fusion", parse_str, switch=True, same=KERNEL),
+    Key("--no-scale-tril-softmax-dropout-fusion", parse_str, switch=True, same=KERNEL),
+    Key("--no-bias-dropout-fusion", parse_str, switch=True, same=KERNEL),
+    Key("--save-last", parse_str, switch=True, same="the last step is always saved"),
+    Key("--save-init", parse_str, switch=True, why="fresh weights follow from train.seed and are not written"),
+    Key("--log", parse_str, default="./output"),
+    Key("--metric-print-format", parse_str, why="the log has a form of its own (train.log_style)"),
+    Key("--profile-transformer-layer", parse_str, switch=True, why="train.profile=[first, last] traces steps"),
 ]
 CONTAINER = [
-    Key("--src", words),
-    Key("--py", words, default="3.7", why="the image has its Python"),
-    Key("--image", words, default="oneflow-manylinux2014-cuda11.2:0.1"),
-    Key("--wheel", words, why="OneFlow is not needed: gptworks, which must be in the image, runs the command"),
-    Key("--cmd", words),
-    Key("--extra-mount", words, default="/data"),
-    Key("--proxy", words),
-    Key("--no-interactive", words, switch=True, same="a terminal is passed on only where there is one"),
+    Key("--src", parse_str),
+    Key("--py", parse_str, default="3.7", why="the image has its Python"),
+    Key("--image", parse_str, default="oneflow-manylinux2014-cuda11.2:0.1"),
+    Key("--wheel", parse_str, why="OneFlow is not needed: gptworks, which must be in the image, runs the command"),
+    Key("--cmd", parse_str),
+    Key("--extra-mount", parse_str, default="/data"),
+    Key("--proxy", parse_str),
+    Key("--no-interactive", parse_str, switch=True, same="a terminal is passed on only where there is one"),
 ]
 _SIZED = re.compile(r"pretrain_(117M|345M)\.sh")
 # {machines}n{devices}d_{data}x{tensor}x{pipeline}_{batch}_{width}x{depth}

@@ -13,7 +13,7 @@ from gptworks.interop import command_line, paddle_launch, shell_block
 from gptworks.interop.notes import Note
 from gptworks.interop.paddlenlp_keys import EVALUATION, EXPORT, INFERENCE, PREPARATION, TRAINING
 from gptworks.interop.paddlenlp_models import SHAPES, shape_of
-from gptworks.interop.settings import Key, Settings, truth
+from gptworks.interop.settings import Key, Settings, parse_bool
 from gptworks.interop.translation import AfterTraining, Command, Translation
 
 NAME = "paddlenlp"
@@ -101,7 +101,7 @@ def _inside(script: Path, command: Command) -> Command:
 def _settings(command: Command, keys: list[Key]) -> Settings:
     given = command_line.flags(command.arguments, {key.theirs for key in keys if key.switch})
     settings = Settings(command.program, keys, given, hints=_HINTS)
-    bare = [name for name, text in given.items() if text == "" and settings.keys[name].read is truth]
+    bare = [name for name, text in given.items() if text == "" and settings.keys[name].read is parse_bool]
     for name in bare:  # their parser takes the bare flag for an empty text, which is false
         settings.values[name] = False
     return settings
@@ -111,7 +111,7 @@ def _bare(settings: Settings) -> list[str]:
     return [
         f"{name} stands alone: PaddleNLP's parser reads that as false, and so do we. Write {name} true."
         for name, text in settings.given.items()
-        if text == "" and settings.keys[name].read is truth
+        if text == "" and settings.keys[name].read is parse_bool
     ]
 
 

@@ -14,18 +14,18 @@ from gptworks.interop.notes import Note, shown
 Read = Callable[[str], Any]
 
 
-def whole(text: str) -> int:
+def parse_int(text: str) -> int:
     value = float(text)
     if not value.is_integer():  # nor are inf and nan
         raise ValueError(f"got {text}; needs a whole number")
     return int(value)
 
 
-def number(text: str) -> float:
+def parse_float(text: str) -> float:
     return float(text)
 
 
-def truth(text: str) -> bool:
+def parse_bool(text: str) -> bool:
     """As their argument parsers read it."""
     if text.lower() in ("true", "t", "yes", "y", "1", "on"):
         return True
@@ -34,7 +34,7 @@ def truth(text: str) -> bool:
     raise ValueError(f"got {text}; needs true or false")
 
 
-def words(text: str) -> str:
+def parse_str(text: str) -> str:
     return text
 
 
@@ -48,7 +48,7 @@ class Key:
     """
 
     theirs: str
-    read: Read = words
+    read: Read = parse_str
     ours: str = ""
     default: Any = None
     why: str = ""
@@ -58,7 +58,7 @@ class Key:
 
 
 class Settings:
-    """>>> settings = Settings("x", [Key("--layers", whole, "model.num_layers", default=12)], {"--layers": "4"})
+    """>>> settings = Settings("x", [Key("--layers", parse_int, "model.num_layers", default=12)], {"--layers": "4"})
     >>> settings.map_plain(); settings.ours
     {'model.num_layers': 4}
     """
@@ -88,7 +88,7 @@ class Settings:
                 problems.append(f"{name}: {hints.get(name) or _unknown(name, self.keys)}")
                 continue
             try:
-                if text != "" or key.read is words:
+                if text != "" or key.read is parse_str:
                     self.values[name] = key.read(text)
             except ValueError as error:
                 reason = str(error) if str(error).startswith("got") else f"got {text!r}; needs {_KINDS[key.read]}"
@@ -165,7 +165,7 @@ class Settings:
         self.notes.sort(key=lambda note: order[note.theirs])  # as they were written
 
 
-_KINDS: dict[Any, str] = {whole: "a whole number", number: "a number", truth: "true or false"}
+_KINDS: dict[Any, str] = {parse_int: "a whole number", parse_float: "a number", parse_bool: "true or false"}
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
