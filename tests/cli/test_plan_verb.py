@@ -493,11 +493,14 @@ def test_memory_of_compiled_blocks_is_said_to_be_that_of_others(call: Call) -> N
     assert "compiled" not in call(*said).out
 
 
-def test_a_file_is_not_taken_for_the_command_line_by_its_name(call: Call, tmp_path: Path) -> None:
+def test_a_file_is_not_taken_for_the_command_line_by_its_name(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Degrees of a file are left to the search; those of the command line stay."""
-    file = tmp_path / "override.yaml"
-    file.write_text("preset: gpt2\nparallel: {tp: 2, dp: 4}\nbatch: {global_size: 64}\n")
-    found = json.loads(call("plan", "-c", file, "--device", "a100-80g", "--search", "--top", "1000", "--json").out)
-    assert {each["settings"]["parallel.tp"] for each in found["found"]} > {1, 2}
-    said = call("plan", "-c", file, "--device", "a100-80g", "--search", "--top", "1000", "--json", "parallel.tp=2").out
-    assert {each["settings"]["parallel.tp"] for each in json.loads(said)["found"]} == {2}
+    monkeypatch.chdir(tmp_path)
+    Path("override.yaml").write_text("preset: gpt2\nparallel: {tp: 2, dp: 4}\nbatch: {global_size: 64}\n")
+    asked = ("plan", "-c", "override.yaml", "--device", "a100-80g", "--search", "--top", "1000", "--json")
+    found = json.loads(call(*asked).out)["found"]
+    assert {each["settings"]["parallel.tp"] for each in found} > {1, 2}
+    found = json.loads(call(*asked, "parallel.tp=2").out)["found"]
+    assert {each["settings"]["parallel.tp"] for each in found} == {2}
