@@ -1,5 +1,6 @@
 """train --dry-run --world N: what the ranks of a layout would hold, seen without its machines and without data."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,3 +118,14 @@ def test_what_would_be_refused_is_refused(world_size: str, settings: list[str], 
 
 def test_world_is_for_a_dry_run(call: Call) -> None:
     assert "--world: 8 without --dry-run" in call("train", "--preset", "tiny", "--world", "8", expect=2).err
+
+
+def test_a_dry_run_says_what_plan_says(call: Call) -> None:
+    """One answer to the memory of a rank, activations included."""
+    shape = ["--preset", "345M", "parallel.pp=2", "parallel.fsdp=2", "batch.global_size=16", "batch.micro_size=2"]
+    planned = json.loads(call("plan", *shape, "--device", "cpu", "--json").out)["stages"]
+    ranks = inspect_ranks(load(preset="345M", overrides=[*shape[2:], "run.device=cpu"]), 4).ranks
+    assert [state.memory.peak for state in ranks] == [stage["peak"] for stage in planned]
+    printed = call("train", "--dry-run", "--world", "4", "--device", "cpu", *shape).out
+    for stage in planned:
+        assert f"{stage['activations'] / 2**30:.2f}" in printed and f"{stage['peak'] / 2**30:.2f}" in printed

@@ -491,3 +491,16 @@ def test_memory_of_compiled_blocks_is_said_to_be_that_of_others(call: Call) -> N
     said = ["plan", "--preset", "1.3B", "--device", "a100-80g", "precision.compute=bf16", "batch.global_size=8"]
     assert "blocks that are not compiled" in call(*said, "train.compile=true").out
     assert "compiled" not in call(*said).out
+
+
+def test_a_file_is_not_taken_for_the_command_line_by_its_name(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Degrees of a file are left to the search; those of the command line stay."""
+    monkeypatch.chdir(tmp_path)
+    Path("override.yaml").write_text("preset: gpt2\nparallel: {tp: 2, dp: 4}\nbatch: {global_size: 64}\n")
+    asked = ("plan", "-c", "override.yaml", "--device", "a100-80g", "--search", "--top", "1000", "--json")
+    found = json.loads(call(*asked).out)["found"]
+    assert {each["settings"]["parallel.tp"] for each in found} > {1, 2}
+    found = json.loads(call(*asked, "parallel.tp=2").out)["found"]
+    assert {each["settings"]["parallel.tp"] for each in found} == {2}

@@ -93,6 +93,16 @@ def test_s2_01_a_configuration_that_this_machine_cannot_hold(report: Any) -> Non
     assert code == 2 and "GiB" in found["memory"]["found"] and "parallel.fsdp" in found["memory"]["fix"]
 
 
+def test_s2_01_the_memory_of_a_configuration_has_its_activations(report: Any) -> None:
+    """What the planner says of the same batch, and no longer the same for any of them."""
+    small, large = (
+        report(*TINY, "run.device=cpu", f"batch.global_size={size}", f"batch.micro_size={size}")[1]["memory"]
+        for size in (8, 512)
+    )
+    amounts = [float(each["found"].split(" GiB")[0].split()[-1].replace(",", "")) for each in (small, large)]
+    assert "activations included" in small["found"] and amounts[1] > 4 * amounts[0]
+
+
 @pytest.mark.parametrize(
     ("setting", "what", "said"),
     [

@@ -14,7 +14,7 @@ from gptworks.plan import changes
 from gptworks.plan.budget import MemoryBudget
 from gptworks.plan.devices import Device, custom_device, device, link
 from gptworks.plan.memory import RankMemory, rank_memories, state_memory
-from gptworks.plan.rejections import Reason
+from gptworks.plan.rejections import Reason, Rejected, grouped
 from gptworks.plan.search import Found, Search, fewest_devices, search, usual_batch
 from gptworks.plan.sizes import num_parameters
 from gptworks.plan.workload import LayoutChoice, Workload
@@ -93,6 +93,21 @@ def test_what_is_found_fits_is_in_order_and_keeps_the_batch() -> None:
     for rejected in found.rejected:
         assert rejected.text
         assert rejected.needed is None or rejected.needed > on.capacity
+
+
+def test_rejections_are_grouped_by_their_kind_and_not_by_their_words() -> None:
+    rejected = [
+        Rejected("a", Reason.MEMORY, "33.19 GiB, 2.37 GiB more than v100-32g has", needed=2),
+        Rejected("b", Reason.NEEDLESS, "fits with recompute none already", ("none",)),
+        Rejected("c", Reason.MEMORY, "30.87 GiB, 51.3 MiB more than v100-32g has", needed=1),
+        Rejected("d", Reason.NEEDLESS, "fits with recompute full already", ("full",)),
+        Rejected("e", Reason.STATES, "33.19 GiB, 2.37 GiB more than v100-32g has", needed=2),
+    ]
+    groups = grouped(rejected)
+    assert [[each.what for each in group.members] for group in groups] == [["a", "c"], ["b"], ["d"], ["e"]]
+    assert groups[0].text == ".. GiB, .. more than v100-32g has" and not groups[0].is_one_sentence
+    assert groups[2].text == "fits with recompute full already" and groups[2].is_one_sentence
+    assert [each.at_least for each in rejected] == [False, False, False, False, True]
 
 
 def test_each_rejected_layout_has_its_reason() -> None:

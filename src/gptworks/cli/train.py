@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from gptworks.cli import options
@@ -10,7 +11,6 @@ from gptworks.errors import UsageError
 
 if TYPE_CHECKING:
     from gptworks.launch.job import Job
-    from gptworks.launch.nodes import Nodes
 
 HELP = "pretrain or fine-tune"
 # Imported once, by the process that ranks are forked from. What they import must leave CUDA alone and start no thread:
@@ -108,7 +108,7 @@ def _with_replicas(args: argparse.Namespace, loaded: Any) -> Any:
 
 def _dry_run(args: argparse.Namespace, config: Any) -> str:
     """What the run would be, after every check that it would make before its first file is written."""
-    from gptworks.simulate.dry_run import describe
+    from gptworks.simulate.dry_run import describe, describe_one_process
 
     if args.world is not None:  # of machines that need not be here
         if args.world < 1:
@@ -121,13 +121,13 @@ def _dry_run(args: argparse.Namespace, config: Any) -> str:
     if _starts_processes(args, config):
         job = _job(args, config)
         world_size = sum(job.nodes.nproc) or job.nproc * job.nodes.count
-        plan = describe(config, world_size) if world_size > 1 else _plan(config)
+        plan = describe(config, world_size) if world_size > 1 else describe_one_process(config)
         return "\n".join([plan, *_agent_command(config, job)])
     from pathlib import Path
 
     from gptworks.train import run_folder
 
-    plan = _plan(config)
+    plan = describe_one_process(config)
     run_folder.refuse_foreign(Path(config.run.out), args.resume)
     return plan
 
@@ -156,20 +156,12 @@ def _refuse_contradiction(config: Any) -> None:
 def _starts_processes(args: argparse.Namespace, config: Any) -> bool:
     """By the options, or by a layout of several, unless this process is one of those that were started."""
     from gptworks.launch import rank_env
+    from gptworks.train.launch_checks import processes_of_layout
 
     if rank_env.LOG_DIR in os.environ:  # by the command that we start, or show with --dry-run
         return False
-    by_layout = _processes_of_layout(config) > 1 and rank_env.read(os.environ).world_size == 1
+    by_layout = processes_of_layout(config) > 1 and rank_env.read(os.environ).world_size == 1
     return _wants_many(args) or by_layout or bool(rank_env.pod_options(os.environ))
-
-
-def _processes_of_layout(config: Any) -> int:
-    """As many as the numbers of the layout say; 0 where one of them is left open."""
-    from gptworks.config.derive import Layout
-    from gptworks.config.schema import AXES
-
-    is_open = any(getattr(config.parallel, axis) == "auto" for axis in AXES)
-    return 0 if is_open else Layout.known(config.parallel).world_size
 
 
 def _wants_many(args: argparse.Namespace) -> bool:
@@ -194,9 +186,11 @@ def _job(args: argparse.Namespace, config: Any) -> "Job":
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported, which then says less of sockets
     from gptworks.launch.job import Job
-    from gptworks.train import run_folder
+    from gptworks.train import launch_checks, run_folder
 
-    machines, nproc = _checked_launch(args, config)
+    names = [field.name for field in fields(launch_checks.LaunchOptions)]
+    asked = launch_checks.LaunchOptions(**{name: getattr(args, name) for name in names})
+    machines, nproc = launch_checks.checked_launch(asked, config)
     log_dir = Path(args.log_dir) if args.log_dir else Path(config.run.out) / run_folder.LOGS
     command = ("-m", "gptworks", *args.argv)
     return Job(command, nproc, log_dir, machines, args.max_restarts, preload=PRELOAD)
@@ -208,101 +202,6 @@ def _shared(config: Any, job: "Job") -> str:
         f"shared by all machines: {config.run.out} (checkpoints, metrics). The same on each, shared or copied: "
         f"{config.data.path or 'the data'}. May be local: {job.log_dir} (logs of the ranks)"
     )
-
-
-def _checked_launch(args: argparse.Namespace, config: Any) -> "tuple[Nodes, int]":
-    """The machines, and the processes of this one. All that can be known to be wrong before one starts is refused."""
-    from pathlib import Path
-
-    from gptworks.launch import nodes, rank_env
-    from gptworks.train import run_folder
-
-    place = rank_env.read(os.environ)
-    if place.started_by in ("torchrun", "mpirun"):
-        raise UsageError(
-            f"--nproc: {place.started_by} has started the processes already. Leave out the options that start more."
-        )
-    pod = _pod_options(args)
-    # srun with one task per machine: it has said which machine this is.
-    by_srun = place.started_by == "srun" and bool(args.nnodes) and args.node_rank is None
-    found = nodes.solve(
-        nnodes=args.nnodes or pod.get("nnodes", ""),
-        node_rank=int(pod["node_rank"]) if "node_rank" in pod else place.rank if by_srun else args.node_rank,
-        master=args.master
-        or pod.get("master", "")
-        or (f"{nodes.bracketed(place.master)}:{place.port}" if by_srun else ""),
-        node_ips=args.node_ips,
-        table=args.rank_table,
-        ranks=args.rank_range,
-    )
-    if args.rank_range and args.node_rank is None:
-        nodes.require_local_ranks(Path(args.rank_table), args.rank_range)
-    if args.max_restarts < 0:
-        raise UsageError(f"--max-restarts: {args.max_restarts}. Needed: 0 or more.")
-    nproc = _num_processes(int(pod["nproc"]) if "nproc" in pod else args.nproc, found, config)
-    _refuse_unfit(config, found, nproc)
-    if config.run.device == "cuda":
-        from gptworks.launch import devices
-
-        devices.require(nproc, found.devices)
-    if found.rank == 0:  # on the others the run may have begun it by now
-        run_folder.refuse_foreign(Path(config.run.out), args.resume)
-    return found, nproc
-
-
-def _pod_options(args: argparse.Namespace) -> dict[str, str]:
-    """What Kubeflow says of this machine, where no option does. Both, and different, is refused."""
-    from gptworks.launch import rank_env
-
-    if args.node_ips or args.rank_table:
-        return {}
-    pod = rank_env.pod_options(os.environ)
-    for name, variable in (("nnodes", "PET_NNODES"), ("node_rank", "PET_NODE_RANK"), ("nproc", "PET_NPROC_PER_NODE")):
-        given = getattr(args, name)
-        if name in pod and given not in (None, "") and str(given) != pod[name]:
-            option = "--" + name.replace("_", "-")
-            raise UsageError(f"{option}: {given}, but {variable} is {pod[name]}. Needed: the same. Leave {option} out.")
-    return pod
-
-
-def _refuse_unfit(config: Any, found: Any, nproc: int) -> None:
-    """What the run would refuse with any number of machines that it may have."""
-    from gptworks.config.contradictions import fit_layout
-    from gptworks.config.derive import plan_batch, solve_layout
-
-    if found.at_least < found.count and _processes_of_layout(config):
-        raise UsageError(
-            f"--nnodes {found.at_least}:{found.count}: the number of processes may change, but parallel has room for "
-            f"{_processes_of_layout(config)} only. Set one of its degrees to auto, such as parallel.dp=auto."
-        )
-    batches = set()
-    for machines in range(found.at_least, found.count + 1):
-        layout = solve_layout(config.parallel, sum(found.nproc) or nproc * machines)
-        parallel = fit_layout(config, layout)
-        batches.add(plan_batch(config.batch, config.model, config.data.seq_len, parallel).global_size)
-    if len(batches) > 1:
-        fewest, *_, most = sorted(batches)
-        raise UsageError(
-            f"--nnodes {found.at_least}:{found.count}: the batch would be {fewest} or {most} samples, as the number of "
-            "machines changes. Set batch.global_size."
-        )
-
-
-def _num_processes(asked: int | None, found: Any, config: Any) -> int:
-    """On this machine."""
-    if asked is not None and asked < 1:
-        raise UsageError(f"--nproc: {asked}. Needed: 1 or more.")
-    if found.nproc:
-        here: int = found.nproc[found.rank]
-        if asked not in (None, here):
-            raise UsageError(f"--nproc: {asked}, but the rank table has {here} devices for this machine. Leave it out.")
-        return here
-    if asked is not None:
-        return asked
-    processes = _processes_of_layout(config)
-    if processes and processes % found.count == 0:
-        return processes // found.count
-    raise UsageError(f"--nproc: not given, and parallel does not tell for {found.count} machines. Say how many.")
 
 
 def _resume_from(args: argparse.Namespace, config: Any) -> str:
@@ -336,27 +235,3 @@ def _device(config: Any) -> str:
     from gptworks.launch.devices import pick_device
 
     return pick_device("auto").type
-
-
-def _plan(config) -> str:  # type: ignore[no-untyped-def]
-    from gptworks.plan import sizes
-    from gptworks.train.setup import prepare
-
-    setup = prepare(config)
-    batch = setup.batch
-    tokens = setup.last_step * batch.global_size * config.data.seq_len
-    return "\n".join(
-        [
-            f"parameters       {sizes.num_parameters(config.model):,}",
-            f"device           {setup.world.device}, {config.precision.compute}",
-            f"samples          {setup.train_samples.per_epoch:,} per epoch of {config.data.seq_len} tokens",
-            f"batch            {batch.global_size} = {batch.micro_size} micro-batch x {batch.accumulation} "
-            "accumulation "
-            f"x {batch.data_parallel} data-parallel",
-            f"steps            {setup.last_step:,} ({tokens:,} tokens)",
-            f"compute          {tokens * sizes.flops_per_token(config.model, config.data.seq_len):.3g} FLOP",
-            f"one checkpoint   {sizes.checkpoint_bytes(config.model, config.checkpoint.portable) / 1e6:,.1f} MB",
-            f"run folder       {config.run.out}",
-            "nothing was written (--dry-run)",
-        ]
-    )

@@ -1,4 +1,4 @@
-"""train --dry-run of several processes: the plan of the run, and what each kind of rank would hold."""
+"""train --dry-run: the plan of a run, and of one of several processes what each kind of rank would hold."""
 
 import torch
 
@@ -11,6 +11,27 @@ from gptworks.plan.memory import TERMS
 from gptworks.simulate.ranks import Inspected, RankState, inspect_ranks, span
 from gptworks.text_table import aligned
 from gptworks.train.setup import prepare
+
+
+def describe_one_process(cfg: RunConfig) -> str:
+    """The plan of a run of one process, after every check that it makes before its first file is written."""
+    setup = prepare(cfg)
+    batch = setup.batch
+    tokens = setup.last_step * batch.global_size * cfg.data.seq_len
+    return "\n".join(
+        [
+            f"parameters       {sizes.num_parameters(cfg.model):,}",
+            f"device           {setup.world.device}, {cfg.precision.compute}",
+            f"samples          {setup.train_samples.per_epoch:,} per epoch of {cfg.data.seq_len} tokens",
+            f"batch            {batch.global_size} = {batch.micro_size} micro-batch x {batch.accumulation} "
+            f"accumulation x {batch.data_parallel} data-parallel",
+            f"steps            {setup.last_step:,} ({tokens:,} tokens)",
+            f"compute          {tokens * sizes.flops_per_token(cfg.model, cfg.data.seq_len):.3g} FLOP",
+            f"one checkpoint   {sizes.checkpoint_bytes(cfg.model, cfg.checkpoint.portable) / 1e6:,.1f} MB",
+            f"run folder       {cfg.run.out}",
+            "nothing was written (--dry-run)",
+        ]
+    )
 
 
 def describe(cfg: RunConfig, world_size: int) -> str:

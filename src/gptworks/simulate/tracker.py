@@ -14,7 +14,7 @@ from typing import Any, Self
 from weakref import ref
 
 import torch
-from torch import Tensor, UntypedStorage, nn
+from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 
 KINDS = ("parameter", "gradient", "optimizer", "gathered", "other")
@@ -110,15 +110,6 @@ class Tracker(TorchDispatchMode):
         for tensor in tensors:
             if tensor is not None:
                 self._pieces[self._number(getattr(tensor, "_local_tensor", tensor), "told")].kind = kind
-
-    def tell_part(self, part: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """The parameters, gradients and moments that exist now."""
-        for parameter in part.parameters():
-            self.tell("parameter", [parameter])
-            self.tell("gradient", [parameter.grad])
-        if optimizer is not None:
-            for state in optimizer.state.values():
-                self.tell("optimizer", [value for value in state.values() if isinstance(value, Tensor)])
 
     def at_peak(self) -> dict[str, int]:
         """Bytes of each kind that were alive then."""
