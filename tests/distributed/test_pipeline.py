@@ -35,7 +35,9 @@ from gptworks.generate.contexts import Contexts
 from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel import pipeline, stage_memory
+from gptworks.parallel.parts import Part
 from gptworks.parallel.pipeline import Pipeline
+from gptworks.parallel.shard import NOT_SHARDED
 from gptworks.train.precision import LossScaler
 from gptworks.train.step import train_step
 
@@ -182,9 +184,11 @@ def test_layers_are_contiguous_and_the_last_stage_has_the_fewest(
     assert [layer for layers in stages for layer in layers] == list(range(num_layers))
 
 
-class _Stages:
+class _Stages(Pipeline):
+    """Those of all ranks, without the ranks."""
+
     def __init__(self, parts: Iterable[GPT]) -> None:
-        self.parts = list(parts)
+        Part.__init__(self, list(parts), ONE, NOT_SHARDED)
 
 
 def test_a_stage_keeps_its_names_and_nothing_else() -> None:
