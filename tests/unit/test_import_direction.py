@@ -26,7 +26,7 @@ LEVELS = [
     {"export"},
     {"train"},
     {"api"},
-    {"simulate", "verify"},
+    {"simulate", "verify", "report"},
     {"doctor", "interop"},
     {"serve", "compat"},
     {"cli"},
