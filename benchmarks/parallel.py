@@ -168,7 +168,7 @@ def count_bytes(step: Step, cfg: ModelConfig, name: str, world: World) -> str:
         step()
     layout, batch = plan(name)
     parallel = ParallelConfig(**vars(layout))
-    terms = communication.per_step(cfg, parallel, batch, cfg.max_positions, place=world.place)
+    terms = communication.per_step(cfg, parallel, batch, cfg.max_positions, place=world.coords)
     said = communication.totals(terms)
     sent = sum(communication.on_the_wire(kind, size, getattr(layout, axis)) for (axis, kind), size in said.items())
     kinds = ",".join(f"{kind}:{size}" for (_, kind), size in sorted(traffic.bytes.items()))

@@ -31,7 +31,7 @@ from gptworks.config.schema import ScalerConfig
 from gptworks.config.stages import assign_layers, check_micro_batches
 from gptworks.data.loader import Batch
 from gptworks.errors import ConfigError, UsageError
-from gptworks.generate.contexts import Contexts
+from gptworks.generate.decode_state import DecodeState
 from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel import pipeline, stage_memory
@@ -75,7 +75,7 @@ def test_cached_generation_with_several_stages_on_a_rank(run_layout) -> None:
     @torch.no_grad()
     def greedy(world: World) -> tuple[list[list[int]], list[float]]:
         part = build_part(world, piped(INTERLEAVED if world.layout.pp > 1 else {})).eval()
-        contexts = Contexts(part, prompts, new_tokens=14, vocab_size=VOCAB)
+        contexts = DecodeState(part, prompts, new_tokens=14, vocab_size=VOCAB)
         following = contexts.read_prompts()
         seen = []
         for _ in range(14):  # beyond the 16 positions: rows leave the cache and are read anew

@@ -91,7 +91,7 @@ def measure(model: PretrainedGPT, data: dict[str, Any], *, part: str, batch_size
         dataset.samples(part),
         dataset.borders,
         micro_size=batch_size,
-        device=model.wpe.weight.device,
+        device=model.device,
         byte_lengths=tokenizer.byte_lengths if tokenizer else None,
     )
 

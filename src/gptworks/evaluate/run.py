@@ -257,7 +257,7 @@ def _heldout(subject: Subject, request: Request, watcher: Watcher) -> dict[str, 
             samples,
             dataset.borders,
             micro_size=request.batch_size,
-            device=model.wpe.weight.device,
+            device=model.device,
             byte_lengths=tokenizer.byte_lengths if tokenizer else None,
         )
     finally:
