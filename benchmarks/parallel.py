@@ -169,7 +169,7 @@ def count_bytes(step: Step, cfg: ModelConfig, name: str, world: World) -> str:
         step()
     layout, batch = plan(name)
     choice = LayoutChoice(ParallelConfig(**vars(layout)), batch)
-    terms = communication.per_step(Workload(cfg, cfg.max_positions), choice, world.place)
+    terms = communication.per_step(Workload(cfg, cfg.max_positions), choice, world.coords)
     said = communication.totals(terms)
     sent = sum(communication.on_the_wire(kind, size, getattr(layout, axis)) for (axis, kind), size in said.items())
     kinds = ",".join(f"{kind}:{size}" for (_, kind), size in sorted(traffic.bytes.items()))

@@ -152,11 +152,11 @@ def measure(case: Case, rank: int, meeting: str, tracked: bool) -> dict[str, int
 
         with Tracker() as tracker:
             train(case, world, tracker=tracker)
-        return {"pp": world.place.pp, "tensors": tracker.peak}
+        return {"pp": world.coords.pp, "tensors": tracker.peak}
     forget_highest()
     before = resident("VmRSS")
     train(case, world)
-    return {"pp": world.place.pp, "resident": resident("VmHWM") - before}
+    return {"pp": world.coords.pp, "resident": resident("VmHWM") - before}
 
 
 # glibc's: every tensor of some size in pages of its own.

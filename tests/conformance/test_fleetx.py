@@ -163,7 +163,7 @@ def test_s0_11_min_lr_above_lr_is_refused(run_cli) -> None:
 
 def test_s0_11_a_rising_rate_may_be_allowed() -> None:
     optim = load(overrides=[*RISING, "optim.allow_rising_lr=true"]).optim
-    rates = {step: schedule.at(step, optim, 500_000) for step in (1, 1800, 3600, 181_800, 360_000, 400_000)}
+    rates = {step: schedule.lr_at(step, optim, 500_000) for step in (1, 1800, 3600, 181_800, 360_000, 400_000)}
     expected = {1: 1e-5 / 3600, 1800: 5e-6, 3600: 1e-5, 181_800: 3e-5, 360_000: 5e-5, 400_000: 5e-5}
     assert rates == pytest.approx(expected, rel=1e-9)
 

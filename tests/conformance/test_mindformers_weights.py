@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gptworks.checkpoint import proof
+from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint.convert import convert
 from gptworks.checkpoint.formats import mindspore_ckpt
 from gptworks.checkpoint.systems import huggingface, registry
@@ -79,11 +79,11 @@ def test_s4_10_w_04_w_05_there_and_back_to_the_bit(
     assert sorted(back) == sorted(expected)
     for key, tensor in expected.items():
         assert torch.equal(back[key], tensor), key
-    tokens = proof.sample_tokens(MODEL)
+    tokens = conversion_check.sample_tokens(MODEL)
     logits = []
     for folder in (bin_folder, tmp_path / "back"):
         opened = registry.open_any(folder)
-        logits.append(proof.logits(opened.model, opened.require_whole().tensors, tokens))
+        logits.append(conversion_check.logits(opened.model, opened.require_whole().tensors, tokens))
     assert torch.equal(*logits)
 
 

@@ -96,7 +96,7 @@ def test_the_learning_rate_is_nanogpts_at_every_step(folder: Path, capsys: pytes
             return 0.001
         return 0.001 + 0.5 * (1 + math.cos(math.pi * (n - 7) / 33)) * 0.009
 
-    rates = [schedule.at(step, cfg.optim, 60) for step in range(1, 61)]
+    rates = [schedule.lr_at(step, cfg.optim, 60) for step in range(1, 61)]
     assert rates == pytest.approx([theirs(n) for n in range(60)], rel=1e-12)
 
 

@@ -31,7 +31,7 @@ from gptworks.data.windows import Sample  # noqa: E402
 from gptworks.evaluate.heldout import held_out_loss  # noqa: E402
 from gptworks.launch import process_group  # noqa: E402
 from gptworks.launch.world import World  # noqa: E402
-from gptworks.model import gpt, loss  # noqa: E402
+from gptworks.model import loss, masks  # noqa: E402
 from gptworks.parallel.parts import Part, SingleStage  # noqa: E402
 from gptworks.train import optim  # noqa: E402
 from gptworks.train import step as steps  # noqa: E402
@@ -195,7 +195,7 @@ def share_with_a_table(parameters: list[Any], world: World) -> torch.Tensor:
 
 
 MUTANTS: dict[str, tuple[str, Any, str, Any]] = {
-    "mask on the host": ("segments", gpt, "causal_mask", mask_on_the_host),
+    "mask on the host": ("segments", masks, "causal_mask", mask_on_the_host),
     "a scalar is read": ("fp32", Part, "sum_gradients", sum_and_read),
     "a copy blocks": ("fp32", Batch, "to", blocking_to),
     "memory is not pinned": ("fp32", Batch, "pinned_for", lambda batch, _: batch),

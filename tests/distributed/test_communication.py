@@ -54,7 +54,7 @@ def counted(world: World, case: Case) -> tuple[Layout, Bytes]:
         with traffic:
             report = train_step(part, optimizer, batches, world, scaler, clip=1.0, seed=1, step=step)
         assert report.updated
-    return world.place, dict(traffic.bytes)
+    return world.coords, dict(traffic.bytes)
 
 
 def terms(model: ModelConfig, layout: Layout, case: Case, place: Layout) -> list[Term]:

@@ -213,8 +213,8 @@ def test_every_group_of_the_mesh_gives_up_after_the_timeout(
         again = process_group.join(layout, world.rank, world.device, store=store, timeout=2)
         axis = again.axis("tp")
         assert axis is not None
-        given_up = f"given up by {again.place.dp}"
-        if again.place.tp == 0:
+        given_up = f"given up by {again.coords.dp}"
+        if again.coords.tp == 0:
             with pytest.raises(RuntimeError, match=r"(?i)timed out"):
                 distributed.all_reduce(torch.zeros(1), group=axis.get_group())
             store.set(given_up, "yes")

@@ -35,7 +35,7 @@ from gptworks.config.derive import BatchPlan, Layout
 from gptworks.config.schema import GenerateConfig, ScalerConfig
 from gptworks.data.loader import Batches, Borders
 from gptworks.data.windows import Sample
-from gptworks.generate.contexts import Contexts
+from gptworks.generate.decode_state import DecodeState
 from gptworks.generate.engine import continue_tokens
 from gptworks.launch.world import World
 from gptworks.parallel import shard, tensor
@@ -304,7 +304,7 @@ def test_generation_between_steps_gives_the_tokens_of_one_process(run_layout, la
     def write(world: World) -> tuple[Any, list[float], list[StepReport]]:
         part = build_part(world, PLAIN)
         with torch.no_grad():
-            following = torch.stack(Contexts(part.eval(), prompts, 1, VOCAB).read_prompts())
+            following = torch.stack(DecodeState(part.eval(), prompts, 1, VOCAB).read_prompts())
         written = [[new.tokens for new in news] for news in continue_tokens(part, prompts, greedy, vocab_size=VOCAB)]
         part.reshard_all()
         return written, following.flatten().tolist(), trained(world, PLAIN, part.train()).reports

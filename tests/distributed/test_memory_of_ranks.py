@@ -62,7 +62,7 @@ def most_bytes(world: World, accumulation: int, rows: int, compute: str, recompu
 @pytest.mark.parametrize("name", CASES)
 def test_a_real_step_of_a_rank_holds_what_is_predicted(run_layout, name: str) -> None:
     layout, cases = Layout.parse(name), CASES[name]
-    measured = run_layout(layout, lambda world: (world.place.pp, [most_bytes(world, *case) for case in cases]))
+    measured = run_layout(layout, lambda world: (world.coords.pp, [most_bytes(world, *case) for case in cases]))
     for number, (accumulation, rows, compute, recompute, said) in enumerate(cases):
         batch = BatchPlan(rows * accumulation * layout.data_parallel, rows, accumulation, layout.data_parallel)
         workload = Workload(MODEL, LENGTH, PrecisionConfig.model_validate({"compute": compute}), kernels="cpu")

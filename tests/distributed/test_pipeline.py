@@ -31,11 +31,13 @@ from gptworks.config.schema import ScalerConfig
 from gptworks.config.stages import assign_layers, check_micro_batches
 from gptworks.data.loader import Batch
 from gptworks.errors import ConfigError, UsageError
-from gptworks.generate.contexts import Contexts
+from gptworks.generate.decode_state import DecodeState
 from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel import pipeline, stage_memory
+from gptworks.parallel.parts import Part
 from gptworks.parallel.pipeline import Pipeline
+from gptworks.parallel.shard import NOT_SHARDED
 from gptworks.train.precision import LossScaler
 from gptworks.train.step import train_step
 
@@ -73,7 +75,7 @@ def test_cached_generation_with_several_stages_on_a_rank(run_layout) -> None:
     @torch.no_grad()
     def greedy(world: World) -> tuple[list[list[int]], list[float]]:
         part = build_part(world, piped(INTERLEAVED if world.layout.pp > 1 else {})).eval()
-        contexts = Contexts(part, prompts, new_tokens=14, vocab_size=VOCAB)
+        contexts = DecodeState(part, prompts, new_tokens=14, vocab_size=VOCAB)
         following = contexts.read_prompts()
         seen = []
         for _ in range(14):  # beyond the 16 positions: rows leave the cache and are read anew
@@ -182,9 +184,11 @@ def test_layers_are_contiguous_and_the_last_stage_has_the_fewest(
     assert [layer for layers in stages for layer in layers] == list(range(num_layers))
 
 
-class _Stages:
+class _Stages(Pipeline):
+    """Those of all ranks, without the ranks."""
+
     def __init__(self, parts: Iterable[GPT]) -> None:
-        self.parts = list(parts)
+        Part.__init__(self, list(parts), ONE, NOT_SHARDED)
 
 
 def test_a_stage_keeps_its_names_and_nothing_else() -> None:

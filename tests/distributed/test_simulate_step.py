@@ -137,7 +137,7 @@ IMAGINED: list[tuple[str, int, dict[str, Any]]] = [
 def formula(cfg: RunConfig, layout: Layout, rank: int, micro: int) -> dict[tuple[str, str], int]:
     parallel = fit_layout(cfg, layout)
     batch = BatchPlan(0, cfg.batch.micro_size, micro, layout.data_parallel)
-    place = World(torch.device("cpu"), layout, rank).place
+    place = World(torch.device("cpu"), layout, rank).coords
     terms = communication.per_step(Workload.from_config(cfg, "cpu"), LayoutChoice(parallel, batch), place)
     return communication.totals(terms)
 

@@ -7,7 +7,7 @@ from gptworks.config.derive import Layout
 
 
 def test_every_rank_knows_its_place(run_layout) -> None:
-    places = run_layout(Layout(pp=2, fsdp=2), lambda world: (world.rank, str(world.place.pp), world.data_rank))
+    places = run_layout(Layout(pp=2, fsdp=2), lambda world: (world.rank, str(world.coords.pp), world.data_rank))
     assert places == [(0, "0", 0), (1, "0", 1), (2, "1", 0), (3, "1", 1)]
 
 

@@ -134,9 +134,9 @@ def test_a_model_without_words_takes_and_gives_ids(python: str, folder: Path) ->
     assert notes == ["no tokenizer is known: llama.cpp will take and give ids only"]
     found = json.loads(run(python, "-c", IDS, "ids.gguf", "[5, 17, 400, 3]", cwd=folder))
     # Greedy by hand.
-    from gptworks.checkpoint import proof
+    from gptworks.checkpoint import conversion_check
 
     ids = [5, 17, 400, 3]
     for _ in range(24):
-        ids.append(int(proof.logits(model, tensors, torch.tensor([ids]))[0, -1].argmax()))
+        ids.append(int(conversion_check.logits(model, tensors, torch.tensor([ids]))[0, -1].argmax()))
     assert found == ids[4:]

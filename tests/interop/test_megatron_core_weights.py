@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from gptworks.checkpoint import proof
+from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint.convert import convert
 from gptworks.checkpoint.rules import our_shapes
 from gptworks.checkpoint.stored import in_memory
@@ -38,7 +38,7 @@ def same_logits(checkpoint: Path, answers: Path) -> None:
     opened = registry.open_any(checkpoint).require_whole()
     with np.load(answers) as found:
         tokens, theirs = torch.from_numpy(found["tokens"]), torch.from_numpy(found["logits"])
-    ours = proof.logits(opened.model, opened.tensors, tokens)
+    ours = conversion_check.logits(opened.model, opened.tensors, tokens)
     allowed = EXACT * max(1.0, float(ours.abs().max()))
     assert float((ours - theirs).abs().max()) <= allowed
     assert float(ours.std()) > 0.1  # they are not all alike

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gptworks.checkpoint import proof
+from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint.convert import convert
 from gptworks.checkpoint.formats import mindspore_ckpt
 from gptworks.checkpoint.stored import in_memory
@@ -115,7 +115,7 @@ def test_s4_10_a_hugging_face_model_computes_the_same_in_mindspore(mindspore_pyt
     torch.save({name: each.read().clone() for name, each in found.items()}, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     convert(folder, tmp_path / "gpt2.ckpt", "mindspore", verify=True)
-    tokens = proof.sample_tokens(MODEL)
+    tokens = conversion_check.sample_tokens(MODEL)
     np.save(tmp_path / "tokens.npy", tokens.numpy())
     script = str(FIXTURES / "make_mindspore.py")
     run(

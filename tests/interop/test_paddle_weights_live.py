@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gptworks.checkpoint import proof
+from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint.formats import pdparams
 from gptworks.checkpoint.rules import our_shapes
 from gptworks.checkpoint.stored import in_memory
@@ -119,11 +119,11 @@ def ours() -> Weights:
     return Weights(MODEL, {name: in_memory(tensor) for name, tensor in tensors.items()}, eod_id=31, step=12)
 
 
-TOKENS = proof.sample_tokens(MODEL)
+TOKENS = conversion_check.sample_tokens(MODEL)
 
 
 def expected() -> np.ndarray:
-    return proof.logits(MODEL, ours().tensors, TOKENS).numpy()
+    return conversion_check.logits(MODEL, ours().tensors, TOKENS).numpy()
 
 
 def close(found: np.ndarray) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint import convert as conversion
-from gptworks.checkpoint import proof
 from gptworks.checkpoint.convert import convert
 from gptworks.checkpoint.inspect import inspect
 from gptworks.checkpoint.pretrained import PretrainedGPT
@@ -46,10 +46,10 @@ def source(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_block_by_block_are_those_of_the_model(tied: bool) -> None:
     model = fresh(CFG.model_copy(update={"tied": tied, "gelu": "erf"}))
-    tokens = proof.sample_tokens(model.cfg)
+    tokens = conversion_check.sample_tokens(model.cfg)
     with torch.no_grad():
         expected = model(tokens)
-    found = proof.logits(model.cfg, stored(model), tokens)
+    found = conversion_check.logits(model.cfg, stored(model), tokens)
     assert torch.allclose(found, expected, atol=1e-5 * float(expected.abs().max()))
     assert {int(t) for t in tokens.flatten()} <= set(range(48))
 
@@ -229,7 +229,7 @@ def test_the_loss_of_english_is_a_figure_and_no_verdict(tmp_path: Path, small_to
     huggingface.save(tmp_path / "hf", cfg, dict(model.named_parameters()), eod_id=None)
     small_tokenizer.save(tmp_path / "hf")
     done = convert(tmp_path / "hf", tmp_path / "out", "hf", verify=True)
-    ids = torch.tensor([small_tokenizer.encode(proof.ENGLISH)[:64]])
+    ids = torch.tensor([small_tokenizer.encode(conversion_check.ENGLISH)[:64]])
     with torch.no_grad():
         expected = torch.nn.functional.cross_entropy(model(ids)[0, :-1], ids[0, 1:])
     assert done.certificate is not None

@@ -13,10 +13,10 @@ from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.checkpoint.systems import huggingface
 from gptworks.config.schema import GenerateConfig, InitConfig, ModelConfig
 from gptworks.errors import ConfigError, GenerationError, TokenizerError
-from gptworks.generate.draw import Row, draw
 from gptworks.generate.engine import continue_tokens, generate
 from gptworks.generate.logits import keep_top_k, keep_top_p
 from gptworks.generate.rules import Past, distribution
+from gptworks.generate.sampler import Row, draw
 from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel.build import FreshWeights, build_gpt

@@ -8,8 +8,8 @@ import torch
 from gptworks.config.load import load
 from gptworks.config.schema import GenerateConfig, InitConfig, ModelConfig
 from gptworks.errors import ConfigError, GenerationError
-from gptworks.generate.draw import Row, draw
 from gptworks.generate.engine import continue_tokens, settings_of
+from gptworks.generate.sampler import Row, draw
 from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.parallel.build import FreshWeights, build_gpt

@@ -15,8 +15,7 @@ from gptworks.errors import GenerationError
 from gptworks.generate.engine import continue_tokens, generate, generations, stream_text
 from gptworks.generate.text import TextOut, continuation
 from gptworks.launch.world import World
-from gptworks.model import GPT
-from gptworks.model.gpt import KVCache
+from gptworks.model import GPT, KVCache
 from gptworks.parallel.build import FreshWeights, build_gpt
 from gptworks.tokenizer import Tokenizer
 

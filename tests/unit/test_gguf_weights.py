@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gptworks.checkpoint import proof
+from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint.convert import convert
 from gptworks.checkpoint.formats import gguf_file
 from gptworks.checkpoint.inspect import inspect
@@ -56,7 +56,7 @@ def hf_folder(folder: Path, model: ModelConfig, tokenizer: Tokenizer | None = No
 def test_logits_of_transformers(file: str, allowed: float, expected: dict[str, np.ndarray]) -> None:
     opened = registry.open_any(FIXTURES / f"{file}.gguf").require_whole()
     assert (opened.system, opened.model) == ("gguf", MODEL)
-    found = proof.logits(opened.model, opened.tensors, torch.from_numpy(expected["tokens"]))
+    found = conversion_check.logits(opened.model, opened.tensors, torch.from_numpy(expected["tokens"]))
     wanted = torch.from_numpy(expected["logits"])
     assert (found - wanted).abs().max() <= allowed * max(1.0, float(wanted.abs().max()))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gptworks.checkpoint import proof
+from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint.convert import convert
 from gptworks.checkpoint.inspect import inspect
 from gptworks.checkpoint.rules import our_shapes
@@ -39,7 +39,7 @@ def test_logits_of_transformers(name: str) -> None:
         getattr(torch, {"fp32": "float32", "bf16": "bfloat16"}[name])
     }
     expected = np.load(FIXTURES / "expected.npz")
-    found = proof.logits(opened.model, opened.tensors, torch.from_numpy(expected["tokens"]))
+    found = conversion_check.logits(opened.model, opened.tensors, torch.from_numpy(expected["tokens"]))
     wanted = torch.from_numpy(expected["logits"])
     assert (found - wanted).abs().max() <= 1e-5 * max(1.0, float(wanted.abs().max()))
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptworks.checkpoint import proof
+from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint.convert import convert
 from gptworks.checkpoint.inspect import inspect
 from gptworks.checkpoint.rules import HeadsUnknownError, our_shapes
@@ -70,10 +70,10 @@ def test_w02_logits_are_those_of_the_real_megatron_core(name: str, layout: str) 
     assert opened.about == {"step": 7, "layout": layout}
     with np.load(FIXTURES / name / "logits.npz") as found:
         tokens, theirs = torch.from_numpy(found["tokens"]), torch.from_numpy(found["logits"])
-    mine = proof.logits(opened.model, opened.tensors, tokens)
+    mine = conversion_check.logits(opened.model, opened.tensors, tokens)
     assert float((mine - theirs).abs().max()) <= EXACT * max(1.0, float(theirs.abs().max()))
     # A negative control: with another number of heads they are others.
-    other = proof.logits(opened.model.model_copy(update={"num_heads": 2}), opened.tensors, tokens)
+    other = conversion_check.logits(opened.model.model_copy(update={"num_heads": 2}), opened.tensors, tokens)
     assert float((other - theirs).abs().max()) > 0.01
 
 
@@ -231,7 +231,7 @@ def test_w02_qkv_of_every_version(version: float | None, tmp_path: Path) -> None
         edit(file, lambda content: content.update(checkpoint_version=version))
     opened = registry.open_any(folder).require_whole()
     expected = megatron_logits(torch.load(file, weights_only=False)["model"]["language_model"], version or 0, TOKENS)
-    found = proof.logits(opened.model, opened.tensors, TOKENS)
+    found = conversion_check.logits(opened.model, opened.tensors, TOKENS)
     assert float((found - expected).abs().max()) <= EXACT * max(1.0, float(expected.abs().max()))
     rows = opened.tensors["blocks.1.attn.qkv.weight"].read()
     stored = ours()["blocks.1.attn.qkv.weight"]
@@ -619,7 +619,7 @@ def test_damage_is_a_checkpoint_error_or_read(name: str, tmp_path: Path) -> None
         try:
             found = registry.recognise(folder)
             opened = (found or SYSTEMS[name]).open(folder, {}).require_whole()
-            proof.logits(opened.model, opened.tensors, TOKENS[:, :1] % opened.model.vocab_size)
+            conversion_check.logits(opened.model, opened.tensors, TOKENS[:, :1] % opened.model.vocab_size)
         except CheckpointError:
             refused += 1
     assert refused > 100

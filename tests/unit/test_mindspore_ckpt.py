@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gptworks.checkpoint import proof
+from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint.convert import convert
 from gptworks.checkpoint.formats import mindspore_ckpt
 from gptworks.checkpoint.inspect import inspect
@@ -104,11 +104,11 @@ def test_logits_are_those_mindspore_computed() -> None:
     with np.load(FIXTURES / "logits.npz") as expected:
         tokens, logits = torch.from_numpy(expected["tokens"]), torch.from_numpy(expected["logits"])
     assert opened.model == MODEL
-    difference = (proof.logits(opened.model, opened.tensors, tokens) - logits).abs().max()
+    difference = (conversion_check.logits(opened.model, opened.tensors, tokens) - logits).abs().max()
     assert difference < 5e-6
     for wrong in ({"num_heads": 2}, {"num_heads": 4, "gelu": "erf"}, {"num_heads": 4, "gelu": "sigmoid"}):
         other = mindspore.open(TRAINED, wrong)
-        assert (proof.logits(other.model, other.tensors, tokens) - logits).abs().max() > 1e-4, wrong
+        assert (conversion_check.logits(other.model, other.tensors, tokens) - logits).abs().max() > 1e-4, wrong
 
 
 # The container

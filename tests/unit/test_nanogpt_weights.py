@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gptworks.checkpoint import proof
+from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint.convert import convert
 from gptworks.checkpoint.rules import our_shapes
 from gptworks.checkpoint.stored import in_memory
@@ -99,12 +99,12 @@ def test_w06_logits_are_nanogpts(bias: bool, prefix: str, tmp_path: Path) -> Non
     for path in (tmp_path, tmp_path / "ckpt.pt"):
         opened = registry.open_any(path).require_whole()
         assert opened.system == "nanogpt"
-        assert close(proof.logits(opened.model, opened.tensors, TOKENS), model(TOKENS))
+        assert close(conversion_check.logits(opened.model, opened.tensors, TOKENS), model(TOKENS))
     assert opened.model.gelu == "erf"
     assert opened.about["step"] == 250
     assert any("biases of zero" in remark for remark in opened.remarks) == (not bias)
     tanh = registry.open_any(tmp_path, {"gelu": "tanh"})  # a negative control
-    assert not close(proof.logits(tanh.model, tanh.tensors, TOKENS), model(TOKENS))
+    assert not close(conversion_check.logits(tanh.model, tanh.tensors, TOKENS), model(TOKENS))
 
 
 def test_masks_that_old_checkpoints_carry_are_left_out(tmp_path: Path) -> None:
@@ -113,7 +113,9 @@ def test_masks_that_old_checkpoints_carry_are_left_out(tmp_path: Path) -> None:
     content = torch.load(file)
     content["model"]["_orig_mod.transformer.h.0.attn.bias"] = torch.ones(1, 1, 12, 12)
     torch.save(content, file)
-    assert close(proof.logits((o := registry.open_any(file).require_whole()).model, o.tensors, TOKENS), model(TOKENS))
+    assert close(
+        conversion_check.logits((o := registry.open_any(file).require_whole()).model, o.tensors, TOKENS), model(TOKENS)
+    )
 
 
 def test_w06_there_and_back_and_into_nanogpts_loader(tmp_path: Path) -> None:
@@ -194,7 +196,7 @@ def test_damage_is_a_checkpoint_error_or_read(tmp_path: Path) -> None:
         try:
             registry.recognise(file)
             opened = nanogpt.open(file, {}).require_whole()
-            proof.logits(opened.model, opened.tensors, TOKENS[:, :1] % opened.model.vocab_size)
+            conversion_check.logits(opened.model, opened.tensors, TOKENS[:, :1] % opened.model.vocab_size)
         except CheckpointError:
             refused += 1
     assert refused > 100

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gptworks.checkpoint import proof
+from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint.convert import convert
 from gptworks.checkpoint.formats import oneflow_snapshot
 from gptworks.checkpoint.inspect import inspect
@@ -57,10 +57,10 @@ def test_logits_are_those_of_oneflows_computation() -> None:
     assert opened.remarks == ["left out, as they belong to training: 3 variables, such as System-Train-TrainStep-train"]
     with np.load(RUN / "logits.npz") as expected:
         tokens, logits = torch.from_numpy(expected["tokens"]), torch.from_numpy(expected["logits"])
-    assert (proof.logits(opened.model, opened.tensors, tokens) - logits).abs().max() < 5e-6
+    assert (conversion_check.logits(opened.model, opened.tensors, tokens) - logits).abs().max() < 5e-6
     for wrong in ({"num_heads": 2}, {"num_heads": 4, "gelu": "tanh"}):
         other = oneflow.open(SNAPSHOT, wrong)
-        assert (proof.logits(other.model, other.tensors, tokens) - logits).abs().max() > 1e-4, wrong
+        assert (conversion_check.logits(other.model, other.tensors, tokens) - logits).abs().max() > 1e-4, wrong
 
 
 @pytest.mark.parametrize(

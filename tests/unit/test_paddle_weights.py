@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gptworks.checkpoint import proof
+from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint.convert import convert
 from gptworks.checkpoint.formats import pdparams
 from gptworks.checkpoint.inspect import inspect
@@ -79,7 +79,7 @@ def test_logits_are_those_of_the_real_paddlenlp(folder: str, which: str, system:
     opened = registry.open_any(FIXTURES / folder, HEADS).require_whole()
     assert opened.system == system
     with np.load(FIXTURES / "expected.npz") as expected:
-        found = proof.logits(opened.model, opened.tensors, torch.from_numpy(expected["tokens"]))
+        found = conversion_check.logits(opened.model, opened.tensors, torch.from_numpy(expected["tokens"]))
         needed = torch.from_numpy(expected[which])
     assert (found - needed).abs().max() < 1e-5 * max(1.0, float(needed.abs().max()))
 
@@ -90,7 +90,7 @@ def test_another_network_has_other_logits(change: str, value: object) -> None:
     opened = registry.open_any(FIXTURES / "fleetx", HEADS)
     with np.load(FIXTURES / "expected.npz") as expected:
         model = opened.model.model_copy(update={change: value})
-        found = proof.logits(model, opened.tensors, torch.from_numpy(expected["tokens"]))
+        found = conversion_check.logits(model, opened.tensors, torch.from_numpy(expected["tokens"]))
         assert (found - torch.from_numpy(expected["fused"])).abs().max() > 1e-4
 
 

@@ -15,7 +15,7 @@ def rates(**settings: object) -> list[float]:
     cfg = OptimConfig.model_validate(
         {"lr": MAX, "min_lr": MIN, "warmup_steps": WARMUP, "decay_steps": DECAY, **settings}
     )
-    return [schedule.at(step, cfg, LAST) for step in range(1, LAST + 1)]
+    return [schedule.lr_at(step, cfg, LAST) for step in range(1, LAST + 1)]
 
 
 def paddle(t: int, warmup: float = WARMUP, highest: float = MAX, lowest: float = MIN) -> float:
@@ -128,7 +128,7 @@ def test_a_warmup_as_long_as_the_training_ends_at_the_top() -> None:
 def test_logged_rates_of_the_paddlenlp_document() -> None:
     """Steps 1471 to 1475 of its log (warmup 3200, highest 1e-4); Paddle logs the rate of the next update."""
     cfg = OptimConfig(lr=1e-4, min_lr=1e-5, warmup_steps=3200, decay_steps=320000)
-    logged = [f"{schedule.at(step + 1, cfg, 500000):.5e}" for step in range(1471, 1476)]
+    logged = [f"{schedule.lr_at(step + 1, cfg, 500000):.5e}" for step in range(1471, 1476)]
     assert logged == ["4.60000e-05", "4.60313e-05", "4.60625e-05", "4.60938e-05", "4.61250e-05"]
 
 

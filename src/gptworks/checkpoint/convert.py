@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gptworks import __version__, tokenizer_files
-from gptworks.checkpoint import proof, staging
+from gptworks.checkpoint import conversion_check, staging
 from gptworks.checkpoint.rules import Matched
 from gptworks.checkpoint.stored import Stored
 from gptworks.checkpoint.systems import registry
@@ -202,10 +202,10 @@ def _prove(
     if result.model.vocab_size != opened.model.vocab_size:
         raise VerificationError(f"{part}: vocabulary {result.model.vocab_size}, needed {opened.model.vocab_size}.")
     same = [torch.equal(each.read(), result.tensors[name].read()) for name, each in weights.tensors.items()]
-    tokens = proof.sample_tokens(opened.model)
-    expected = proof.logits(opened.model, weights.tensors, tokens)
+    tokens = conversion_check.sample_tokens(opened.model)
+    expected = conversion_check.logits(opened.model, weights.tensors, tokens)
     largest = float(expected.abs().max())
-    difference = float((expected - proof.logits(result.model, result.tensors, tokens)).abs().max())
+    difference = float((expected - conversion_check.logits(result.model, result.tensors, tokens)).abs().max())
     allowed = target.TOLERANCE * max(1.0, largest)
     if not difference <= allowed:
         raise VerificationError(
@@ -225,8 +225,11 @@ def _prove(
         "logits": {"tokens": tokens.tolist(), "largest": largest, "difference": difference, "allowed": allowed},
     }
     if (tokenizer := _english_tokenizer(opened)) is not None:
-        loss = proof.english_loss(opened.model, weights.tensors, tokenizer)
-        certificate["english"] = {"loss": round(loss, 4), "chance": round(proof.chance(tokenizer.vocab_size), 4)}
+        loss = conversion_check.english_loss(opened.model, weights.tensors, tokenizer)
+        certificate["english"] = {
+            "loss": round(loss, 4),
+            "chance": round(conversion_check.chance(tokenizer.vocab_size), 4),
+        }
     return certificate
 
 

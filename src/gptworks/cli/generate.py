@@ -129,7 +129,7 @@ def _engine(args: argparse.Namespace) -> Any:
         return LlamaCpp(Path(args.model))
     from gptworks.checkpoint.pretrained import Pretrained, PretrainedGPT
     from gptworks.generate import fast_decode
-    from gptworks.generate.engine import Native
+    from gptworks.generate.engine import NativeEngine
 
     stated: dict[str, Any] = {"tokenizer": args.tokenizer, "shape": options.stated_model(args.override)}
     Pretrained.open(args.model, **stated).require_tokenizer()
@@ -137,7 +137,7 @@ def _engine(args: argparse.Namespace) -> Any:
     reason = fast_decode.why_not(model.cfg) if model.device.type == "cpu" else None
     if reason and fast_decode.OFF not in reason:
         print(f"note: torch computes alone, which is slower: {reason}", file=sys.stderr)
-    return Native(model)
+    return NativeEngine(model)
 
 
 def _is_gguf(args: argparse.Namespace) -> bool:

@@ -63,7 +63,7 @@ def measure(
             samples,
             dataset.borders,
             micro_size=batch_size,
-            device=model.wpe.weight.device,
+            device=model.device,
             byte_lengths=tokenizer.byte_lengths if tokenizer else None,
         )
     finally:

@@ -64,7 +64,7 @@ def _score_batch(model: GPT, rows: list[Row]) -> list[Score]:
     for number, row in enumerate(rows):
         tokens[number, : len(row.tokens)] = torch.from_numpy(row.tokens.astype(np.int64))
         labels[number, row.first - 1 : len(row.tokens) - 1] = tokens[number, row.first : len(row.tokens)]
-    device = model.wpe.weight.device
+    device = model.device
     with evaluating(model), _score_per_token(model):
         scored_R2 = model(tokens[:, :-1].to(device), labels=labels.to(device)).cpu()
     scores = []

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from gptworks.config.schema import GenerateConfig
 from gptworks.errors import GenerationError
-from gptworks.generate.contexts import Contexts
-from gptworks.generate.draw import IsStop
+from gptworks.generate.decode_state import DecodeState
 from gptworks.generate.result import Finish, Sequence
 from gptworks.generate.rules import Past, adjusted, require_a_choice
+from gptworks.generate.sampler import IsStop
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Group:
 def search(
     prompts: list[list[int]],
     limits: list[int],
-    contexts: Contexts,
+    state: DecodeState,
     cfg: GenerateConfig,
     *,
     eod_id: int | None,
@@ -141,8 +141,8 @@ def search(
         [Group(number, prompt, size, limits[number], cfg) for _ in range(cfg.num_beam_groups)]
         for number, prompt in enumerate(prompts)
     ]
-    first = contexts.read_prompts()
-    contexts.select([number for number in range(len(prompts)) for _ in range(cfg.num_beams)])
+    first = state.read_prompts()
+    state.select([number for number in range(len(prompts)) for _ in range(cfg.num_beams)])
     logits = {row: first[row // cfg.num_beams] for row in range(len(prompts) * cfg.num_beams)}
     while logits:
         rows, next_tokens = list(range(len(prompts) * cfg.num_beams)), {}
@@ -160,8 +160,8 @@ def search(
                 for beam in range(size):
                     rows[start + beam] = start + group.parents[beam]
                     next_tokens[start + beam] = group.beams[beam].tokens[-1]
-        contexts.select(rows)
-        logits = contexts.read(next_tokens) if next_tokens else {}
+        state.select(rows)
+        logits = state.read(next_tokens) if next_tokens else {}
     return [
         _best(number, [found for group in of_prompt for found in group.finished], cfg)
         for number, of_prompt in enumerate(groups)

@@ -9,8 +9,8 @@ from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.config.load import from_dict
 from gptworks.config.schema import GenerateConfig
 from gptworks.errors import GenerationError, TokenizerError, UsageError
-from gptworks.generate import beam, draw
-from gptworks.generate.contexts import Contexts
+from gptworks.generate import beam, sampler
+from gptworks.generate.decode_state import DecodeState
 from gptworks.generate.result import Generation
 from gptworks.generate.result import Sequence as NewTokens
 from gptworks.generate.text import TextOut
@@ -20,7 +20,7 @@ from gptworks.python_words import generation_in_python_words
 from gptworks.tokenizer import Tokenizer
 
 
-class Native:
+class NativeEngine:
     """Our own model where an engine is asked for, be it this one or another."""
 
     def __init__(self, model: PretrainedGPT) -> None:
@@ -110,7 +110,7 @@ def stream_text(model: PretrainedGPT, prompt: str, **settings: object) -> Iterat
         )
     encoded = tokenizer.encode(prompt)
     limits = require_possible(model, [encoded], cfg, tokenizer.vocab_size)
-    (row,) = draw.rows_of([encoded], limits, cfg)
+    (row,) = sampler.rows_of([encoded], limits, cfg)
     out = TextOut(tokenizer, encoded, cfg.stop)
     pieces: list[str] = []
 
@@ -119,8 +119,8 @@ def stream_text(model: PretrainedGPT, prompt: str, **settings: object) -> Iterat
         return out.is_stopped
 
     with evaluating(model):
-        contexts = Contexts(model, [encoded], limits[0], tokenizer.vocab_size)
-        for _ in draw.run([row], contexts, cfg, eod_id=tokenizer.eod_id, is_stop=is_stop):
+        state = DecodeState(model, [encoded], limits[0], tokenizer.vocab_size)
+        for _ in sampler.run([row], state, cfg, eod_id=tokenizer.eod_id, is_stop=is_stop):
             while pieces:
                 if piece := pieces.pop():
                     yield piece
@@ -160,15 +160,15 @@ def _continue(
     if tokenizer is not None:
         eod_id, vocab_size = tokenizer.eod_id, tokenizer.vocab_size
     limits = require_possible(model, prompts, cfg, vocab_size, lengths)
-    contexts = Contexts(model, prompts, max(limits), vocab_size)
+    state = DecodeState(model, prompts, max(limits), vocab_size)
 
     def is_stop(prompt: int, tokens: list[int]) -> bool:
         return bool(cfg.stop) and tokenizer is not None and _stopped(tokenizer, prompts[prompt], tokens, cfg)
 
     if cfg.strategy == "beam":
-        return beam.search(prompts, limits, contexts, cfg, eod_id=eod_id, is_stop=is_stop)
-    rows = draw.rows_of(prompts, limits, cfg)
-    for _ in draw.run(rows, contexts, cfg, eod_id=eod_id, is_stop=is_stop):
+        return beam.search(prompts, limits, state, cfg, eod_id=eod_id, is_stop=is_stop)
+    rows = sampler.rows_of(prompts, limits, cfg)
+    for _ in sampler.run(rows, state, cfg, eod_id=eod_id, is_stop=is_stop):
         pass
     results: list[list[NewTokens]] = [[] for _ in prompts]
     for row in rows:

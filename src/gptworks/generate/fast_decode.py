@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from gptworks import architecture, child_process, cpu, names
 from gptworks.compilers import cxx_compilers
 from gptworks.config.schema import ModelConfig
-from gptworks.model.gpt import GPT, Attention, Block, CoreAttention, FeedForward, KVCache, LayerNorm, Linear
+from gptworks.model.cache import KVCache
+from gptworks.model.gpt import GPT, Attention, Block, CoreAttention, FeedForward, LayerNorm, Linear
 from gptworks.model.inference import WEIGHTS, StoredEmbedding, StoredLinear, StoredMatrix, store_weights
 from gptworks.model.loss import LinearCrossEntropy
 

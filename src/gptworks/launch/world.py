@@ -23,7 +23,7 @@ class World:
     memory: AbstractContextManager[Any] = field(default_factory=nullcontext)  # in which tensors are made on the device
 
     @property
-    def place(self) -> Layout:
+    def coords(self) -> Layout:
         """The coordinate in each direction, from 0."""
         rest, found = self.rank, {}
         for axis, size in reversed(vars(self.layout).items()):
@@ -32,7 +32,7 @@ class World:
 
     @property
     def data_rank(self) -> int:
-        return self.place.dp * self.layout.fsdp + self.place.fsdp
+        return self.coords.dp * self.layout.fsdp + self.coords.fsdp
 
     @property
     def data_parallel(self) -> int:

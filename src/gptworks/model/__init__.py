@@ -1,5 +1,7 @@
 """The model and its fresh weights. Knows nothing of ranks, files or the trainer."""
 
-from gptworks.model.gpt import GPT, IGNORED, KVCache, tie
+from gptworks.model.cache import KVCache
+from gptworks.model.gpt import GPT, tie
+from gptworks.model.loss import IGNORED
 
 __all__ = ["GPT", "IGNORED", "KVCache", "tie"]

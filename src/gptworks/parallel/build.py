@@ -76,7 +76,7 @@ def build(
     from gptworks.parallel import pipeline
 
     parts = []
-    for stage in pipeline.stages_of(world.place.pp, world.layout.pp, parallel.virtual_stages, parallel.schedule):
+    for stage in pipeline.stages_of(world.coords.pp, world.layout.pp, parallel.virtual_stages, parallel.schedule):
         part = _on_meta(GPT, cfg, compute_dtype)
         pipeline.keep_stage(part, stage, num_stages)
         parts.append(finished(part))

@@ -19,6 +19,7 @@ from gptworks.config.stages import assign_layers, check_micro_batches, stages_of
 from gptworks.errors import ConfigError, UsageError
 from gptworks.launch.world import World
 from gptworks.model import GPT, KVCache
+from gptworks.model.masks import require_positions
 from gptworks.parallel.parts import MicroBatch, Part, SeedDropout
 from gptworks.parallel.shard import NOT_SHARDED, ShardPolicy
 from gptworks.parallel.stage_memory import LeanStage
@@ -188,7 +189,7 @@ class Pipeline(Part):
 
     def _prepare(self, micro_batches: Sequence[MicroBatch]) -> tuple[Any, list[LeanStage]]:
         """The schedule and its stages. Buffers and order are for one number and shape of micro-batches."""
-        self._check_length(micro_batches[0].tokens)
+        require_positions(micro_batches[0].tokens.shape[1], self.cfg.max_positions)
         shapes = {tuple(batch.tokens.shape) for batch in micro_batches}
         if len(shapes) > 1:
             raise UsageError(f"micro-batches of shapes {sorted(shapes)} in one step; a pipeline needs one shape.")
@@ -224,14 +225,6 @@ class Pipeline(Part):
             "output_args": hidden if stage + 1 < self.num_stages else loss,
         }
 
-    def _check_length(self, tokens: Tensor) -> None:
-        """On every rank: if the first stage alone refused, the others would wait for it."""
-        if tokens.shape[1] > self.cfg.max_positions:
-            raise UsageError(
-                f"{tokens.shape[1]} tokens in a row, but the model has {self.cfg.max_positions} positions. "
-                "Give it fewer."
-            )
-
     def _joined(self, micro_batches: Sequence[MicroBatch]) -> tuple[Tensor, dict[str, Tensor | None]]:
         """Tokens and keywords of all micro-batches, one after the other, on the device."""
         keywords: dict[str, Tensor | None] = {}
@@ -253,7 +246,8 @@ class Pipeline(Part):
 
     def _forward(self, tokens: Tensor, keywords: list[dict[str, Any]]) -> Tensor | None:
         """One batch through the stages of this rank. The output where the last stage is, None elsewhere."""
-        self._check_length(tokens)
+        # On every rank: if the first stage alone refused, the others would wait for it.
+        require_positions(tokens.shape[1], self.cfg.max_positions)
         x, before, after = tokens, (self.pp_rank - 1) % self.pp, (self.pp_rank + 1) % self.pp
         for stage, part, given in zip(self.stages, self.parts, keywords, strict=True):
             if stage > 0:

@@ -109,7 +109,7 @@ def simulate(cfg: RunConfig, world_size: int, rank: int, micro_batches: int | No
                 # The other stages cannot be asked what they send.
                 part.hidden_len = cfg.data.seq_len // (layout.tp if parallel.sequence else 1)
             seen = watch_step(part, cfg, world, [_any_batch(cfg, batch) for _ in range(number)])
-        place = world.place
+        place = world.coords
     kinds = seen.tracker.at_peak()
     return Simulated(
         layout,

@@ -73,7 +73,7 @@ def _loop(cfg: RunConfig, run: Run, interrupts: Interrupts) -> str:
     run.part.train()
     for step in range(run.progress.step + 1, last_step + 1):
         heartbeat.note(f"step {step}")
-        lr = schedule.at(step, cfg.optim, last_step)
+        lr = schedule.lr_at(step, cfg.optim, last_step)
         optim.set_lr(run.optimizer, lr)
         report = train_step(
             run.part,

@@ -230,7 +230,7 @@ class Run:
             batch_in_epoch=batch_in_epoch,
             loss=loss,
             lr=lr,
-            next_lr=schedule.at(step + 1, cfg.optim, setup.last_step),
+            next_lr=schedule.lr_at(step + 1, cfg.optim, setup.last_step),
             grad_norm=report.grad_norm,
             speed=speed,
             loss_scale=report.loss_scale if self.scaler.enabled else None,

@@ -6,7 +6,7 @@ from gptworks.config.derive import cooldown_steps
 from gptworks.config.schema import OptimConfig
 
 
-def at(step: int, optim: OptimConfig, last_step: int) -> float:
+def lr_at(step: int, optim: OptimConfig, last_step: int) -> float:
     """The rate of update `step` (the first is 1). With W = warmup_steps, D = decay_steps and t = the clock:
 
     t <= W: lr * t / W;   W < t <= D: from lr to min_lr along the schedule;   t > D: min_lr.
@@ -33,4 +33,4 @@ def at(step: int, optim: OptimConfig, last_step: int) -> float:
 def highest_until(step: int, optim: OptimConfig, last_step: int) -> float:
     """The highest rate of updates 1 to `step`: a rate rises to the end of the warmup, and not after it."""
     around = range(int(optim.warmup_steps) - 1, int(optim.warmup_steps) + 3)
-    return max(at(max(1, min(step, each)), optim, last_step) for each in (*around, step))
+    return max(lr_at(max(1, min(step, each)), optim, last_step) for each in (*around, step))

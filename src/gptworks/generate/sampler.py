@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gptworks.config.schema import GenerateConfig
-from gptworks.generate.contexts import Contexts
+from gptworks.generate.decode_state import DecodeState
 from gptworks.generate.result import Drawn, Finish, Sequence
 from gptworks.generate.rules import Past, adjusted, distribution, require_a_choice
 from gptworks.model.init import seed_of
@@ -54,11 +54,11 @@ def rows_of(prompts: list[list[int]], limits: list[int], cfg: GenerateConfig) ->
 
 
 def run(
-    rows: list[Row], contexts: Contexts, cfg: GenerateConfig, *, eod_id: int | None, is_stop: IsStop
+    rows: list[Row], state: DecodeState, cfg: GenerateConfig, *, eod_id: int | None, is_stop: IsStop
 ) -> Iterator[dict[int, Drawn]]:
     """Draw until every row has its `finish`; one dictionary {row: what it drew} per step."""
-    first = contexts.read_prompts()
-    contexts.select([row.prompt for row in rows])
+    first = state.read_prompts()
+    state.select([row.prompt for row in rows])
     logits = {number: first[row.prompt] for number, row in enumerate(rows)}
     while logits:
         drawn = {number: draw(logits_V, rows[number], cfg, eod_id) for number, logits_V in logits.items()}
@@ -66,7 +66,7 @@ def run(
             rows[number].add(found, None if cfg.ignore_eod else eod_id, is_stop)
         yield drawn
         going_on = {number: found.token for number, found in drawn.items() if rows[number].finish is None}
-        logits = contexts.read(going_on) if going_on else {}
+        logits = state.read(going_on) if going_on else {}
 
 
 def draw(logits_V: Tensor, row: Row, cfg: GenerateConfig, eod_id: int | None) -> Drawn:

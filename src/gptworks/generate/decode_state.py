@@ -9,7 +9,7 @@ from gptworks.generate.fast_decode import Decoder
 from gptworks.model import GPT
 
 
-class Contexts:
+class DecodeState:
     """Rows of tokens and the logits of what comes next, [V] on the CPU in fp32.
 
     A row that is longer than the model's context is read from its last `max_positions` tokens, as if they were all.
