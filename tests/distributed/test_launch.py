@@ -295,7 +295,7 @@ def test_repeated_signals_to_all_processes_do_not_interrupt_a_save(
     """As Slurm sends them, to the launcher and to every rank, while the launcher passes them on as well."""
     out, marker, script = tmp_path / "run", tmp_path / "saving", Path(__file__).with_name("saving_rank.py")
     argv = ["train", *settings, "parallel.dp=2", "--out", str(out)]
-    with two_ranks(tmp_path / "logs", script, str(marker), *argv) as process:
+    with two_ranks(tmp_path / "logs", script, str(marker), "1", *argv) as process:
         wait_for(process, marker.exists)
         (copied,) = children(process.pid)
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM):
@@ -311,6 +311,23 @@ def test_repeated_signals_to_all_processes_do_not_interrupt_a_save(
     assert re.search(rf"SIG\w+: stopped after step {found.step} of 24 and saved", shown)
     assert main(["train", *settings, "--out", str(out), "--resume", "auto"]) == 0
     assert losses(out) == pytest.approx(one_process, abs=5e-6)
+
+
+@pytest.mark.parametrize("how", ["stop", pytest.param("late", marks=pytest.mark.slow)])
+def test_a_rank_that_is_suspended_while_all_save_is_named_and_a_slow_one_is_waited_for(
+    how: str, settings: list[str], tmp_path: Path
+) -> None:
+    """A save may take hours, so that its group does not give up: only the beats tell that a rank is not there."""
+    out, script = tmp_path / "run", Path(__file__).with_name("saving_rank.py")
+    argv = ["train", *settings, "train.steps=2", "parallel.dp=2", "parallel.timeout=3", "--out", str(out)]
+    with two_ranks(tmp_path / "logs", script, str(tmp_path / "saving"), how, *argv) as process:
+        _, err = finish(process, code=0 if how == "late" else 2)
+    if how == "late":
+        assert err == ""
+        return
+    assert re.search(r"error: rank 1 of 2 has not answered for 3 s; last seen in .*\. Rank 0 was in step 2, ", err), err
+    assert "Traceback" not in err
+    assert CheckpointFolder(out).latest() is None
 
 
 def losses(run: Path) -> dict[int, float]:

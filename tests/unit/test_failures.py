@@ -1,5 +1,6 @@
 """What a rank says when it fails, and which failure the user is shown."""
 
+import queue
 import sys
 import threading
 import time
@@ -308,4 +309,33 @@ def test_beats_stop_when_asked(store: distributed.TCPStore) -> None:
     heart = Heartbeat(store, 0, 1, timeout=4.0)
     heart.start()
     heart.stop()
-    assert not heart._thread.is_alive()
+    assert not any(thread.is_alive() for thread in heart._threads)
+
+
+def test_a_rank_that_is_silent_or_has_failed_is_noticed_whatever_the_others_do(store: distributed.TCPStore) -> None:
+    """But not one that has said goodbye, nor one that others have not heard of because they were suspended."""
+    hearts = [Heartbeat(store, rank, 3, timeout=1.0) for rank in range(3)]
+    for heart in hearts:
+        heart.start()
+    while set(hearts[0]._others) != {1, 2} or 0 not in hearts[2]._others:
+        time.sleep(0.01)
+    hearts[2].stop()
+    hearts[2].say_goodbye()
+    found: queue.Queue[tuple[int | None, str]] = queue.Queue()
+    hearts[0].watch(lambda *said: found.put(said), None)
+    time.sleep(3)  # of rank 2, whose goodbye it was
+    assert found.empty()
+    hearts[1].stop()
+    assert found.get()[0] == 1
+    hearts[0].stop()
+    again = Heartbeat(store, 0, 3, timeout=60.0)
+    again.start()
+    again.watch(lambda *said: found.put(said), None)
+    store.set("failed", "{}")
+    assert found.get()[0] is None
+    again.stop()
+    silence = heartbeat._Silence()
+    silence.look({1: heartbeat.Beat(1, "")}, 2.0, has_failed=False)
+    silence._looked -= 1000  # this process was suspended
+    silence.look({1: heartbeat.Beat(1, "")}, 2.0, has_failed=False)
+    assert silence.longer_than(1.9) == 1 and silence.longer_than(2.1) is None

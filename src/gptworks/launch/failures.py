@@ -87,13 +87,22 @@ def say(text: str) -> None:
 class Connection:
     """How a rank hears of the others' ends."""
 
-    def __init__(self, store: Any, rank: int, world_size: int, timeout: float, *, is_watched: bool = False) -> None:
-        """is_watched: the heartbeat ends this process when the main thread hangs, which nothing else would explain."""
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
         self.rank, self.world_size = rank, world_size
-        self.heartbeat = Heartbeat(store, rank, world_size, timeout, self._end_hung if is_watched else None)
+        self.heartbeat = Heartbeat(store, rank, world_size, timeout)
         self.store = self.heartbeat.store
         self._answers = True
+        self._end = threading.Lock()  # held by the thread that says how this process ends
         self.heartbeat.start()
+
+    def watch(self, *, is_step_watched: bool) -> None:
+        """From now on the heartbeat ends this process when a rank is silent; also, where nothing else would explain
+        it, when the main thread hangs in a step."""
+        self.heartbeat.watch(self._end_silent, self._end_hung if is_step_watched else None)
+
+    def take_the_last_word(self) -> None:
+        """Of the main thread, which ends: the heartbeat has not begun to end this process, and will not."""
+        self._end.acquire()
 
     def tell(self, failure: Failure) -> None:
         self._ask(lambda: self.store.compare_set("failed", "", json.dumps(asdict(failure))), None)
@@ -129,10 +138,33 @@ class Connection:
 
     def _end_hung(self, place: str) -> None:
         """In a thread: the main one will not come back."""
-        failure = _explain_wait(self.rank, self, place)
-        traces = heartbeat.write_trace(self.rank)
-        if traces and failure.because_of is None:
-            failure = replace(failure, message=f"{failure.message} Last collectives of each rank: {traces}N")
+
+        def verdict() -> Failure:
+            failure = _explain_wait(self.rank, self, place)
+            traces = heartbeat.write_trace(self.rank)
+            if traces and failure.because_of is None:
+                return replace(failure, message=f"{failure.message} Last collectives of each rank: {traces}N")
+            return failure
+
+        self._end_process(verdict)
+
+    def _end_silent(self, silent: int | None, place: str) -> None:
+        """In a thread. silent: the rank that does not beat any more; None: one has said that it failed."""
+
+        def verdict() -> Failure:
+            cause = _cause(self.rank, self, wait=0)
+            if cause is not None:
+                return _because(self.rank, cause)
+            if silent is None:
+                return Failure(self.rank, "stopped because another rank failed", because_of=-1)
+            return Failure(self.rank, self.heartbeat.describe_silence(silent, place))
+
+        self._end_process(verdict)
+
+    def _end_process(self, verdict: Callable[[], Failure]) -> None:
+        if not self._end.acquire(blocking=False):
+            return  # the main thread is about to
+        failure = verdict()
         _leave_words(failure, self)
         if not rank_env.is_supervised(os.environ):
             print(f"error: {failure.message}", file=sys.stderr)
@@ -144,8 +176,10 @@ class Connection:
 
     def leave(self) -> None:
         """At a good end. The store goes with rank 0, which therefore waits for the others."""
+        self.take_the_last_word()
         self.heartbeat.stop()
         with suppress(RuntimeError):
+            self.heartbeat.say_goodbye()
             self.store.add("left", 1)
             deadline = time.monotonic() + PATIENCE
             while self.rank == 0 and time.monotonic() < deadline and self.store.add("left", 0) < self.world_size:
@@ -169,6 +203,8 @@ def reporting(run_folder: Path | None = None) -> Iterator[None]:
 
         process_group.forget()  # closing the group would wait for ranks that are gone
         connection = process_group.connection()
+        if connection is not None:
+            connection.take_the_last_word()
         failure = explain(error, place.rank, connection)
         _leave_words(failure, connection)
         if ended is not None and not failure.can_restart:
