@@ -132,6 +132,16 @@ def test_the_error_of_the_first_rank_that_fails_is_what_the_user_sees(tmp_path: 
     assert values(tmp_path) == expected(2)
 
 
+def test_a_rank_that_ends_by_itself_with_2_is_not_started_again(tmp_path: Path) -> None:
+    """As the command does for a mistake that it finds before there is a run; its log says which."""
+    with launched(tmp_path, 6, "--mishap", "1:3:exit", restarts=3) as process:
+        _, err = finish(process, code=2)
+    assert err == (
+        f"error: rank 1 of 2: ended with exit code 2. Its log, {tmp_path / 'logs' / 'rank-1.log'}, ends with:\n"
+        "rank 1 of 2 begins after step 0\nerror: no such preset: gtp2\n"
+    )
+
+
 def test_a_killed_rank_is_started_again_from_the_last_checkpoint(tmp_path: Path) -> None:
     with launched(tmp_path, 12, "--pause", "0.1", restarts=1) as process:
         wait_for(process, lambda: len(values(tmp_path)) >= 5)
@@ -151,7 +161,7 @@ def test_a_hang_ends_with_the_name_of_the_rank_and_the_collective(tmp_path: Path
         wait_for(process, lambda: len(values(tmp_path)) >= 3)
         time.sleep(0.5)  # a few heartbeats
         os.kill(pid(tmp_path, 1), signal.SIGSTOP)
-        _, err = finish(process, code=2)
+        _, err = finish(process, code=75)
     assert "error: rank 1 of 2 has not answered for 4 s; last seen in step " in err
     assert "Rank 0 waited for it in step " in err
     assert ", all_reduce in train_a_little." in err
@@ -191,7 +201,7 @@ def test_a_hang_that_no_group_notices_gets_its_name_from_the_heartbeat(settings:
     argv = ["train", *settings, "parallel.dp=2", "parallel.timeout=4", "checkpoint.every=0", "--out", str(out)]
     environment = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "logs" / "collectives-rank-")}
     with two_ranks(tmp_path / "logs", here, *argv, **environment) as process:
-        _, err = finish(process, code=2)
+        _, err = finish(process, code=75)
     assert re.search(r"error: rank 1 of 2 did not come to step 3, (all_reduce in )?\w*sum\w* within 4 s\. ", err), err
     assert "It is alive, in step 3, called." in err
     assert "Traceback" not in err
@@ -321,7 +331,7 @@ def test_a_rank_that_is_suspended_while_all_save_is_named_and_a_slow_one_is_wait
     out, script = tmp_path / "run", Path(__file__).with_name("saving_rank.py")
     argv = ["train", *settings, "train.steps=2", "parallel.dp=2", "parallel.timeout=3", "--out", str(out)]
     with two_ranks(tmp_path / "logs", script, str(tmp_path / "saving"), how, *argv) as process:
-        _, err = finish(process, code=0 if how == "late" else 2)
+        _, err = finish(process, code=0 if how == "late" else 75)
     if how == "late":
         assert err == ""
         return

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch.distributed as distributed
 
-from gptworks.errors import CheckpointError, DataError, TrainingError
+from gptworks.errors import CheckpointError, DataError, LostRunError, TrainingError, UsageError
 from gptworks.launch import failures, heartbeat, rank_env
 from gptworks.launch.failures import Connection, Failure
 from gptworks.launch.heartbeat import Heartbeat
@@ -339,3 +339,18 @@ def test_a_rank_that_is_silent_or_has_failed_is_noticed_whatever_the_others_do(s
     silence._looked -= 1000  # this process was suspended
     silence.look({1: heartbeat.Beat(1, "")}, 2.0, has_failed=False)
     assert silence.longer_than(1.9) == 1 and silence.longer_than(2.1) is None
+
+
+def test_what_can_go_on_when_it_is_started_again_has_an_exit_code_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also under srun or torchrun, where the command itself ends with it."""
+    assert Failure(0, "x").exit_code == LostRunError("x").exit_code == 75
+    assert Failure(0, "x", can_restart=False).exit_code == UsageError("x").exit_code == 2
+    assert Failure(0, "x", is_fault=True).exit_code == 1
+    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29400"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(rank_env.FAILURES, raising=False)
+    with pytest.raises(LostRunError, match="rank 0 could not meet the other ranks"), failures.reporting():
+        raise RuntimeError(LOST)

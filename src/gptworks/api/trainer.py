@@ -1,7 +1,6 @@
 """`gptworks.Trainer`: a model, data and settings together; train, evaluate and predict are the command line's own."""
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from gptworks.config.schema import ModelConfig, RunConfig
 from gptworks.data.store import vocabulary_of
 from gptworks.errors import UsageError
 from gptworks.evaluate.heldout import HeldOut
-from gptworks.launch import process_group, rank_env
-from gptworks.launch.ranks import Ranks
 from gptworks.python_words import generation_in_python_words, in_python_words
 from gptworks.tokenizer import Tokenizer
 from gptworks.train import text_inputs
@@ -205,12 +202,12 @@ class Trainer:
     # What was given in memory
 
     def _train(self, config: RunConfig, resume: str) -> Outcome:
-        _main_does(config, lambda: refuse_foreign(Path(config.run.out), resume))
+        text_inputs.main_does(config, lambda: refuse_foreign(Path(config.run.out), resume))
         self._write_texts(config)
         self.config = config = text_inputs.prepared(config, resume)
         given = self.given_model
         if isinstance(given, PretrainedGPT):
-            _main_does(config, lambda: given.save_pretrained(config.init.checkpoint))
+            text_inputs.main_does(config, lambda: given.save_pretrained(config.init.checkpoint))
         outcome = train(config, resume_from=resume, observers=self.callbacks)
         self._trained, self._model = outcome.folder, None
         return outcome
@@ -225,7 +222,7 @@ class Trainer:
                 write_store(texts, Path(getattr(config.data, key)[0]), tokenizer)
 
         if tokenizer.identity != self._texts_are_of:
-            _main_does(config, write)
+            text_inputs.main_does(config, write)
             self._texts_are_of = tokenizer.identity
 
     def _tokenizer(self) -> Tokenizer | None:
@@ -251,12 +248,6 @@ def _values(config: object) -> dict[str, Any]:
 
 def _is_preset(name: str) -> bool:
     return name.lower() in {known.lower() for known in [*presets.names(), *presets.aliases()]}
-
-
-def _main_does(config: RunConfig, function: Callable[[], None]) -> None:
-    """Processes that torchrun started share the run folder: one of them writes, the others wait."""
-    alone = rank_env.read(os.environ).world_size == 1
-    Ranks(None if alone else process_group.start(config.parallel, config.run)).main_does(function)
 
 
 def _functions(callbacks: object) -> tuple[Observer, ...]:

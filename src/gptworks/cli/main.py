@@ -1,4 +1,4 @@
-"""gptworks VERB ... : finds the verb, runs it, turns our errors into exit code 2."""
+"""gptworks VERB ... : finds the verb, runs it, turns our errors into exit codes."""
 
 import argparse
 import os
@@ -91,7 +91,7 @@ def _main(argv: Sequence[str] | None) -> int:
         return code
     except GPTWorksError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
     except BrokenPipeError:  # the reader of a pipe went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -49,7 +49,8 @@ else:
             except ValidationError as error:
                 from gptworks.config.load import explain
 
-                section = cls.__name__.removesuffix("Config").lower()
+                sections = {field.annotation: name for name, field in RunConfig.model_fields.items()}
+                section = sections.get(cls, cls.__name__.removesuffix("Config").lower())
                 raise ConfigError(cls.__name__, [problem for _, problem in explain(section, error)]) from None
 
 

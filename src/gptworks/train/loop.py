@@ -24,6 +24,11 @@ class Outcome:
     held_out_loss: float | None
     stopped_by: str  # "end", "early stop", or the signal, such as "SIGTERM"
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is nothing left to train: no signal has stopped the run."""
+        return self.stopped_by in ("end", "early stop")
+
 
 def train(
     cfg: RunConfig,
@@ -45,7 +50,7 @@ def train(
         raise ConfigError("run", ["run.out: not set. Needed: the folder of the run, such as runs/first."])
     cfg = text_inputs.prepared(cfg, resume_from)
     setup = prepare(cfg)
-    ranks = Ranks(setup.world)
+    ranks = Ranks.shared(setup.world)
     here = resume_from  # a machine that was started again has not seen the starts before, and says something else
     resume_from = ranks.main_does(lambda: here)
     predicted = memory.check(cfg, setup, ranks)

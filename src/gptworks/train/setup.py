@@ -54,7 +54,7 @@ class Setup:
 
 def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
     """Open the data, solve the batch equation, count the steps. `world`: None = the one the environment tells of."""
-    world = world or process_group.start(cfg.parallel, cfg.run, _identity(cfg))
+    world = world or process_group.start(cfg.parallel, cfg.run, identity(cfg))
     if world.computes_on_cpu:
         cpu.require(DTYPES[cfg.precision.compute])
     parallel = fit_layout(cfg, world.layout)
@@ -95,7 +95,7 @@ def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
 _LOCAL = {"data.path", "data.held_out_path", "data.tokenizer", "init.checkpoint"}
 
 
-def _identity(cfg: RunConfig) -> dict[str, object]:
+def identity(cfg: RunConfig) -> dict[str, object]:
     """What all ranks must have been told alike, by dotted names."""
     sections = cfg.model_dump(mode="json", exclude={"run"})
     named = {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}

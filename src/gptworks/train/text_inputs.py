@@ -3,7 +3,7 @@
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from gptworks.launch.ranks import Ranks
 from gptworks.tokenizer import Tokenizer
 from gptworks.tokenizer.bundled import SIZE
 from gptworks.train.run_folder import refuse_foreign
+from gptworks.train.setup import identity
 
 FOLDER = ".inputs"  # in the run folder: what was not a dataset and training reads from disk
 MOST_BYTES = 64 * 1024**2  # of input files; more is better prepared once, by a command that shows how far it is
@@ -40,9 +41,15 @@ def prepared(cfg: RunConfig, resume: str, *, tokenizer: Tokenizer | None = None)
         refuse_foreign(Path(cfg.run.out), resume)
         _write(cfg, texts, Path(cfg.run.out) / FOLDER, tokenizer)
 
-    is_alone = rank_env.read(os.environ).world_size == 1
-    Ranks(None if is_alone else process_group.start(cfg.parallel, cfg.run)).main_does(write)
+    main_does(cfg, write)
     return changed
+
+
+def main_does(cfg: RunConfig, function: Callable[[], None]) -> None:
+    """Before training: processes that were started share the run folder; one of them writes, the others wait."""
+    is_alone = rank_env.read(os.environ).world_size == 1
+    world = None if is_alone else process_group.start(cfg.parallel, cfg.run, identity(cfg))
+    Ranks.shared(world).main_does(function)
 
 
 @contextmanager
