@@ -27,8 +27,9 @@ TIMEOUT_S = 8  # parallel.timeout: after which a rank that does not answer is gi
 TOLERANCE = 1e-4  # of a loss: four ranks add up in another order than one
 TEXT = (
     "model.num_layers=2 model.hidden_size=16 model.num_heads=2 model.vocab_size=512 model.max_positions=16 "
-    "data.split=90,10 data.seq_len=16 batch.global_size=8 train.log_every=1 "
-    "optim.lr=3e-3 optim.schedule=constant checkpoint.every=5 checkpoint.keep_last=3 checkpoint.portable=false run.device=cpu run.threads=1 train.check_memory=off"
+    "data.split=90,10 data.seq_len=16 batch.global_size=8 train.log_every=1 optim.lr=3e-3 optim.schedule=constant "
+    "checkpoint.every=5 checkpoint.keep_last=3 checkpoint.portable=false run.device=cpu run.threads=1 "
+    "train.check_memory=off"
 )
 SETTINGS = TEXT.split()
 

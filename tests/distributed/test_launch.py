@@ -33,18 +33,20 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from gptworks.launch import supervise
-restarts, nproc, folder, *rest = sys.argv[1:]
+restarts, nproc, stopped, folder, *rest = sys.argv[1:]
 command = ({script!r}, folder, *rest)
-logs = Path(folder) / "logs"
-sys.exit(supervise.run(supervise.Job(command, int(nproc), logs, max_restarts=int(restarts), preload=("torch",))))
+more = dict(max_restarts=int(restarts), stopped_code=int(stopped), preload=("torch",))
+sys.exit(supervise.run(supervise.Job(command, int(nproc), Path(folder) / "logs", **more)))
 """
 
 
 @contextmanager
-def launched(folder: Path, *args: str | int, restarts: int = 0, nproc: int = 2) -> Iterator[subprocess.Popen[str]]:
+def launched(
+    folder: Path, *args: str | int, restarts: int = 0, nproc: int = 2, stopped: int = 0
+) -> Iterator[subprocess.Popen[str]]:
     folder.mkdir(exist_ok=True)
     code = LAUNCHER.format(script=str(SCRIPT))
-    command = [sys.executable, "-c", code, str(restarts), str(nproc), str(folder)]
+    command = [sys.executable, "-c", code, str(restarts), str(nproc), str(stopped), str(folder)]
     process = subprocess.Popen(
         [*command, *(str(arg) for arg in args)],
         stdout=subprocess.PIPE,
@@ -109,7 +111,7 @@ def is_gone(number: int) -> bool:
 
 
 def test_two_processes_sum_and_rank_0_is_what_the_user_sees(tmp_path: Path) -> None:
-    with launched(tmp_path, 3) as process:
+    with launched(tmp_path, 3, stopped=143) as process:
         out, err = finish(process, code=0)
     assert values(tmp_path) == expected(3)
     assert f"2 processes, ranks 0 to 1 of 2; logs in {tmp_path / 'logs'}" in out
@@ -235,10 +237,10 @@ def test_every_group_of_the_mesh_gives_up_after_the_timeout(
 
 
 def test_ctrl_c_lets_all_ranks_save_and_end(tmp_path: Path) -> None:
-    with launched(tmp_path, 100000, "--pause", "0.02", restarts=2) as process:
+    with launched(tmp_path, 100000, "--pause", "0.02", restarts=2, stopped=143) as process:
         wait_for(process, lambda: len(values(tmp_path)) >= 3)
         process.send_signal(signal.SIGINT)
-        out, err = finish(process, code=0)
+        out, err = finish(process, code=143)
     step, value = json.loads((tmp_path / "saved.json").read_text())
     assert expected(step)[step] == value
     assert out.splitlines()[-1] == f"rank 0 ends after step {step}"

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gptworks.errors import TRY_AGAIN, UsageError
@@ -36,7 +36,6 @@ from gptworks.launch.rank_process import (
 from gptworks.launch.signals import Interrupted, Received
 
 REJOIN_S = 120  # for which a machine that has lost machine 0 waits for it to come back
-_AGENT_S = 1.0  # in which torchrun writes down how a rank has ended
 _POLL_S = 0.1
 _EXIT_CODE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")  # of torchrun's log
 
@@ -64,7 +63,7 @@ class _Round:
     """One start of all ranks: what those of this machine have written."""
 
     folder: Path
-    gone: dict[int, float] = field(default_factory=dict)  # ranks that have ended without a word, and since when
+    unexplained: dict[int, float] = field(default_factory=dict)  # ranks that ended without a word, and since when
 
     def begun(self) -> dict[int, dict[str, int]]:
         return {int(path.name[len(BEGUN) :]): json.loads(path.read_text()) for path in self.folder.glob(f"{BEGUN}*")}
@@ -73,25 +72,26 @@ class _Round:
         return {int(path.name[len(ENDED_WELL) :]) for path in self.folder.glob(f"{ENDED_WELL}*")}
 
     def note_deaths(self, job: Job, exit_codes: Callable[[], dict[int, int]]) -> None:
-        """A rank that ended without a word of its own gets one, which the others may be waiting for."""
-        spoken = self.ended() | failures.read_all(self.folder).keys()
-        for rank, begun in self.begun().items():
-            if rank in spoken or _is_alive(begun["pid"]):
-                continue
-            code = exit_codes().get(begun["pid"])
-            since = self.gone.setdefault(rank, time.monotonic())
-            if code is None and time.monotonic() - since < _AGENT_S:
-                continue
-            if rank in self.ended() or rank in failures.read_all(self.folder):
-                continue  # it spoke between the two questions
-            log = log_file(job.log_dir, rank)
+        """A rank that ended without a word of its own gets one, which the others may be waiting for; and another one
+        when torchrun has written down how it ended, which it does after it has ended the others."""
+        spoken, begun = self.ended() | failures.read_all(self.folder).keys(), self.begun()
+        for rank in begun.keys() - spoken:
+            if _is_alive(begun[rank]["pid"]) or rank in self.ended() or rank in failures.read_all(self.folder):
+                continue  # the last two: it spoke between the questions
             text = "killed, or it crashed: it left no word. If nobody did that, memory ran out (dmesg tells)."
-            failure = unspoken_failure(rank, code, log) if code else Failure(rank, f"{text} Its log: {log}")
-            failure.write(self.folder)
+            Failure(rank, f"{text} Its log: {log_file(job.log_dir, rank)}").write(self.folder)
+            self.unexplained[rank] = time.monotonic()
+        codes = exit_codes() if self.unexplained else {}
+        for rank in [rank for rank in self.unexplained if codes.get(begun[rank]["pid"])]:
+            known = unspoken_failure(rank, codes[begun[rank]["pid"]], log_file(job.log_dir, rank))
+            replace(known, time=failures.read_all(self.folder)[rank].time).write(self.folder)
+            del self.unexplained[rank]
 
     def is_over(self, nproc: int) -> bool:
         """Whether every rank of this machine has begun, has spoken its last word, and is gone."""
         begun, spoken = self.begun(), self.ended() | failures.read_all(self.folder).keys()
+        if any(time.monotonic() - since < GRACE_S for since in self.unexplained.values()):
+            return False  # torchrun will tell how it ended
         return len(spoken) == len(begun) == nproc and not any(_is_alive(rank["pid"]) for rank in begun.values())
 
     def ended_well(self, nproc: int) -> bool:
