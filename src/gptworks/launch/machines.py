@@ -23,7 +23,7 @@ from gptworks.errors import TRY_AGAIN, UsageError
 from gptworks.launch import failures, nodes, open_files, rank_env, torchrun
 from gptworks.launch.failures import GRACE_S, Failure, say
 from gptworks.launch.job import Job, make_log_dir
-from gptworks.launch.membership import FAILED, STOPPING, Membership
+from gptworks.launch.membership import BEAT_S, FAILED, STOPPING, Membership
 from gptworks.launch.rank_process import (
     BEGUN,
     ENDED_WELL,
@@ -100,6 +100,12 @@ class _Round:
     @property
     def was_stopped(self) -> bool:
         return (self.folder / STOPPED).exists()
+
+    def cause(self) -> Failure:
+        """Of a start that has failed, in the words of the rank itself."""
+        cause = failures.first(failures.read_all(self.folder))
+        assert cause is not None
+        return cause
 
     def failure(self) -> Failure | None:
         found, begun = failures.read_all(self.folder), self.begun()
@@ -202,10 +208,10 @@ class _Machine:
         failure = present.failure()
         if failure is not None and not failure.can_restart:
             if self.job.nodes.rank == 0:
-                self.member.tell(FAILED, failure.dump())
+                self.member.tell(FAILED, present.cause().dump())
             # torchrun would start them again, to find the same.
             return seconds > 0.5 and (self.job.nodes.rank > 0 or self.member.is_known(FAILED))
-        return (self.member.is_lost or FAILED in self.member.heard) and self.job.nodes.rank > 0
+        return FAILED in self.member.heard or (self.member.is_lost and self.job.nodes.rank > 0)
 
     def _pass_on_signals(self) -> None:
         for number in self.received.not_passed_on():
@@ -220,6 +226,13 @@ class _Machine:
             self.agent.send_signal(self._to_pass_on)
 
     def _end_at_once(self) -> None:
+        text = (
+            f"stopped because node {self.job.nodes.rank} was ended at once by a second Ctrl-C; it may not have saved."
+        )
+        self.member.tell(FAILED, Failure(0, text, because_of=-1).dump())
+        deadline = time.monotonic() + 1.5 * BEAT_S  # else the others would take what they have seen for a good end
+        while time.monotonic() < deadline and not self.member.is_known(FAILED):
+            time.sleep(_POLL_S)
         for rank in self.rounds[-1].begun().values() if self.rounds else ():
             if _is_alive(rank["pid"]):
                 os.kill(rank["pid"], signal.SIGINT)
@@ -308,7 +321,7 @@ class _Machine:
         """Not where the agent has ended its ranks for the sake of another start, and has then failed."""
         assert self.agent is not None
         was_meant = self.agent.returncode == 0 or self._is_complete or bool(self.received.received)
-        was_meant = was_meant or STOPPING in self.member.heard
+        was_meant = (was_meant or STOPPING in self.member.heard) and FAILED not in self.member.heard
         return was_meant and bool(self.rounds) and self.rounds[-1].ended_well(self.job.nproc)
 
     def _verdict(self) -> int:
