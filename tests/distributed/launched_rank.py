@@ -56,7 +56,6 @@ def train_a_little(args: argparse.Namespace) -> None:
                 rank_process.note_stopped()
                 break
             time.sleep(args.pause)
-    time.sleep(0 if world.is_main else args.slow_end)
     print(f"rank {world.rank} ends after step {step}", flush=True)
 
 
@@ -87,3 +86,5 @@ if __name__ == "__main__":
     parsed = parser.parse_args()
     with failures.reporting(parsed.folder):
         train_a_little(parsed)
+    if int(os.environ.get("RANK", "0")):
+        time.sleep(parsed.slow_end)  # threads and libraries that take their time to end
