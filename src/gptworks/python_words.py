@@ -21,6 +21,7 @@ _KEYWORDS = (
     "tokenizer|weights|window"
 )
 _VALUES = "auto|never|cpu|cuda|mps|slide|refuse|held-out|test|train|all|heldout|wikitext|lambada|fp32|bf16|int8"
+_SWITCHES = {"download"}
 _OPTION = re.compile(rf"(?<![\w-])--({_KEYWORDS})(?![\w-])(?:[ =]({_VALUES})(?![\w-]))?")
 _QUOTED = re.compile(r"(`[^`]*`)")  # a command that is shown stays as it is
 _GENERATE = re.compile(r"(?<![\w.])generate\.(?=[a-z_]+\b)")
@@ -40,6 +41,8 @@ def reworded(text: str, *, without_section: bool = False) -> str:
 
     def keyword(found: re.Match[str]) -> str:
         name = found[1].replace("-", "_")
+        if name in _SWITCHES:
+            return f"{name}=True"
         return f'{name}="{found[2]}"' if found[2] else f"{name}="
 
     pieces = _QUOTED.split(text)

@@ -12,13 +12,13 @@ from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.config.load import from_dict
 from gptworks.data.dataset import Dataset
 from gptworks.data.prepare import prepare
+from gptworks.data.store import is_raw_text
 from gptworks.data.text_blocks import TextRules
 from gptworks.errors import TokenizerError, UsageError
 from gptworks.evaluate import run
 from gptworks.evaluate.heldout import HeldOut, held_out_loss
 from gptworks.evaluate.run import PARTS, data_section
 from gptworks.python_words import in_python_words
-from gptworks.train.text_inputs import is_raw_text
 
 
 @in_python_words

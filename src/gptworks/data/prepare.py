@@ -168,6 +168,7 @@ def _can_be_read_again(file: InputFile) -> bool:
 
 
 CHARACTERS = "chars"  # instead of a number of tokens
+LEARNED = ("trained", "characters")  # names of tokenizers that are in no file yet
 
 
 def train_tokenizer(
@@ -182,10 +183,14 @@ def train_tokenizer(
     first = next(texts, None)
     if first is None:
         raise _no_text(inputs, skipped)
-    all_texts = itertools.chain([first], texts)
+    return learn_tokenizer(itertools.chain([first], texts), vocab_size, with_eod=with_eod)
+
+
+def learn_tokenizer(texts: Iterable[str], vocab_size: int | str, *, with_eod: bool = True) -> Tokenizer:
+    """The same from texts in memory."""
     if vocab_size == CHARACTERS:
-        return CharacterTokenizer.learn(all_texts, with_eod=with_eod)
-    return Tokenizer.train(all_texts, int(vocab_size))
+        return CharacterTokenizer.learn(texts, with_eod=with_eod)
+    return Tokenizer.train(texts, int(vocab_size))
 
 
 def _no_text(inputs: Sequence[str], skipped: corpus.Skipped) -> DataError:
