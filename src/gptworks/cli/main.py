@@ -143,7 +143,8 @@ def _unknown(parser: argparse.ArgumentParser, args: argparse.Namespace, left: li
     count = "unknown argument" if len(told) == 1 else f"{len(told)} unknown arguments"
     shown = f" {told[0]}" if len(told) == 1 else "".join(f"\n  {each}" for each in told)
     has_all = all(near for _, near in found)
-    end = "" if has_all else f"{'.' if len(told) == 1 else chr(10)} `gptworks {args.verb} --help` lists what there is."
+    more = f"`gptworks {args.verb} --help` lists what there is."
+    end = "" if has_all else f". {more}" if len(told) == 1 else f"\n{more}"
     parser.exit(2, f"error: {args.verb}: {count}{shown}{end}\n")
 
 

@@ -16,8 +16,8 @@ class Dataset:
         """`tokenizer`: that of the model, for stores that do not say which it is, where data.tokenizer does not."""
         if not cfg.path:
             raise DataError(
-                "data.path: not set. Needed: a text file or a folder of text, or the prefix of a store; `gptworks prepare "
-                "FILE... --out PREFIX` makes one."
+                "data.path: not set. Needed: a text file or a folder of text, or the prefix of a store; `gptworks "
+                "prepare FILE... --out PREFIX` makes one."
             )
         self.cfg, self.seed, self.vocab_size = cfg, seed, vocab_size
         self.stores, weights = _open(cfg.path, cfg.weights)

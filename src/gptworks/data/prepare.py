@@ -17,6 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from gptworks.counted import counted
 from gptworks.data import corpus, hf_folder, sample_corpus, text_blocks
 from gptworks.data.encode import Encoded, Encoder, encode_in_worker, start_worker
 from gptworks.data.formats import megatron, registry
@@ -195,7 +196,7 @@ def learn_tokenizer(texts: Iterable[str], vocab_size: int | str, *, with_eod: bo
 
 def _no_text(inputs: Sequence[str], skipped: corpus.Skipped) -> DataError:
     first = f" First problem: {skipped.first[0]}." if skipped.first else ""
-    return DataError(f"{', '.join(inputs)}: no text found; {skipped.count} lines were skipped.{first}")
+    return DataError(f"{', '.join(inputs)}: no text found; {counted(skipped.count, 'line')} skipped.{first}")
 
 
 def _check_request(

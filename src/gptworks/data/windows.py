@@ -206,6 +206,7 @@ def build_source(store: Store, part: str, cfg: DataConfig) -> Source:
     if not store.contents.has_documents:
         # A bare stream has no documents to share out: its tokens are.
         borders = split.boundaries(cfg.split, len(store.tokens))
+        is_left_out = False
         source: Source = Windows(store.tokens, cfg.seq_len, borders[which], borders[which + 1])
         found = f"{borders[which + 1] - borders[which]} of {counted(len(store.tokens), 'token')}"
     else:
@@ -213,23 +214,26 @@ def build_source(store: Store, part: str, cfg: DataConfig) -> Source:
         documents = range(borders[which], borders[which + 1])
         source = _source_of_documents(store, documents, cfg)
         tokens = int(store.document_starts[documents.stop] - store.document_starts[documents.start])
+        is_left_out = not documents and store.num_documents == 1
         found = f"{len(documents)} of {counted(store.num_documents, 'document')} and {counted(tokens, 'token')}"
     if not len(source):
         raise EmptyPartError(
-            f"{store.file}: the {part} part has {found}; one sample needs {cfg.seq_len + 1}. {_more_text(store, cfg)}"
+            f"{store.file}: the {part} part has {found}; one sample needs {cfg.seq_len + 1}. "
+            + _more_text(cfg, part, is_left_out)
         )
     return source
 
 
-def _more_text(store: Store, cfg: DataConfig) -> str:
-    """What gives a part that is empty something to hold."""
+def _more_text(cfg: DataConfig, part: str, is_left_out: bool) -> str:
+    """What to do about an empty part. `is_left_out`: the only document of the store is in another one."""
     shares = f"data.split (now {','.join(f'{share:g}' for share in cfg.split)})"
-    if store.contents.has_documents and store.num_documents == 1:
+    if is_left_out:
         return (
             "One document is not shared out: give held-out text of its own (data.held_out_path), or prepare it as "
             "several documents (`gptworks prepare --doc-separator`)."
         )
-    return f"Use more text, a smaller data.seq_len, another {shares}, or held-out text of its own (data.held_out_path)."
+    apart = ", or held-out text of its own (data.held_out_path)" if part == "held_out" else ""
+    return f"Use more text, a smaller data.seq_len, {'' if apart else 'or '}another {shares}{apart}."
 
 
 def _source_of_documents(store: Store, documents: range, cfg: DataConfig) -> Source:

@@ -126,7 +126,9 @@ def _nothing_left(run: Run) -> str:
 def _farewell(stopped_by: str, run: Run) -> str:
     step, last_step = run.progress.step, run.setup.last_step
     if stopped_by == "end":
-        return f"done: {counted(step, 'step')}. Everything is in {run.folder}; the loss curve is {run.folder / plot.NAME}"
+        return (
+            f"done: {counted(step, 'step')}. Everything is in {run.folder}; the loss curve is {run.folder / plot.NAME}"
+        )
     if stopped_by == "early stop":
         return f"early stop after step {step}: no better held-out loss for {run.cfg.evaluate.patience} evaluations"
     go_on = resume.command(run.folder, "--resume", "auto")

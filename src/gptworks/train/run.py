@@ -274,8 +274,8 @@ class Run:
         before = progress.held_out_samples
         if not progress.measured_on(result.samples):
             self.console.say(
-                f"step {progress.step}: evaluated on {counted(result.samples, 'sample')} ({before or 'not known how many'}"
-                " before): the best so far is chosen anew"
+                f"step {progress.step}: evaluated on {counted(result.samples, 'sample')}, before on "
+                f"{before or 'an unknown number'}: the best so far is chosen anew"
             )
         progress.held_out_loss = result.loss if math.isfinite(result.loss) else None
         is_best = math.isfinite(result.loss) and (progress.best is None or result.loss < progress.best["held_out_loss"])

@@ -142,13 +142,18 @@ def _about_rate(optim: OptimConfig, last_step: int) -> list[str]:
     """A run all of whose steps have rate 0 changes nothing, which nobody should take for training."""
     if not optim.lr or schedule.highest_until(last_step, optim, last_step):
         return []
+    is_warmup = optim.warmup_steps and optim.warmup_from == 0 and last_step == 1
+    why, instead = (
+        ("the warmup begins at 0", "optim.warmup_from=1")
+        if is_warmup
+        else (
+            f"optim.schedule {optim.schedule} comes to optim.min_lr ({optim.min_lr:g}) in the last step",
+            "optim.schedule=constant or an optim.min_lr",
+        )
+    )
     return [
-        f"the learning rate is 0 in all {counted(last_step, 'step')}, so nothing is learned: optim.schedule "
-        f"{optim.schedule} comes to optim.min_lr ({optim.min_lr:g}) in the last step. Train for more steps, or set "
-        "optim.schedule=constant or an optim.min_lr."
-        if last_step >= (optim.decay_steps or last_step)
-        else f"the learning rate is 0 in all {counted(last_step, 'step')}, so nothing is learned: the warmup begins at 0 "
-        f"(optim.warmup_from={optim.warmup_from}). Train for more steps, or set optim.warmup_from=1."
+        f"the learning rate is 0 in the whole run ({counted(last_step, 'step')}), so nothing is learned: {why}. Train "
+        f"for more steps, or set {instead}."
     ]
 
 

@@ -121,8 +121,8 @@ def tell(what: str, summary: Summary, tokenizer: Tokenizer, pieces: int) -> None
     )
     if pieces:
         print(
-            f"data:  {counted(summary.documents, 'document')} cannot be shared out: the text is cut by position into "
-            f"{pieces} pieces of equal length, of which the last are held out",
+            f"data:  {counted(summary.documents, 'document')} cannot be shared out as data.split asks: the text is cut "
+            f"by position into {pieces} pieces of equal length, of which the last are held out",
             flush=True,
         )
     for line in [*(f"skipped {each}" for each in summary.skipped.first), *summary.notes]:
