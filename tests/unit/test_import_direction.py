@@ -25,7 +25,7 @@ LEVELS = [
     {"export"},
     {"train"},
     {"api"},
-    {"simulate", "verify"},
+    {"simulate", "verify", "report"},
     {"doctor", "interop"},
     {"serve", "compat"},
     {"cli"},

@@ -21,10 +21,12 @@ from gptworks.cli import (
     plan,
     plot,
     prepare,
+    report,
     run,
     train,
     translate,
     verify,
+    watch,
 )
 from gptworks.errors import GPTWorksError
 from gptworks.python_words import command_line
@@ -45,6 +47,8 @@ VERBS = {
     "plan": plan,
     "doctor": doctor,
     "plot": plot,
+    "report": report,
+    "watch": watch,
     "config": config,
     "launch": launch,
     "completion": completion,
