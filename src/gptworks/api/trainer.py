@@ -13,6 +13,8 @@ from gptworks.checkpoint.pretrained import Pretrained, PretrainedGPT, unseen
 from gptworks.config import presets
 from gptworks.config.load import flatten, load_with_origins
 from gptworks.config.schema import ModelConfig, RunConfig
+from gptworks.data.pieces import cut_by_position
+from gptworks.data.prepare import CHARACTERS
 from gptworks.data.store import vocabulary_of
 from gptworks.errors import UsageError
 from gptworks.evaluate.heldout import HeldOut
@@ -24,6 +26,7 @@ from gptworks.train.metrics import Observer
 from gptworks.train.run_folder import refuse_foreign
 
 DEFAULT_OUT = "runs/trainer"
+_DATASETS = ("path", "held_out_path")
 
 
 class Trainer:
@@ -114,7 +117,7 @@ class Trainer:
 
         >>> trainer.evaluate().perplexity   # doctest: +SKIP
         """
-        self._write_texts(self.config)
+        self._write_texts(self.config, self.model.tokenizer)
         self.config = text_inputs.prepared(self.config, "auto", tokenizer=self.model.tokenizer)
         data, part = self.config.data.model_dump(), "held_out"
         if not data["path"]:  # nothing to train on: all there is is held out
@@ -203,8 +206,11 @@ class Trainer:
 
     def _train(self, config: RunConfig, resume: str) -> Outcome:
         text_inputs.main_does(config, lambda: refuse_foreign(Path(config.run.out), resume))
-        self._write_texts(config)
-        self.config = config = text_inputs.prepared(config, resume)
+        tokenizer = self._write_texts(config)
+        config = text_inputs.prepared(config, resume, tokenizer=tokenizer)
+        if tokenizer is not None and config.data.tokenizer == CHARACTERS:  # the stores know them by now
+            config = config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": ""})})
+        self.config = config
         given = self.given_model
         if isinstance(given, PretrainedGPT):
             text_inputs.main_does(config, lambda: given.save_pretrained(config.init.checkpoint))
@@ -212,18 +218,41 @@ class Trainer:
         self._trained, self._model = outcome.folder, None
         return outcome
 
-    def _write_texts(self, config: RunConfig) -> None:
+    def _write_texts(self, config: RunConfig, tokenizer: Tokenizer | None = None) -> Tokenizer | None:
+        """The lists as stores. Returns the tokenizer, the same for all data of the run; None where there is no list."""
         if not self.texts:
-            return
-        tokenizer = self._tokenizer() or Tokenizer.from_pretrained("gpt2")
+            return None
+        chosen = tokenizer or self._tokenizer() or self._tokenizer_of_data(config)
+        if chosen.vocab_size > config.model.vocab_size:
+            raise UsageError(
+                f"Trainer: the tokenizer {chosen.name} has {chosen.vocab_size:,} tokens, but model.vocab_size is "
+                f"{config.model.vocab_size:,}. Give another tokenizer=, none (one is learned from the texts), or a "
+                f"model with vocab_size={chosen.vocab_size} or more."
+            )
 
         def write() -> None:
             for key, texts in self.texts.items():
-                write_store(texts, Path(getattr(config.data, key)[0]), tokenizer)
+                prefix = Path(getattr(config.data, key)[0])
+                summary = write_store(texts, prefix, chosen)
+                shares = config.data.split if key == "path" and not config.data.held_out_path else ()
+                name = "train_dataset" if key == "path" else "eval_dataset"
+                text_inputs.tell(name, summary, chosen, cut_by_position(prefix, shares))
 
-        if tokenizer.identity != self._texts_are_of:
+        if chosen.identity != self._texts_are_of:
             text_inputs.main_does(config, write)
-            self._texts_are_of = tokenizer.identity
+            self._texts_are_of = chosen.identity
+        return chosen
+
+    def _tokenizer_of_data(self, config: RunConfig) -> Tokenizer:
+        """As for files: that of the stores, GPT-2's, or one that is learned from what is trained on."""
+        own = {path for key in self.texts for path in getattr(config.data, key)}
+        kept = {key: tuple(each for each in getattr(config.data, key) if each not in own) for key in _DATASETS}
+        files = config.model_copy(update={"data": config.data.model_copy(update=kept)})
+        if isinstance(self.given_model, PretrainedGPT):  # which has none, and is not in a folder yet
+            files = files.model_copy(update={"init": files.init.model_copy(update={"checkpoint": ""})})
+        trained_on = self.texts.get("path")
+        in_memory = (text for row in trained_on.rows for text in row) if trained_on else None
+        return text_inputs.choose_tokenizer(files, Path(config.run.out) / text_inputs.FOLDER, in_memory)
 
     def _tokenizer(self) -> Tokenizer | None:
         """The one that was given, else that of the model."""

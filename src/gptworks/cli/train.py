@@ -51,11 +51,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    try:
+        return _run(args)
+    except KeyboardInterrupt:  # a run that has begun takes it for a wish to save and end
+        print("stopped by Ctrl-C before the first step; nothing was trained", file=sys.stderr)
+        raise
+
+
+def _run(args: argparse.Namespace) -> int:
     more = [f"run.device={args.device}"] if args.device else []
     loaded = options.load_config(args, *more, shape_of=options.shape_of_checkpoint)
     if not (args.dry_run or args.show_batch):
         _refuse_contradiction(loaded.config)
     config = _with_replicas(args, loaded)
+    if not (args.dry_run and args.world is not None):
+        from gptworks.config.derive import require_end
+
+        require_end(config.train)
     if args.out or not config.run.out:
         folder = args.out or options.default_run_folder(args)
         config = config.model_copy(update={"run": config.run.model_copy(update={"out": folder})})
