@@ -338,7 +338,7 @@ class _Machine:
             return 128 + self.received.received[0]
         if self.member.refused:
             raise UsageError(self.member.refused)
-        if self.member.is_lost or (self.job.nodes.rank and not self.member.does_node_0_answer()):
+        if self.job.nodes.rank and (self.member.is_lost or not self.member.does_node_0_answer()):
             say(f"error: node 0 at {self.member.where} does not answer any more; stopped here too.")
             return TRY_AGAIN
         if self.member.missing and self.member.present and self.job.nodes.at_least > len(self.member.present):
