@@ -92,7 +92,7 @@ def list_inputs(inputs: list[str], kind: str = "auto") -> tuple[list[InputFile],
     found: list[InputFile] = []
     passed_over: list[str] = []
     problems = []
-    for name in _expanded(inputs):
+    for name in (each for given in inputs for each in matching(given) or [given]):  # a pattern: what it matches
         path = Path(name)
         if name.startswith(sample_corpus.PREFIX):
             sample_corpus.check(name)
@@ -122,12 +122,6 @@ def list_inputs(inputs: list[str], kind: str = "auto") -> tuple[list[InputFile],
     if sum(each.name == STDIN for each in found) > 1:
         raise DataError("- (standard input): given twice, but it can be read only once.")
     return found, passed_over
-
-
-def _expanded(inputs: list[str]) -> Iterator[str]:
-    """Patterns as the files that they match; one that matches none stays, and is complained about."""
-    for name in inputs:
-        yield from matching(name) or [name]
 
 
 def matching(path: str) -> list[str] | None:
