@@ -64,7 +64,9 @@ class GenerateConfig(Section):
     diversity_penalty: Rate = Field(
         0.0, description="beam: subtracted for each time an earlier group took the same token in this step."
     )
-    seed: Annotated[int, Field(ge=0)] = Field(1234, description="Of the random draws.")
+    seed: Annotated[int, Field(ge=0)] = Field(
+        1234, description="Of the random draws; a command or call that gives none (or this default) draws anew."
+    )
 
     @field_validator("stop", "logit_bias", mode="before")
     @classmethod

@@ -14,11 +14,16 @@ else:
     class _SectionType(type(BaseModel)):
         def __call__(cls, *args: Any, **values: Any) -> Any:
             """A section that a Python program makes by hand is refused in the same words as one in a file."""
+            if args:
+                shown = ", ".join(repr(value) for value in args)
+                first = next(iter(cls.model_fields))
+                raise ConfigError(
+                    cls.__name__, [f"got {shown} without a name; needs keywords, such as {cls.__name__}({first}=...)."]
+                )
             try:
-                return super().__call__(*args, **values)
+                return super().__call__(**values)
             except ValidationError as error:
-                section = cls.__name__.removesuffix("Config").lower()
-                problems = [problem for _, problem in explain(section, error, cls.whole)]
+                problems = [problem for _, problem in explain(cls.section(), error, cls.whole)]
                 raise ConfigError(cls.__name__, problems) from None
 
 
@@ -52,6 +57,26 @@ class Section(BaseModel, metaclass=_SectionType):
     # strict: "12" is not a number and 1 is not true; YAML has already told them apart.
     whole: ClassVar[type[BaseModel]]  # the configuration whose sections these are; its keys are those that are known
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+
+    @classmethod
+    def section(cls) -> str:
+        """Its name in a file."""
+        sections = {field.annotation: name for name, field in cls.whole.model_fields.items()}
+        return sections.get(cls, cls.__name__.removesuffix("Config").lower())
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise ConfigError(
+            type(self).__name__,
+            [
+                f"{self.section()}.{name}: cannot be set to {value!r}: a configuration does not change. Make another "
+                f"one, such as {type(self).__name__}(**{{**dict(config), {name!r}: {value!r}}})."
+            ],
+        )
+
+    def __delattr__(self, name: str) -> None:
+        raise ConfigError(
+            type(self).__name__, [f"{self.section()}.{name}: cannot be deleted: a configuration does not change."]
+        )
 
     @model_validator(mode="before")
     @classmethod

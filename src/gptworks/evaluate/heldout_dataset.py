@@ -1,15 +1,22 @@
 """A model measured on a split of a dataset, cut into samples as it was in training."""
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.config.load import from_dict
 from gptworks.data.dataset import Dataset
+from gptworks.data.prepare import prepare
+from gptworks.data.store import is_raw_text
+from gptworks.data.text_blocks import TextRules
 from gptworks.data.windows import OrderedSamples, Sample, Source
-from gptworks.errors import UsageError
+from gptworks.errors import DataError, UsageError
 from gptworks.evaluate.heldout import HeldOut, held_out_loss
 from gptworks.evaluate.progress import Watcher
+from gptworks.tokenizer import Tokenizer
 
 
 def data_section(trained: dict[str, Any], context: int, data: str, split: str, shares: str | None) -> dict[str, Any]:
@@ -29,6 +36,25 @@ def data_section(trained: dict[str, Any], context: int, data: str, split: str, s
     elif shares:
         section["split"] = shares
     return section
+
+
+def default_split(data: str) -> str:
+    """All of a text that nobody has shared out; of a dataset, what training held out."""
+    return "all" if is_raw_text(data) else "held-out"
+
+
+@contextmanager
+def as_store(data: str, tokenizer: Tokenizer, key: str = "") -> Iterator[str]:
+    """Text as a store for as long as it is needed."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "text"
+        rules = TextRules((key or "text",), keep_separator=False)
+        try:
+            prepare([data], path, tokenizer, rules=rules, append_eod=tokenizer.eod_id is not None, strict=True)
+            yield str(path)
+        except DataError as error:
+            said = str(error).replace(f"{path}.bin", data).replace(", or leave out --strict to skip such lines", "")
+            raise type(error)(said) from None
 
 
 def open_dataset(model: PretrainedGPT, section: dict[str, Any], trained: dict[str, Any], where: str) -> Dataset:

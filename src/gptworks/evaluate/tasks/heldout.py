@@ -15,11 +15,25 @@ PARTS = {"train": "train", "held-out": "held_out", "test": "test", "all": "train
 
 
 def _measure(measurement: "Measurement") -> dict[str, Any]:
-    from gptworks.evaluate import identity
-    from gptworks.evaluate.heldout_dataset import measure
+    from gptworks.data.store import is_raw_text
+    from gptworks.evaluate.heldout_dataset import as_store
 
-    request, split = measurement.request, measurement.request.settings["split"]
-    dataset, part = _open(measurement), PARTS[split]
+    data, key = measurement.request.data, measurement.request.settings["key"]
+    if not is_raw_text(data):
+        if key:
+            raise UsageError(f"--key: got '{key}', but {data} is not text. Leave it out.")
+        return _measure_store(measurement, data)
+    with as_store(data, measurement.tokenizer, key) as store:
+        return _measure_store(measurement, store)
+
+
+def _measure_store(measurement: "Measurement", store: str) -> dict[str, Any]:
+    from gptworks.evaluate import identity
+    from gptworks.evaluate.heldout_dataset import default_split, measure
+
+    request = measurement.request
+    split = request.settings["split"] or default_split(request.data)
+    dataset, part = _open(measurement, store, split), PARTS[split]
     measured = measure(
         measurement.model,
         dataset,
@@ -52,14 +66,13 @@ def _measure(measurement: "Measurement") -> dict[str, Any]:
     return measurement.result(head, rows) | counts
 
 
-def _open(measurement: "Measurement") -> "Dataset":
+def _open(measurement: "Measurement", store: str, split: str) -> "Dataset":
     from gptworks.checkpoint import folder
     from gptworks.evaluate.heldout_dataset import data_section, open_dataset
 
     model, settings = measurement.model, measurement.request.settings
     trained = folder.config_of(Path(measurement.path))
-    context, data = model.cfg.max_positions, measurement.request.data
-    section = data_section(trained, context, data, settings["split"], settings["shares"])
+    section = data_section(trained, model.cfg.max_positions, store, split, settings["shares"])
     if settings["seq_len"] is not None:
         section |= {"seq_len": settings["seq_len"], "too_long": "truncate"}
     return open_dataset(model, section, trained, "eval")
@@ -78,9 +91,10 @@ def _per_document(measurement: "Measurement", head: Mapping[str, Any], dataset: 
 
 
 def _check_data(_: Task, data: str) -> None:
-    from gptworks.data.store import locate_stores
+    from gptworks.data.store import is_raw_text, locate_stores
 
-    locate_stores(data)
+    if not is_raw_text(data):
+        locate_stores(data)
 
 
 def _own_data(model: str, settings: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -88,18 +102,19 @@ def _own_data(model: str, settings: Mapping[str, Any]) -> tuple[str, Mapping[str
     from gptworks.checkpoint import folder
 
     said = folder.config_of(Path(model)).get("data", {})
-    is_apart = settings["split"] == "held-out" and said.get("held_out_path")
+    split = settings["split"] or "held-out"
+    is_apart = split == "held-out" and said.get("held_out_path")
     paths = said.get("held_out_path" if is_apart else "path") or []
     if len(paths) != 1:
         listed = f" It has {', '.join(paths)}: name one." if paths else ""
         raise UsageError(f"--data: not given, and {model} does not name one dataset.{listed} Needed: a store.")
-    return str(paths[0]), {**settings, "split": "all"} if is_apart else settings
+    return str(paths[0]), {**settings, "split": "all" if is_apart else split}
 
 
 TASK = Task(
     name="heldout",
     title="held-out loss",
-    data="a store made by `gptworks prepare` (default: what the run was trained on)",
+    data="a store, or a file, folder or pattern of text (default: what the run was trained on)",
     metrics={
         "loss": Metric("loss"),
         "perplexity": Metric("perplexity"),
@@ -108,7 +123,8 @@ TASK = Task(
     counts=("documents", "samples", "tokens", "bytes"),
     measure=_measure,
     options=(
-        Option("split", "which documents", "held-out", choices=tuple(PARTS)),
+        Option("split", "which documents (default: held-out of a store, all of text)", choices=tuple(PARTS)),
+        Option("key", "key or column of text (default: text)", default="", metavar="NAME"),
         Option("shares", "shares of the split (default: those the model was trained with)", metavar="A,B,C"),
         Option("seq_len", "tokens predicted per sample; longer rows are cut off", parse=int, metavar="N"),
         Option("baselines", "unigram, bigram and gzip beside it", default=False),
