@@ -22,7 +22,7 @@ from gptworks.interop import command_line, registry, yaml_files
 from gptworks.interop.adapt import adapted
 from gptworks.interop.native_command import command_line as native_command_line
 from gptworks.interop.notes import Note, shown
-from gptworks.interop.settings import Key, Settings, number, truth, whole
+from gptworks.interop.settings import Key, Settings, parse_bool, parse_float, parse_int
 from gptworks.interop.write_yaml import in_one_line
 
 FOLDER = Path(__file__).parent
@@ -206,8 +206,8 @@ def samples(key: Key, written: str | None) -> list[str]:
         return SAMPLES[key.theirs]
     if key.switch:
         return [""]
-    kinds: dict[Any, list[str]] = {whole: ["1", "2", "4", "8", "16", "64", "1024"], number: ["0.5", "1"]}
-    kinds |= {truth: ["True", "False"]}
+    kinds: dict[Any, list[str]] = {parse_int: ["1", "2", "4", "8", "16", "64", "1024"], parse_float: ["0.5", "1"]}
+    kinds |= {parse_bool: ["True", "False"]}
     default = [shown(key.default)] if key.default not in (None, "") else []
     return [*default, *kinds.get(key.read, ["1", "words"])]
 
