@@ -278,7 +278,7 @@ def written(found: list[Case], values: dict[str, float]) -> str:
     counted = sorted(abs(error(values, case)) for case in found if case.counted)
     lines = [
         "# Written by benchmarks/plan_fit.py from benchmarks/published/speed.toml: change those, not this.",
-        "# What the numbers mean: Efficiency in plan/rates.py. Errors with each row left out: benchmarks/plan_speed.py.",
+        "# What the numbers mean: Efficiency in plan/rates.py. Errors, each row left out: benchmarks/plan_speed.py.",
         "",
         "[fit]",
         f"rows = {len(counted)}",
