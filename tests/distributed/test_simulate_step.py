@@ -137,7 +137,7 @@ def formula(cfg: RunConfig, layout: Layout, rank: int, micro: int) -> dict[tuple
     parallel = fit_layout(cfg, layout)
     batch = BatchPlan(0, cfg.batch.micro_size, micro, layout.data_parallel)
     compute = 4 if cfg.precision.compute == "fp32" else 2
-    place = World(torch.device("cpu"), layout, rank).place
+    place = World(torch.device("cpu"), layout, rank).coords
     terms = communication.per_step(cfg.model, parallel, batch, LENGTH, place=place, compute_bytes=compute)
     return communication.totals(terms)
 
