@@ -6,6 +6,7 @@ launched_rank.py FOLDER STEPS [--timeout S] [--pause S] [--slow-save S] [--slow-
 import argparse
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from torch import distributed
 
 from gptworks.config.schema import RunFolderConfig
 from gptworks.errors import DataError
-from gptworks.launch import failures, heartbeat, process_group, rank_env
+from gptworks.launch import failures, heartbeat, process_group, rank_env, rank_process
 from gptworks.train.run_folder import Interrupts
 
 
@@ -52,6 +53,7 @@ def train_a_little(args: argparse.Namespace) -> None:
                     (args.folder / "new.json").write_text(json.dumps([step, value]))
                     (args.folder / "new.json").replace(saved)
             if stop:
+                rank_process.note_stopped()
                 break
             time.sleep(args.pause)
     print(f"rank {world.rank} ends after step {step}", flush=True)
@@ -65,6 +67,9 @@ def mishap(args: argparse.Namespace, rank: int, step: int, attempt: int) -> None
         raise DataError("data/corpus: the store is too small.")
     if kind == "fault":
         raise ZeroDivisionError("division by zero")
+    if kind == "exit":
+        print("error: no such preset: gtp2", file=sys.stderr)
+        sys.exit(2)
     if kind == "late":
         time.sleep(60)
 

@@ -18,6 +18,7 @@ class Job:
     max_restarts: int = 0
     quiet: bool = False  # say nothing of the start
     preload: tuple[str, ...] = ()  # modules that every rank will import; not the one that is run
+    stopped_code: int = 0  # exit code of a run that a signal has stopped before its end, and that was saved
 
 
 def make_log_dir(log_dir: Path) -> None:
