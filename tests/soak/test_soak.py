@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -92,17 +93,17 @@ class Fails:
     def ready(self, folder: Path) -> None:
         pass
 
-    def attempt(self, chance: random.Random, folder: Path) -> int:
+    def attempt(self, number: int, chance: random.Random, folder: Path) -> Counter[str]:
         if chance.random() < 1 / 3:
             raise Found(f"drawn {chance.random():.6f}")
-        return 1
+        return Counter(["one"])
 
 
 def test_a_failure_is_repeated_alone_by_its_seed(tmp_path: Path) -> None:
     campaign = Campaign([Fails()], tmp_path / "all", seed=3)
     campaign.run(1.0, jobs=2)
     (tally,) = campaign.tallies
-    assert tally.failures and tally.faults == tally.tries - len(tally.failures)
+    assert tally.failures and tally.faults.total() == tally.tries - len(tally.failures)
     seed, told = tally.failures[0]
     assert any(f"make soak REPEAT=fails:{seed}" in line and told in line for line in campaign.table())
     again = Campaign([Fails()], tmp_path / "again", seed=99)
@@ -132,7 +133,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_crash_states(scenario: str, count: int, made: Path, tmp_path: Path) -> None:
     if scenario.startswith("convert"):
         add_run(made)
-    assert states_of(scenario, 1, count, tmp_path, made) == count
+    killed, crashed = states_of(scenario, 1, count, tmp_path, made)
+    assert killed > 10 and crashed == count
 
 
 def soak(*args: str) -> subprocess.CompletedProcess[str]:
