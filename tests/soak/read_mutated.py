@@ -32,6 +32,7 @@ def main() -> int:
 
 
 def _survives(name: str, seed: int, count: int, folder: Path) -> bool:
+    folder.mkdir()
     readers = all_readers()
     reader = readers[name]()
     other = readers[random.Random(seed).choice([each for each in readers if not each.startswith("run-")])]()

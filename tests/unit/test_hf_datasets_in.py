@@ -4,6 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
+import bounded_child
+import numpy as np
 import pytest
 
 from gptworks.data import corpus, hf_folder
@@ -106,3 +108,49 @@ def test_what_is_wrong_with_such_a_folder(tmp_path: Path) -> None:
     (tmp_path / "c" / "state.json").write_text(json.dumps(state | {"_indices_data_files": [{"filename": "i.arrow"}]}))
     with pytest.raises(DataError, match="chosen by an index"):
         numbers(tmp_path / "c")
+
+
+def arrow_stream(path: Path, texts: list[str]) -> bytes:
+    import pyarrow
+
+    table = pyarrow.table({"text": texts})
+    with path.open("wb") as file, pyarrow.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    return path.read_bytes()
+
+
+def read_texts(path: Path) -> list[str]:
+    found = corpus.read_documents([str(path)], TextRules(), corpus.Skipped(strict=True))
+    return [text for document in found for text in document]
+
+
+def test_an_arrow_file_whose_texts_lie_elsewhere_is_refused(tmp_path: Path) -> None:
+    """Offsets of texts that lead out of the file, or backwards: the library itself would read what lies there."""
+    texts = ["one text", "a second one", "the third of them"]
+    whole = arrow_stream(tmp_path / "a.arrow", texts)
+    assert read_texts(tmp_path / "a.arrow") == texts
+    offsets = np.cumsum([0, *map(len, texts)], dtype="<i4").tobytes()
+    assert whole.count(offsets) == 1
+    for wrong in ([0, 8, 20, 1 << 30], [0, 20, 8, 37], [-8, 8, 20, 37]):
+        (tmp_path / "a.arrow").write_bytes(whole.replace(offsets, np.array(wrong, "<i4").tobytes()))
+        with pytest.raises(DataError, match=r"a\.arrow: not a readable arrow file \(.*[Oo]ffset"):
+            read_texts(tmp_path / "a.arrow")
+
+
+def test_an_arrow_file_that_says_it_is_long_takes_no_memory(tmp_path: Path) -> None:
+    """The length of its first message is two gigabytes."""
+    whole = arrow_stream(tmp_path / "a.arrow", ["one text"])
+    assert whole[:4] == b"\xff" * 4
+    (tmp_path / "a.arrow").write_bytes(whole[:4] + (2**31 - 1).to_bytes(4, "little") + whole[8:])
+    ended = bounded_child.run("prepare", tmp_path / "a.arrow", "--out", tmp_path / "out", "--workers", "1")
+    assert ended.code == 2, ended
+    assert "a.arrow: not a readable arrow file" in ended.err
+    assert ended.peak < 600 << 20
+
+
+def test_an_arrow_file_whose_columns_are_no_text(tmp_path: Path) -> None:
+    whole = arrow_stream(tmp_path / "a.arrow", ["one text"])
+    assert whole.count(b"text") > 1
+    (tmp_path / "a.arrow").write_bytes(whole.replace(b"text", b"te\xf8t", 1))
+    with pytest.raises(DataError, match=r"a\.arrow: not a readable arrow file"):
+        read_texts(tmp_path / "a.arrow")

@@ -237,7 +237,7 @@ def _named_failures(final: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:  # the disk is full, in the words of Python, torch or safetensors
-        reason = (isinstance(error, OSError) and file_errors.explain(error)) or f"{first_line(error)}."
+        reason = (isinstance(error, OSError) and file_errors.explain(error)) or f"{first_line(error).rstrip('.')}."
         raise CheckpointError(
             f"{final}: could not be saved: {reason} Earlier checkpoints are untouched: mend that, and go on with "
             "--resume auto."

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gptworks import durable
 from gptworks.errors import UsageError
 from gptworks.launch.nodes import Nodes
 
@@ -17,12 +18,13 @@ class Job:
     nodes: Nodes = field(default_factory=Nodes)
     max_restarts: int = 0
     quiet: bool = False  # say nothing of the start
+    timeout: float = 600.0  # parallel.timeout: seconds in which the ranks find out by themselves who does not answer
     preload: tuple[str, ...] = ()  # modules that every rank will import; not the one that is run
 
 
 def make_log_dir(log_dir: Path) -> None:
     try:
-        log_dir.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(log_dir)  # often with the run folder
     except OSError as error:
         raise UsageError(
             f"{log_dir}: logs cannot be written there ({error.strerror}). Choose another --out, or a "
