@@ -12,8 +12,9 @@ from soak import driver
 from soak.campaign import require
 from soak.readers import all_readers
 
-BATCH = {"run-folder": 8, "run-looked-at": 150}
-USUAL_BATCH = 1500
+# Files of one reader at a time, by how its name begins: a whole command takes longer than a read.
+BATCH = {"run-folder": 8, "run-looked": 100, "yaml": 250, "foreign": 250, "script": 250, "rank": 500, "": 2000}
+SECONDS = 900.0  # for a batch on a busy machine; each file has its own limit
 AT_ONCE = 4  # readers in one child: to import what they need takes longer than to read a thousand files
 
 
@@ -27,7 +28,7 @@ class Files:
 
     def attempt(self, number: int, chance: random.Random, folder: Path) -> Counter[str]:
         readers = [self.readers[(AT_ONCE * number + each) % len(self.readers)] for each in range(AT_ONCE)]
-        asked = {reader: BATCH.get(reader, USUAL_BATCH) for reader in readers}
+        asked = {reader: next(n for start, n in BATCH.items() if reader.startswith(start)) for reader in readers}
         words = [
             sys.executable,
             "-m",
@@ -36,7 +37,7 @@ class Files:
             str(folder),
             *(f"{reader}:{count}" for reader, count in asked.items()),
         ]
-        with driver.started(words, folder / "log", cwd=driver.TESTS) as process:
+        with driver.started(words, folder / "log", seconds=SECONDS, cwd=driver.TESTS) as process:
             process.wait()
         text = (folder / "log").read_text(errors="replace")
         require(process.returncode == 0, lambda: f"{', '.join(readers)}: exit {process.returncode}\n{text[-4000:]}")
