@@ -16,7 +16,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     fsync = os.fsync
 
     def noted(descriptor: int) -> None:
-        found.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        found.append(Path(f"/proc/self/fd/{descriptor}").readlink())
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noted)
