@@ -1,17 +1,18 @@
 """Folders that Hugging Face `datasets` wrote, as `prepare` reads them; fixtures/hf_datasets/make_hf_datasets.py."""
 
+import io
 import json
 import shutil
 from pathlib import Path
 
-import bounded_child
 import numpy as np
 import pytest
 
-from gptworks.data import corpus, hf_folder
+from gptworks.data import corpus, hf_folder, row_files
 from gptworks.data.prepare import prepare
 from gptworks.data.store import Store
 from gptworks.data.text_blocks import TextRules
+from gptworks.data.text_files import TextStream
 from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer
 
@@ -137,15 +138,24 @@ def test_an_arrow_file_whose_texts_lie_elsewhere_is_refused(tmp_path: Path) -> N
             read_texts(tmp_path / "a.arrow")
 
 
+class Asked(io.BufferedReader):
+    """Notes how many bytes are asked for at once."""
+
+    most = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.most = max(self.most, size or 0)
+        return super().read(min(size or 0, 1 << 20))
+
+
 def test_an_arrow_file_that_says_it_is_long_takes_no_memory(tmp_path: Path) -> None:
-    """The length of its first message is two gigabytes."""
+    """The length of its first message is two gigabytes, which a read of so many bytes would set aside."""
     whole = arrow_stream(tmp_path / "a.arrow", ["one text"])
     assert whole[:4] == b"\xff" * 4
-    (tmp_path / "a.arrow").write_bytes(whole[:4] + (2**31 - 1).to_bytes(4, "little") + whole[8:])
-    ended = bounded_child.run("prepare", tmp_path / "a.arrow", "--out", tmp_path / "out", "--workers", "1")
-    assert ended.code == 2, ended
-    assert "a.arrow: not a readable arrow file" in ended.err
-    assert ended.peak < 600 << 20
+    file = Asked(io.BytesIO(whole[:4] + (2**31 - 1).to_bytes(4, "little") + whole[8:]))
+    with pytest.raises(DataError, match=r"a\.arrow: not a readable arrow file"):
+        list(row_files.rows(TextStream("a.arrow", "arrow", file, lambda: 0), ("text",)))
+    assert 0 < file.most <= 4 << 20
 
 
 def test_an_arrow_file_whose_columns_are_no_text(tmp_path: Path) -> None:
