@@ -52,6 +52,16 @@ def blanks(path: Path, size: int, blank: bytes = b" ") -> Path:
     return _packed(path, [blank * 32 * MB] * (size // (32 * MB)))
 
 
+def csv_line(path: Path, size: int) -> Path:
+    """A table whose one row is long."""
+    with path.open("wb") as file:
+        file.write(b"text\n")
+        for _ in range(size // MB):
+            file.write(b"word " * (MB // 5))
+        file.write(b"\n")
+    return path
+
+
 def one_element(path: Path, size: int) -> Path:
     """A JSON array with one string of `size` bytes in its one object, compressed as the name says."""
     return _packed(path, [b'[{"text": "', *[b"word " * (MB // 5)] * (size // MB), b'"}]\n'])

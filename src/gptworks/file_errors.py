@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_PASSING = {errno.EIO, errno.ESTALE, errno.EBUSY}  # of file servers and disks
 _CHECKED_ENTRIES = 1000  # of a folder in which nothing is recognised
 
 
@@ -53,6 +54,11 @@ def explain(error: OSError, otherwise: str | Path = "") -> str:
         errno.EXDEV: "cannot be moved to another filesystem. Name a place on the same one.",
     }
     return f"{named}: {known[error.errno]}" if error.errno in known else ""
+
+
+def may_pass(error: OSError) -> bool:
+    """Whether it can be gone at the next try without anybody's doing."""
+    return error.errno in _PASSING
 
 
 def refuse_unreadable(path: Path) -> None:

@@ -4,9 +4,12 @@ The ranks are started by the test; everything else is what `gptworks train` does
 """
 
 import contextlib
+import errno
 import io
 import json
 import math
+import os
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -17,6 +20,7 @@ from typing import Any
 import pytest
 
 import gptworks
+from gptworks import file_errors
 from gptworks.checkpoint import manifest as manifests
 from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.config.derive import Layout
@@ -330,6 +334,33 @@ def test_a_program_that_trains_again_and_again_makes_no_more_groups(configured, 
 
     for first, *later in run_layout(TWO, number_of_groups):
         assert later == [first, first]
+
+
+def test_what_the_system_refuses_on_one_rank_is_said_by_all(run_layout: RunLayout, tmp_path: Path) -> None:
+    """What, where, what is needed, what to do: as one process says it, not `PermissionError`."""
+    (tmp_path / "a file").write_text("")
+    refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / "a file"))
+
+    def work(world: World) -> list[str]:
+        ranks = Ranks(world)
+
+        def fail() -> None:
+            raise refused
+
+        def said(function: Callable[[], object]) -> str:
+            try:
+                return f"fine: {function()}"
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
+
+        return [
+            said(lambda: ranks.all_do(lambda: fail() if world.rank == 1 else None)),
+            said(lambda: ranks.main_does(fail)),
+        ]
+
+    words = f"TrainingError: {file_errors.explain(refused)}"
+    assert re.search(r"a file: permission denied: .* Needed: .* Change its mode or owner", words)
+    assert run_layout(TWO, work) == [[f"{words} (rank 1 of 2)", words]] * 2
 
 
 def test_a_rank_of_a_machine_that_has_just_been_started_resumes_as_the_others_do(

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -30,15 +31,18 @@ class Part(Protocol):
     def ready(self, folder: Path) -> None:
         """Once, before the first try: what tries compare with goes into this folder. May raise LeftOut."""
 
-    def attempt(self, chance: random.Random, folder: Path) -> int:
-        """One try, in an empty folder of its own. Gives how many faults were made; raises Found."""
+    def attempt(self, number: int, chance: random.Random, folder: Path) -> Counter[str]:
+        """One try, in an empty folder of its own. Gives how many faults of each kind were made; raises Found.
+
+        Tries are numbered one after another: what must all have its turn is chosen by the number, the rest by chance.
+        """
 
 
 @dataclass
 class Tally:
     part: Part
     tries: int = 0
-    faults: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     worst: float = 0.0
     failures: list[tuple[int, str]] = field(default_factory=list)
@@ -92,9 +96,10 @@ class Campaign:
             if self._make_ready(tally):
                 began = time.monotonic()
                 folder.mkdir(parents=True)
-                faults = tally.part.attempt(random.Random(seed), folder)
+                faults = tally.part.attempt(seed, random.Random(seed), folder)
                 with self.lock:
-                    tally.tries, tally.faults = tally.tries + 1, tally.faults + faults
+                    tally.tries += 1
+                    tally.faults.update(faults)
                 shutil.rmtree(folder, ignore_errors=True)
         except Exception as error:  # a mistake of the campaign itself is shown as a failure too
             told = str(error) if isinstance(error, Found) else traceback.format_exc()
@@ -128,9 +133,12 @@ class Campaign:
         for each in self.tallies:
             note = f"left out: {each.left_out}" if each.left_out else ""
             yield (
-                f"| {each.part.name:<14} | {each.tries:>7,} | {each.faults:>8,} | {len(each.failures):>8} | "
+                f"| {each.part.name:<14} | {each.tries:>7,} | {each.faults.total():>8,} | {len(each.failures):>8} | "
                 f"{each.worst:>7.1f} s | {note} |"
             )
+        for each in self.tallies:
+            if each.faults:
+                yield f"{each.part.name}: " + "; ".join(f"{kind} {n:,}" for kind, n in sorted(each.faults.items()))
         for each in self.tallies:
             for seed, told in each.failures:
                 yield f"failure: make soak REPEAT={each.part.name}:{seed}   {told.strip().splitlines()[-1][:150]}"

@@ -6,11 +6,13 @@ journal gives them. `loose`: in their order within each folder only, which is al
 """
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from soak.recorded import Change, Node, Recording, apply_data
 
+KILLED = "all there"
 DATA = ("all", "none", "cut", "zeros")
 
 
@@ -35,8 +37,43 @@ def build(recording: Recording, chance: random.Random, folder: Path) -> Choice:
     )
     choice = Choice(min(moment, len(changes)), chance.choice(["ordered", "loose"]))
     made = changes[: choice.moment]
+    arrived = _arrived(made, choice.order, chance)
+    _write(recording.root, _names(recording, arrived), _contents(made, chance), folder)
+    return choice
+
+
+def publishing_moments(recording: Recording) -> list[int]:
+    """Before every call that makes, moves, removes or syncs something, and after the last."""
+    changes = recording.changes
+    return [n for n, each in enumerate(changes) if each.kind in ("link", "unlink", "sync")] + [len(changes)]
+
+
+def lasting(made: list[Change], order: str) -> list[Change]:
+    """Changes of names that must be there in such a state: all after a kill, after a crash those that were synced."""
+    named = [(number, change) for number, change in enumerate(made) if change.kind in ("link", "unlink")]
+    last_sync = {change.node: number for number, change in enumerate(made) if change.kind == "sync"}
+    return [
+        change
+        for number, change in named
+        if order == KILLED or all(last_sync.get(each, -1) > number for each in _folders(change))
+    ]
+
+
+def build_killed(recording: Recording, moment: int, folder: Path) -> Choice:
+    """What a kill before that call leaves: the system keeps everything that was done, synced or not."""
+    made = recording.changes[:moment]
+    contents: dict[Node, bytearray] = {}
+    for change in made:
+        if change.kind in ("write", "truncate"):
+            apply_data(contents.setdefault(change.node, bytearray(change.node.before)), change)
+    named = [change for change in made if change.kind in ("link", "unlink")]
+    _write(recording.root, _names(recording, named), contents, folder)
+    return Choice(moment, KILLED)
+
+
+def _names(recording: Recording, arrived: list[Change]) -> dict[Node, dict[str, Node]]:
     names = {node: dict(inside) for node, inside in recording.names.items()}
-    for change in _arrived(made, choice.order, chance):
+    for change in arrived:
         if change.gone:
             names.get(change.gone[0], {}).pop(change.gone[1], None)
         assert change.folder is not None
@@ -45,8 +82,7 @@ def build(recording: Recording, chance: random.Random, folder: Path) -> Choice:
             inside[change.name] = change.node
         else:
             inside.pop(change.name, None)
-    _write(recording.root, names, _contents(made, chance), folder)
-    return choice
+    return names
 
 
 def _folders(change: Change) -> list[Node]:
@@ -58,9 +94,9 @@ def _arrived(made: list[Change], order: str, chance: random.Random) -> list[Chan
     """Changes of names that have reached the disk."""
     last_sync = {change.node: number for number, change in enumerate(made) if change.kind == "sync"}
     named = [(number, change) for number, change in enumerate(made) if change.kind in ("link", "unlink")]
-    lasting = [number for number, change in named if all(last_sync.get(each, -1) > number for each in _folders(change))]
     if order == "ordered":
-        last = max(lasting, default=-1)
+        synced_at = [n for n, change in named if all(last_sync.get(each, -1) > n for each in _folders(change))]
+        last = max(synced_at, default=-1)
         cut = chance.choice([last, len(made), chance.randint(last, len(made))])
         return [change for number, change in named if number <= cut]
     cuts: dict[Node, int] = {}
@@ -106,7 +142,9 @@ def _add_unsynced(content: bytearray, changes: list[Change], chance: random.Rand
         del content[last.at + chance.randint(0, len(last.data)) :]
 
 
-def _write(node: Node, names: dict[Node, dict[str, Node]], contents: dict[Node, bytes], folder: Path) -> None:
+def _write(
+    node: Node, names: dict[Node, dict[str, Node]], contents: Mapping[Node, bytes | bytearray], folder: Path
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, below in names.get(node, {}).items():
         if below.is_folder:

@@ -2,6 +2,7 @@
 
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 
 from soak import driver
@@ -9,8 +10,10 @@ from soak.campaign import LeftOut, require
 from soak.driver import succeed
 from soak.recorded import has_strace
 
-STATES = 25  # of one recording
+STATES = 25  # of one recording, besides those that kills leave
+SECONDS = 900.0  # for all of one recording on a busy machine
 
+LAYOUTS = ("dp2", "tp2", "pp2", "fsdp2")
 SCENARIO_NAMES = (
     "save",
     "save-keep-one",
@@ -23,6 +26,8 @@ SCENARIO_NAMES = (
     "prepare-paddle",
     "convert-hf",
     "convert-gguf",
+    "export-hf",
+    *(f"save-{layout}{how}" for layout in LAYOUTS for how in ("", "-asynchronous")),
 )
 
 
@@ -39,7 +44,7 @@ def add_run(folder: Path) -> None:
 
 
 class Crashes:
-    name, share = "crashes", 2.0
+    name, share = "crashes", 2.8
 
     def ready(self, folder: Path) -> None:
         if not has_strace():
@@ -48,14 +53,18 @@ class Crashes:
         material(folder)
         add_run(folder)
 
-    def attempt(self, chance: random.Random, folder: Path) -> int:
-        return states_of(chance.choice(SCENARIO_NAMES), chance.randrange(10**9), STATES, folder, self.material)
+    def attempt(self, number: int, chance: random.Random, folder: Path) -> Counter[str]:
+        scenario = SCENARIO_NAMES[number % len(SCENARIO_NAMES)]
+        killed, crashed = states_of(scenario, chance.randrange(10**9), STATES, folder, self.material)
+        return Counter({f"{scenario}, every publishing step": killed, f"{scenario}, power": crashed})
 
 
-def states_of(scenario: str, seed: int, count: int, folder: Path, made: Path) -> int:
+def states_of(scenario: str, seed: int, count: int, folder: Path, made: Path) -> tuple[int, int]:
+    """How many states of kills and of power failures were opened."""
     words = [sys.executable, "-m", "soak.open_states", scenario, str(seed), str(count), str(folder), str(made)]
-    with driver.started(words, folder / "log", cwd=driver.TESTS) as process:
+    with driver.started(words, folder / "log", seconds=SECONDS, cwd=driver.TESTS) as process:
         process.wait()
     text = (folder / "log").read_text(errors="replace")
     require(process.returncode == 0, lambda: f"{scenario}: exit {process.returncode}\n{text[-4000:]}")
-    return count
+    killed, crashed = map(int, text.split()[-2:])
+    return killed, crashed

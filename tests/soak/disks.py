@@ -3,6 +3,7 @@
 import random
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 from soak import driver
@@ -18,7 +19,7 @@ MOUNTED = (
 
 
 class Disks:
-    name, share = "disks", 1.0
+    name, share = "disks", 0.8
 
     def ready(self, folder: Path) -> None:
         tried = subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False)
@@ -27,10 +28,10 @@ class Disks:
         self.references = References(folder)
         self.has_strace = shutil.which("strace") is not None
 
-    def attempt(self, chance: random.Random, folder: Path) -> int:
-        if self.has_strace and chance.random() < 0.4:
-            return self._read_only(chance, folder)
-        return self._full(chance, folder)
+    def attempt(self, number: int, chance: random.Random, folder: Path) -> Counter[str]:
+        if self.has_strace and number % 2:
+            return Counter({"read-only": self._read_only(chance, folder)})
+        return Counter({"full": self._full(chance, folder)})
 
     def _full(self, chance: random.Random, folder: Path) -> int:
         """Trained on a disk that is too small; then with what it left, on a large one, to the end."""

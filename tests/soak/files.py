@@ -2,6 +2,7 @@
 
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 
 import bounded_child
@@ -11,51 +12,52 @@ from soak import driver
 from soak.campaign import require
 from soak.readers import all_readers
 
-BATCH = {"run-folder": 6}
-USUAL_BATCH = 1000
+# Files of one reader at a time, by how its name begins: a whole command takes longer than a read.
+BATCH = {"run-folder": 8, "run-looked": 100, "yaml": 250, "foreign": 250, "script": 250, "rank": 500, "": 2000}
+SECONDS = 900.0  # for a batch on a busy machine; each file has its own limit
+AT_ONCE = 4  # readers in one child: to import what they need takes longer than to read a thousand files
 
 
 class Files:
-    """A batch of damaged files of one reader."""
+    """A batch of damaged files of some readers."""
 
-    name, share = "files", 3.0
+    name, share = "files", 1.8
 
     def ready(self, folder: Path) -> None:
         self.readers = list(all_readers())
 
-    def attempt(self, chance: random.Random, folder: Path) -> int:
-        reader = chance.choice(self.readers)
-        count = BATCH.get(reader, USUAL_BATCH)
+    def attempt(self, number: int, chance: random.Random, folder: Path) -> Counter[str]:
+        readers = [self.readers[(AT_ONCE * number + each) % len(self.readers)] for each in range(AT_ONCE)]
+        asked = {reader: next(n for start, n in BATCH.items() if reader.startswith(start)) for reader in readers}
         words = [
             sys.executable,
             "-m",
             "soak.read_mutated",
-            reader,
             str(chance.randrange(10**9)),
-            str(count),
             str(folder),
+            *(f"{reader}:{count}" for reader, count in asked.items()),
         ]
-        with driver.started(words, folder / "log", cwd=driver.TESTS) as process:
+        with driver.started(words, folder / "log", seconds=SECONDS, cwd=driver.TESTS) as process:
             process.wait()
         text = (folder / "log").read_text(errors="replace")
-        require(process.returncode == 0, lambda: f"{reader}: exit {process.returncode}\n{text[-4000:]}")
-        return count
+        require(process.returncode == 0, lambda: f"{', '.join(readers)}: exit {process.returncode}\n{text[-4000:]}")
+        return Counter(asked)
 
 
 class Bombs:
     """Files that ask for much: refused, within the memory that is stated."""
 
-    name, share = "bombs", 0.7
+    name, share = "bombs", 0.3
     SECONDS = 60
 
     def ready(self, folder: Path) -> None:
         pass
 
-    def attempt(self, chance: random.Random, folder: Path) -> int:
-        name = chance.choice(list(CASES))
+    def attempt(self, number: int, chance: random.Random, folder: Path) -> Counter[str]:
+        name = list(CASES)[number % len(CASES)]
         limit, make, words = CASES[name]
         ended = bounded_child.run(*make(folder), seconds=self.SECONDS)
         told = f"{name}: exit {ended.code} after {ended.seconds:.1f} s and {ended.peak >> 20:,} MB\n{ended.err[-2000:]}"
         require(ended.code == 2 and all(word in ended.err for word in words), told)
         require(ended.peak < stated(limit), told)
-        return 1
+        return Counter([name])

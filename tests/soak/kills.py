@@ -1,9 +1,12 @@
 """Training that is killed: at random moments, and at every system call that publishes something."""
 
+import os
 import random
 import shutil
 import signal
 import time
+from collections import Counter
+from itertools import product
 from pathlib import Path
 
 from test_resume import SETTINGS as RESUME_SETTINGS
@@ -22,9 +25,14 @@ SETTINGS = [
     "evaluate.batches=2",
     "parallel.timeout=60",
 ]
-# What makes files appear, disappear and last.
-PUBLISHING = ("fsync", "rename", "mkdir", "unlink,unlinkat,rmdir", "openat")
-MOST_CALLS = {"fsync": 60, "rename": 25, "mkdir": 25, "unlink,unlinkat,rmdir": 60, "openat": 4000}
+SAVING = ("synchronous", "asynchronous")
+# What makes files appear, disappear and last; and how often one thread does it in such a run, by how it saves: where
+# that is in the background, every save has a thread of its own.
+PUBLISHING = ("fsync", "rename", "mkdir", "unlink,unlinkat,rmdir")
+MOST_CALLS = {
+    "synchronous": dict(zip(PUBLISHING, (130, 32, 32, 55), strict=True)),
+    "asynchronous": dict(zip(PUBLISHING, (17, 5, 4, 10), strict=True)),
+}
 
 
 class References:
@@ -58,30 +66,32 @@ class References:
 
 
 class Kills:
-    name, share = "kills", 3.0
+    name, share = "kills", 4.0
 
     def ready(self, folder: Path) -> None:
         self.references = References(folder)
         self.has_strace = shutil.which("strace") is not None
 
-    def attempt(self, chance: random.Random, folder: Path) -> int:
-        layout = chance.choice(["1", "1", "1", *LAYOUTS])
-        options = [*SETTINGS, f"checkpoint.asynchronous={str(chance.random() < 0.5).lower()}", *LAYOUTS[layout]]
+    def attempt(self, number: int, chance: random.Random, folder: Path) -> Counter[str]:
+        # Five layouts and eight ways to be killed: forty tries in a row have each of them with each.
+        layout, (calls, saving) = list(LAYOUTS)[number % 5], list(product(PUBLISHING, SAVING))[number % 8]
+        options = [*SETTINGS, f"checkpoint.asynchronous={str(saving == 'asynchronous').lower()}", *LAYOUTS[layout]]
         words = ["train", "-c", str(self.references.recipe), *options, "--out", str(folder / "run"), "--resume", "auto"]
-        faults = 0
-        for _ in range(chance.randint(1, 3)):
-            if self.has_strace and chance.random() < 0.5:
-                faults += self._at_a_call(words, chance, folder)
+        faults: Counter[str] = Counter()
+        kinds = ["moment", calls if self.has_strace else "moment", *(["moment"] if chance.random() < 0.3 else [])]
+        chance.shuffle(kinds)
+        for kind in kinds:
+            if kind == "moment":
+                done = self._at_a_moment(words, chance, folder)
             else:
-                faults += self._at_a_moment(words, chance, folder)
+                done = self._at_a_call(words, calls, chance.randint(1, MOST_CALLS[saving][calls]), folder)
+            faults[f"{layout} {saving} {kind.partition(',')[0]}"] += done
         text = succeed(*words, log=folder / "log")
         self.references.require_same(layout, folder / "run", text)
-        return faults
+        return +faults
 
-    def _at_a_call(self, words: list[str], chance: random.Random, folder: Path) -> int:
-        """Killed just before the Nth call of a kind, in whichever process makes it."""
-        calls = chance.choice(PUBLISHING)
-        number = chance.randint(1, MOST_CALLS[calls])
+    def _at_a_call(self, words: list[str], calls: str, number: int, folder: Path) -> int:
+        """Killed just before the Nth call of a kind, in whichever process makes it first."""
         prefix = ("strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={calls}")
         with started(
             [*prefix, "-e", f"inject={calls}:signal=KILL:when={number}", *driver.command(*words)], folder / "log"
@@ -117,14 +127,14 @@ class Kills:
 class Ranks:
     """A rank of two that is lost, stopped or slow, in a run that may start again."""
 
-    name, share = "ranks", 1.0
+    name, share = "ranks", 2.0
 
     def ready(self, folder: Path) -> None:
         self.references = References(folder)
 
-    def attempt(self, chance: random.Random, folder: Path) -> int:
-        layout = chance.choice([name for name in LAYOUTS if name != "1"])
-        fault = chance.choice(["lost", "lost", "slow", "stopped"])
+    def attempt(self, number: int, chance: random.Random, folder: Path) -> Counter[str]:
+        layout = [name for name in LAYOUTS if name != "1"][number % 4]
+        fault = ("lost", "slow", "stopped")[number % 3]
         words = ["train", "-c", self.references.recipe, *SETTINGS, "parallel.timeout=20", *LAYOUTS[layout]]
         words += ["--max-restarts", "2", "--out", folder / "run"]
         target = chance.randint(0, STEPS - 2)
@@ -140,11 +150,9 @@ class Ranks:
         text = (folder / "log").read_text(errors="replace")
         require(process.returncode == 0, f"a rank that was {fault}: exit {process.returncode}\n{text[-3000:]}")
         self.references.require_same(layout, folder / "run", text)
-        return 1
+        return Counter([f"{layout} {fault}"])
 
     def _strike(self, fault: str, victim: int, chance: random.Random) -> None:
-        import os
-
         try:
             os.kill(victim, signal.SIGKILL if fault == "lost" else signal.SIGSTOP)
             if fault == "slow":

@@ -1,4 +1,4 @@
-"""In a child: read damaged files one after another. python -m soak.read_mutated READER SEED COUNT FOLDER
+"""In a child: read damaged files one after another. python -m soak.read_mutated SEED FOLDER READER:COUNT...
 
 Prints how many were read and how many of them were refused; exit 1 with the number of the file that did something else.
 """
@@ -23,10 +23,19 @@ SECONDS = 30
 
 
 def main() -> int:
-    name, seed, count, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    seed, folder = int(sys.argv[1]), Path(sys.argv[2])
+    for asked in sys.argv[3:]:
+        name, _, count = asked.rpartition(":")
+        if not _survives(name, seed, int(count), folder / name):
+            return 1
+    return 0
+
+
+def _survives(name: str, seed: int, count: int, folder: Path) -> bool:
+    folder.mkdir()
     readers = all_readers()
     reader = readers[name]()
-    other = readers[random.Random(seed).choice([each for each in readers if each != "run-folder"])]()
+    other = readers[random.Random(seed).choice([each for each in readers if not each.startswith("run-")])]()
     whole, strange = _files(reader, folder / "whole"), _files(other, folder / "other")
     reader.read(folder / "whole")  # undamaged, it must be read; and whatever is imported for it is there now
     _bound_memory()
@@ -43,10 +52,11 @@ def main() -> int:
             refused += _is_refused(reader, folder / "damaged")
         except BaseException:
             print(f"file {number} ({victim}) of {name}:\n{traceback.format_exc()}")
-            return 1
+            return False
         (folder / "damaged" / victim).write_bytes(whole[victim])
-    print(count, refused)
-    return 0
+    print(name, count, refused)
+    shutil.rmtree(folder)
+    return True
 
 
 def _files(reader: Reader, folder: Path) -> dict[Path, bytes]:
@@ -78,7 +88,7 @@ def _too_long(*_: object) -> None:
 def _bound_memory() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Every reader of files that others made: a whole example of each, and how it is read to the end."""
 
 import contextlib
+import csv
 import functools
 import gzip
 import io
@@ -13,12 +14,14 @@ from pathlib import Path
 
 from test_dataset_fuzz import dataset, located_outcome
 from test_hostile_weights import MODEL, weights
+from test_refused_by_the_system import RANK_TABLE
 from test_text_in import parquet
 
 from soak.campaign import Found
 from soak.driver import CORPUS, RECIPE, TESTS
 
 TEXT = CORPUS.read_bytes()[:6000]
+SHIPPED = TESTS.parent / "src/gptworks/interop/shipped"
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,24 @@ def _lines() -> bytes:
     return b"".join(json.dumps({"text": part.decode()}).encode() + b"\n" for part in TEXT.split(b"\n\n"))
 
 
+def _table(delimiter: str) -> bytes:
+    made = io.StringIO()
+    writer = csv.writer(made, delimiter=delimiter)
+    writer.writerow(["id", "text"])
+    writer.writerows([[number, part.decode()] for number, part in enumerate(TEXT.split(b"\n\n"))])
+    return made.getvalue().encode()
+
+
+def _arrow() -> bytes:
+    import pyarrow
+
+    made = io.BytesIO()
+    table = pyarrow.table({"text": [part.decode() for part in TEXT.split(b"\n\n")]})
+    with pyarrow.ipc.new_stream(made, table.schema) as stream:
+        stream.write_table(table)
+    return made.getvalue()
+
+
 def _tar() -> bytes:
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as archive:
@@ -167,26 +188,42 @@ def _foreign_yaml(file: Path) -> Reader:
     return Reader(make, lambda folder: command("translate", folder / "x.yaml"))
 
 
-def _run_folder() -> Reader:
+def _foreign_script(name: str) -> Reader:
+    """A script of another system: it is read, nothing in it is run."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(SHIPPED / name, folder / "x.sh")
+
+    return Reader(make, lambda folder: command("run", "--dry-run", "--cwd", folder, folder / "x.sh"))
+
+
+def _rank_table() -> Reader:
+    def make(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "table.json").write_text(RANK_TABLE)
+
+    return Reader(make, lambda folder: command("launch", "--show-rank-table", folder / "table.json"))
+
+
+def _run_folder(*, goes_on: bool) -> Reader:
     """A run of ours: manifest, metrics, configuration, state."""
 
-    @functools.cache
-    def trained() -> Path:
-        import tempfile
-
-        place = Path(tempfile.mkdtemp(prefix="soak-run-"))
-        command("prepare", CORPUS, "--train-tokenizer", "512", "--append-eod", "--out", place / "store")
-        (place / "tiny.yaml").write_text(RECIPE.format(store=place / "store"))
-        command("train", "-c", place / "tiny.yaml", "--out", place / "run", "train.steps=2")
-        return place / "run"
+    def make(folder: Path) -> None:
+        # Beside the folder that is damaged: the store is read as it is.
+        store, recipe = folder.parent / "store", folder.parent / "tiny.yaml"
+        command("prepare", CORPUS, "--train-tokenizer", "512", "--append-eod", "--out", store)
+        recipe.write_text(RECIPE.format(store=store))
+        command("train", "-c", recipe, "--out", folder, "train.steps=2")
 
     def read(folder: Path) -> None:
         command("verify", folder)
         command("inspect", folder)
         command("plot", folder)
-        command("train", "-c", folder / "config.yaml", "--out", folder, "--resume", "auto", "train.steps=3")
+        if goes_on:
+            command("train", "-c", folder / "config.yaml", "--out", folder, "--resume", "auto", "train.steps=3")
 
-    return Reader(lambda folder: shutil.copytree(trained(), folder, dirs_exist_ok=True) and None, read, writes=True)
+    return Reader(make, read, writes=True)
 
 
 def all_readers() -> dict[str, Callable[[], Reader]]:
@@ -212,12 +249,20 @@ def all_readers() -> dict[str, Callable[[], Reader]]:
         "a.txt.zst": _zst,
         "a.tar": _tar,
         "a.tar.gz": lambda: gzip.compress(_tar()),
+        "a.csv": lambda: _table(","),
+        "a.tsv": lambda: _table("\t"),
+        "a.arrow": _arrow,
         "a.parquet": lambda: parquet([part.decode() for part in TEXT.split(b"\n\n")]),
     }
     found |= {f"text-{name}": functools.partial(_text, name, content) for name, content in texts.items()}
     for file in sorted((TESTS.parent / "recipes").glob("*.yaml"))[:6]:
         found[f"yaml-{file.stem}"] = functools.partial(_yaml, file.read_text(encoding="utf-8"))
-    for file in sorted((TESTS.parent / "src/gptworks/interop/shipped").glob("*.yaml"))[:6]:
+    for file in sorted(SHIPPED.glob("*.yaml"))[:6]:
         found[f"foreign-{file.stem}"] = functools.partial(_foreign_yaml, file)
-    found["run-folder"] = _run_folder
+    found |= {
+        f"script-{file.stem}": functools.partial(_foreign_script, file.name) for file in sorted(SHIPPED.glob("*.sh"))
+    }
+    found["rank-table"] = _rank_table
+    found["run-looked-at"] = functools.partial(_run_folder, goes_on=False)
+    found["run-folder"] = functools.partial(_run_folder, goes_on=True)
     return found

@@ -4,14 +4,17 @@ import hashlib
 import random
 import shutil
 import time
+from collections import Counter
 from pathlib import Path
 
 from soak import driver
 from soak.campaign import Found, require
 from soak.driver import kill_all, run, started, succeed
-from soak.kills import MOST_CALLS, PUBLISHING
+from soak.kills import PUBLISHING
 
-TO = ("hf", "megatron", "nanogpt", "paddlenlp", "gguf", "llmc")
+WHAT = ("prepare", "prepare again", "convert", "export")
+TO = {"hf": "", "megatron": "", "nanogpt": ".pt", "paddlenlp": "", "gguf": ".gguf", "llmc": ".bin"}  # endings of names
+MOST_CALLS = {**dict.fromkeys(PUBLISHING, 20), "openat": 1500}
 # Certificates say when they were made, and archives carry dates.
 NOT_COMPARED = ("certificate.json", ".md")
 
@@ -23,7 +26,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 class Writers:
-    name, share = "writers", 1.5
+    name, share = "writers", 0.7
 
     def ready(self, folder: Path) -> None:
         self.folder = folder
@@ -34,16 +37,16 @@ class Writers:
         (folder / "long.txt").write_bytes((text + b"\n\n") * (9_000_000 // len(text)))
         self.wanted: dict[str, dict[str, str]] = {}
 
-    def attempt(self, chance: random.Random, folder: Path) -> int:
-        what = chance.choice(["prepare", "prepare again", "convert", "export"])
+    def attempt(self, number: int, chance: random.Random, folder: Path) -> Counter[str]:
+        what = WHAT[number % len(WHAT)]
         out = folder / "out"
         out.mkdir()
-        to = chance.choice(TO)
+        to = chance.choice(list(TO))
         words = {
             "prepare": self._prepare("long.txt", out),
             "prepare again": self._prepare("long.txt", out),
-            "convert": ["convert", self.folder / "run", out / "made", "--to", to],
-            "export": ["export", self.folder / "run", out / "made", "--to", "hf"],
+            "convert": ["convert", self.folder / "run", out / f"made{TO[to]}", "--to", to],
+            "export": ["export", "--model", self.folder / "run", "--to", "hf", "--out", out / "made"],
         }[what]
         if what == "prepare again":
             succeed(*self._prepare(driver.CORPUS, out), log=folder / "log")
@@ -58,7 +61,7 @@ class Writers:
         require(
             contents(out) == new, lambda: f"{what}: the second time gave {sorted(contents(out))}, not {sorted(new)}"
         )
-        return faults
+        return Counter({what: faults})
 
     def _prepare(self, text: str | Path, out: Path) -> list[str | Path]:
         tokenizer = self.folder / "store.tokenizer.json"
@@ -77,8 +80,8 @@ class Writers:
     def _kill(self, words: list[str | Path], chance: random.Random, folder: Path, longest: float) -> int:
         command = driver.command(*words)
         if self.has_strace and chance.random() < 0.7:
-            calls = chance.choice(PUBLISHING)
-            number = chance.randint(1, min(20, MOST_CALLS[calls]) if calls != "openat" else 1500)
+            calls = chance.choice([*PUBLISHING, "openat"])
+            number = chance.randint(1, MOST_CALLS[calls])
             inject = ["-e", f"inject={calls}:signal=KILL:when={number}"]
             command = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={calls}", *inject, *command]
             with started(command, folder / "log") as process:

@@ -1,5 +1,7 @@
 """What a rank says when it fails, and which failure the user is shown."""
 
+import errno
+import os
 import queue
 import sys
 import threading
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed as distributed
 
+from gptworks import file_errors
 from gptworks.errors import CheckpointError, DataError, LostRunError, TrainingError, UsageError
 from gptworks.launch import failures, heartbeat, rank_env
 from gptworks.launch.failures import Connection, Failure
@@ -98,6 +101,16 @@ def test_a_users_mistake_and_a_fault_of_ours() -> None:
     assert fault.exit_code == 1
     assert fault.message.startswith("Traceback")
     assert fault.message.endswith("KeyError: 'x'")
+
+
+@pytest.mark.parametrize(("number", "passes"), [(errno.EACCES, False), (errno.ENOSPC, False), (errno.EIO, True)])
+def test_what_the_system_refuses_is_no_fault_of_ours(number: int, passes: bool, tmp_path: Path) -> None:
+    error = OSError(number, os.strerror(number), str(tmp_path / "nowhere"))
+    failure = failures.explain(raised(error), 1, None)
+    assert (failure.message, failure.exit_code, failure.can_restart) == (file_errors.explain(error), 2, passes)
+    assert str(tmp_path / "nowhere") in failure.message
+    of_ours = failures.explain(raised(OSError(errno.EINVAL, "Invalid argument")), 1, None)
+    assert of_ours.is_fault and of_ours.message.startswith("Traceback")
 
 
 def test_a_lost_connection_is_explained_by_the_rank_that_failed(ranks: list[Connection]) -> None:

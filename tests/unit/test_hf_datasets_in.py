@@ -1,15 +1,18 @@
 """Folders that Hugging Face `datasets` wrote, as `prepare` reads them; fixtures/hf_datasets/make_hf_datasets.py."""
 
+import io
 import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from gptworks.data import corpus, hf_folder
+from gptworks.data import corpus, hf_folder, row_files
 from gptworks.data.prepare import prepare
 from gptworks.data.store import Store
 from gptworks.data.text_blocks import TextRules
+from gptworks.data.text_files import TextStream
 from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer
 
@@ -106,3 +109,58 @@ def test_what_is_wrong_with_such_a_folder(tmp_path: Path) -> None:
     (tmp_path / "c" / "state.json").write_text(json.dumps(state | {"_indices_data_files": [{"filename": "i.arrow"}]}))
     with pytest.raises(DataError, match="chosen by an index"):
         numbers(tmp_path / "c")
+
+
+def arrow_stream(path: Path, texts: list[str]) -> bytes:
+    import pyarrow
+
+    table = pyarrow.table({"text": texts})
+    with path.open("wb") as file, pyarrow.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    return path.read_bytes()
+
+
+def read_texts(path: Path) -> list[str]:
+    found = corpus.read_documents([str(path)], TextRules(), corpus.Skipped(strict=True))
+    return [text for document in found for text in document]
+
+
+def test_an_arrow_file_whose_texts_lie_elsewhere_is_refused(tmp_path: Path) -> None:
+    """Offsets of texts that lead out of the file, or backwards: the library itself would read what lies there."""
+    texts = ["one text", "a second one", "the third of them"]
+    whole = arrow_stream(tmp_path / "a.arrow", texts)
+    assert read_texts(tmp_path / "a.arrow") == texts
+    offsets = np.cumsum([0, *map(len, texts)], dtype="<i4").tobytes()
+    assert whole.count(offsets) == 1
+    for wrong in ([0, 8, 20, 1 << 30], [0, 20, 8, 37], [-8, 8, 20, 37]):
+        (tmp_path / "a.arrow").write_bytes(whole.replace(offsets, np.array(wrong, "<i4").tobytes()))
+        with pytest.raises(DataError, match=r"a\.arrow: not a readable arrow file \(.*[Oo]ffset"):
+            read_texts(tmp_path / "a.arrow")
+
+
+class Asked(io.BufferedReader):
+    """Notes how many bytes are asked for at once."""
+
+    most = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.most = max(self.most, size or 0)
+        return super().read(min(size or 0, 1 << 20))
+
+
+def test_an_arrow_file_that_says_it_is_long_takes_no_memory(tmp_path: Path) -> None:
+    """The length of its first message is two gigabytes, which a read of so many bytes would set aside."""
+    whole = arrow_stream(tmp_path / "a.arrow", ["one text"])
+    assert whole[:4] == b"\xff" * 4
+    file = Asked(io.BytesIO(whole[:4] + (2**31 - 1).to_bytes(4, "little") + whole[8:]))
+    with pytest.raises(DataError, match=r"a\.arrow: not a readable arrow file"):
+        list(row_files.rows(TextStream("a.arrow", "arrow", file, lambda: 0), ("text",)))
+    assert 0 < file.most <= 4 << 20
+
+
+def test_an_arrow_file_whose_columns_are_no_text(tmp_path: Path) -> None:
+    whole = arrow_stream(tmp_path / "a.arrow", ["one text"])
+    assert whole.count(b"text") > 1
+    (tmp_path / "a.arrow").write_bytes(whole.replace(b"text", b"te\xf8t", 1))
+    with pytest.raises(DataError, match=r"a\.arrow: not a readable arrow file"):
+        read_texts(tmp_path / "a.arrow")

@@ -84,6 +84,11 @@ CASES: dict[str, Case] = {
         _prepare(lambda d: bombs.one_line(d / "l.jsonl", 300 * MB)),
         ["l.jsonl: a line of more than 67,108,864 bytes", "GPTWORKS_MAX_DOCUMENT_BYTES=268435456"],
     ),
+    "csv-line": (
+        limits.DOCUMENT_BYTES,
+        _prepare(lambda d: bombs.csv_line(d / "l.csv", 300 * MB)),
+        ["l.csv: line 2 has more than 67,108,864 bytes", "GPTWORKS_MAX_DOCUMENT_BYTES=268435456"],
+    ),
     "gz-line": (
         limits.EXPANSION,
         _prepare(lambda d: bombs.one_line(d / "l.jsonl.gz", 300 * MB)),
@@ -165,6 +170,7 @@ LONG = {
     "zst",
     "bz2",
     "line",
+    "csv-line",
     "yaml-merges",
     "gz-newlines",
     "array",

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gptworks.errors import UsageError
-from gptworks.interop import shell_block
+from gptworks.interop import pasted, shell_block
 
 BASH = shutil.which("bash")
 # A program that writes down how it was started, put in the place of python on the path of the real shell.
@@ -180,6 +180,12 @@ def test_what_is_not_read_is_named_with_its_line(block: str, what: str, line: in
         list(shell_block.commands(block, "block", {}, tmp_path, find))
     assert what in str(refused.value)
     assert f"line {line}" in str(refused.value)
+
+
+def test_a_script_with_a_byte_that_no_name_may_have(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_bytes(b"cd .\npython tr\0ain.py --lr 1\n")
+    with pytest.raises(UsageError, match=r"a\.sh, line 2: a NUL byte"):
+        list(pasted.lines([str(tmp_path / "a.sh")], {}, tmp_path))
 
 
 def test_nothing_is_given_out_before_all_is_read(tmp_path: Path) -> None:

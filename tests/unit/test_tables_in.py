@@ -87,6 +87,7 @@ def test_lines_are_counted_over_blocks(tmp_path: Path, monkeypatch: pytest.Monke
         (b'text,n\na,1\n"open,2\nb,3\n', r"a\.csv:3: a quote \(\"\) opens here .* end of the file \(line 4\)"),
         (b'"text,n\na,1\n', r"a\.csv:1: a quote \(\"\) opens here"),
         (b'"te"xt,n\na,1\n', r"a\.csv:1: the header is not a row of a table"),
+        (b"te\rxt,n\na,1\n", r"a\.csv:1: the header is not a row of a table \(new-line character"),
         ("text\n1\n".encode("utf-16"), "a.csv: is in UTF-16"),
     ],
 )
@@ -103,3 +104,21 @@ def test_long_fields_and_the_limit_of_others(tmp_path: Path) -> None:
     assert csv.field_size_limit() == before == 131072
     with pytest.raises(csv.Error, match="field larger"):
         list(csv.reader(io.StringIO("x" * 300_000)))
+
+
+@pytest.mark.parametrize("line", [1, 3])
+def test_a_line_longer_than_a_document_may_be(line: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit it is read, and one byte more is refused with the number that lets it through."""
+    monkeypatch.setenv("GPTWORKS_MAX_DOCUMENT_BYTES", "1000")
+    rows = ["text", "a", "b"]
+    rows[line - 1] = rows[line - 1].ljust(999, "x") if line > 1 else f"text,{'x' * 994}"
+    after = [f"{row},1" if line == 1 and row != rows[0] else row for row in rows]
+    (tmp_path / "a.csv").write_text("\n".join(after) + "\n", encoding="utf-8")
+    assert len(documents(tmp_path / "a.csv")[0]) == 2
+    after[line - 1] += "x"
+    (tmp_path / "a.csv").write_text("\n".join(after) + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=rf"a\.csv: line {line} has more than 1,000 bytes") as caught:
+        documents(tmp_path / "a.csv")
+    setting = str(caught.value).partition("variable ")[2].strip().rstrip(".")
+    monkeypatch.setenv(*setting.split("="))
+    assert len(documents(tmp_path / "a.csv")[0]) == 2

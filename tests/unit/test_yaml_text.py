@@ -191,6 +191,13 @@ train:
 """
 
 
+@pytest.mark.parametrize("value", ["9" * 5000, "2024-13-45"])
+def test_a_number_or_date_that_is_none_in_yaml_of_others(value: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"steps: {value}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"a\.yaml: 1 problem\n  not valid YAML: (.*4300 digits|month must be in)"):
+        yaml_text.read_plain(tmp_path / "a.yaml")
+
+
 def test_merge_keys_bring_in_a_block_below_its_own_keys(tmp_path: Path) -> None:
     path = tmp_path / "merged.yaml"
     path.write_text(MERGED)

@@ -21,7 +21,7 @@ from gptworks.checkpoint import manifest as manifests
 from gptworks.checkpoint import portable, retention
 from gptworks.checkpoint.manifest import Manifest
 from gptworks.config.schema import CheckpointConfig, ModelConfig
-from gptworks.durable import sync
+from gptworks.durable import make_folder, sync
 from gptworks.errors import CheckpointError, first_line
 from gptworks.launch.ranks import Ranks
 from gptworks.parallel.slices import Slice
@@ -236,7 +236,7 @@ def _named_failures(final: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:  # the disk is full, in the words of Python, torch or safetensors
-        reason = (isinstance(error, OSError) and file_errors.explain(error)) or f"{first_line(error)}."
+        reason = (isinstance(error, OSError) and file_errors.explain(error)) or f"{first_line(error).rstrip('.')}."
         raise CheckpointError(
             f"{final}: could not be saved: {reason} Earlier checkpoints are untouched: mend that, and go on with "
             "--resume auto."
@@ -245,7 +245,8 @@ def _named_failures(final: Path) -> Iterator[None]:
 
 def _make_anew(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    make_folder(folder.parent)
+    folder.mkdir()
 
 
 def _renamed(folder: Path, prefix: str) -> Path:

@@ -224,7 +224,15 @@ def _job(args: argparse.Namespace, config: Any) -> "Job":
     machines, nproc = launch_checks.checked_launch(asked, config)
     log_dir = Path(args.log_dir) if args.log_dir else Path(config.run.out) / run_folder.LOGS
     command = ("-m", "gptworks", *args.argv)
-    return Job(command, nproc, log_dir, machines, args.max_restarts, preload=PRELOAD, stopped_code=args.stopped_code)
+    return Job(
+        command,
+        nproc,
+        log_dir,
+        machines,
+        args.max_restarts,
+        preload=PRELOAD,
+        stopped_code=args.stopped_code,
+    )
 
 
 def _shared(config: Any, job: "Job") -> str:

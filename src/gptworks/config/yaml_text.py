@@ -64,11 +64,18 @@ def read_plain(path: Path) -> Any:
     try:
         node = loader.get_single_node()
         _require_few_values(node, path)
-        return None if node is None else loader.construct_document(node)  # type: ignore[no-untyped-call]
+        return None if node is None else _constructed(loader, node, path)
     except RecursionError:
         raise ConfigError(str(path), [_ENDLESS]) from None
     finally:
         loader.dispose()
+
+
+def _constructed(loader: yaml.SafeLoader, node: yaml.Node, path: Path) -> Any:
+    try:
+        return loader.construct_document(node)  # type: ignore[no-untyped-call]
+    except ValueError as error:  # a number of thousands of digits, a date in a thirteenth month
+        raise ConfigError(str(path), [f"not valid YAML: {error}"]) from None
 
 
 def _bounded_text(path: Path) -> str:

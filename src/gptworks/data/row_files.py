@@ -1,13 +1,15 @@
 """Rows of parquet and arrow files, of which only the columns that are asked for are read."""
 
+import io
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 from gptworks.data import bounded_rows
 from gptworks.data.text_files import TextStream
 from gptworks.errors import DataError
 
+_PIECE_BYTES = 4 << 20
 _ARROW_FILE = b"ARROW1"  # the kind with an index at its end; `datasets` writes the other, a stream
 
 
@@ -30,7 +32,7 @@ def _pyarrow_errors(stream: TextStream) -> Iterator[None]:
         ) from None
     try:
         yield
-    except (ArrowException, OSError) as error:
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{stream.name}: not a readable {stream.kind} file ({error}). Copy it again.") from None
 
 
@@ -55,11 +57,51 @@ def _arrow(stream: TextStream, keys: tuple[str, ...]) -> Iterator[Any]:
             )
         with pyarrow.ipc.open_file(stream.path) as table:
             _require_columns(stream, table.schema.names, keys)
-            yield from (table.get_batch(number) for number in range(table.num_record_batches))
+            yield from (_sound(table.get_batch(number), keys) for number in range(table.num_record_batches))
         return
-    with pyarrow.ipc.open_stream(stream.file) as batches:
+    with pyarrow.ipc.open_stream(_InPieces(stream.file)) as batches:
         _require_columns(stream, batches.schema.names, keys)
-        yield from batches
+        yield from (_sound(batch, keys) for batch in batches)
+
+
+class _InPieces(io.RawIOBase):
+    """A file of which no more is set aside than there is, however much an arrow file says that it has."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        pieces: list[bytes] = []
+        while size and (piece := self._file.read(_PIECE_BYTES if size < 0 else min(size, _PIECE_BYTES))):
+            pieces.append(piece)
+            size -= len(piece) if size > 0 else 0
+        return b"".join(pieces)
+
+
+def _sound(batch: Any, keys: tuple[str, ...]) -> Any:
+    """The library believes what an arrow file says of where its texts lie; what is not so would be read all the same.
+
+    Whether texts are UTF-8 is asked later, of each.
+    """
+    for key in keys:
+        column = batch.column(key)
+        column.validate()
+        parts = [column.indices, column.dictionary] if hasattr(column, "dictionary") else [column]
+        for part in parts:
+            _as_bytes(part).validate(full=True)
+        if hasattr(column, "dictionary"):
+            type(column).from_arrays(column.indices, _as_bytes(column.dictionary))  # refuses indices that lie outside
+    return batch
+
+
+def _as_bytes(column: Any) -> Any:
+    import pyarrow
+
+    same = {pyarrow.string(): pyarrow.binary(), pyarrow.large_string(): pyarrow.large_binary()}
+    return column.view(same[column.type]) if column.type in same else column
 
 
 def _require_columns(stream: TextStream, names: Iterable[str], keys: tuple[str, ...]) -> None:

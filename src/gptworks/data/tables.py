@@ -95,7 +95,11 @@ def _texts(row: list[str], places: list[int], num_columns: int) -> tuple[str, ..
 
 def _header(lines: _Lines, stream: TextStream, keys: tuple[str, ...]) -> tuple[str, list[str]]:
     """The delimiter, and the names of the columns."""
-    if next((row for row in csv.reader(lines) if row), None) is None:
+    try:
+        first = next((row for row in csv.reader(lines) if row), None)
+    except csv.Error as error:
+        raise _not_a_header(stream, lines, str(error)) from None
+    if first is None:
         raise DataError(
             f"{stream.name}: no header. Needed: a first line with the names of the columns, one of them '{keys[0]}'."
         )
@@ -113,7 +117,7 @@ def _header(lines: _Lines, stream: TextStream, keys: tuple[str, ...]) -> tuple[s
         if all(key in found[delimiter] for key in keys):
             break
     if not found:
-        raise DataError(f"{stream.name}:{lines.count}: the header is not a row of a table ({problem}). Mend it.")
+        raise _not_a_header(stream, lines, problem)
     if not all(key in found.get(delimiter, []) for key in keys):
         delimiter = max(found, key=lambda each: len(found[each]))
     header = found[delimiter]
@@ -126,6 +130,10 @@ def _header(lines: _Lines, stream: TextStream, keys: tuple[str, ...]) -> tuple[s
                 + ("Rename all but one." if number else "Choose one with --key.")
             )
     return delimiter, header
+
+
+def _not_a_header(stream: TextStream, lines: _Lines, problem: str) -> DataError:
+    return DataError(f"{stream.name}:{lines.count}: the header is not a row of a table ({problem}). Mend it.")
 
 
 def _not_closed(stream: TextStream, line: int, last: int) -> DataError:

@@ -70,6 +70,9 @@ def of_words(words: Sequence[str], environment: Mapping[str, str], folder: Path,
 
 
 def _run_script(shell: "_Shell", text: str) -> Iterator[Started]:
+    if "\0" in text:  # a shell passes over it, the system takes no name with one
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise UsageError(f"{shell.scope.name}, line {line}: a NUL byte, which no script has. Copy the script again.")
     nodes = shell_syntax.parse(text, shell.scope.name)
     shell_unread.refuse_unread(nodes, shell.scope.name)
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gptworks import file_errors
 from gptworks.errors import TRY_AGAIN, GPTWorksError, LostRunError, TrainingError, UsageError
 from gptworks.launch import heartbeat, rank_env
 from gptworks.launch.heartbeat import Heartbeat
@@ -266,6 +267,8 @@ def explain(error: Exception, rank: int, connection: Connection | None) -> Failu
     broken = next((link for link in _chain(error) if is_communication(link)), None)
     if broken is None and isinstance(error, GPTWorksError):
         return Failure(rank, str(error), can_restart=False)
+    if broken is None and isinstance(error, OSError) and (message := file_errors.explain(error)):
+        return Failure(rank, message, can_restart=file_errors.may_pass(error))
     if broken is None:
         text = "".join(traceback.format_exception(error)).rstrip()
         return Failure(rank, text, is_fault=True)

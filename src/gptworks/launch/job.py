@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gptworks import durable
 from gptworks.errors import UsageError
 from gptworks.launch.nodes import Nodes
 
@@ -23,7 +24,7 @@ class Job:
 
 def make_log_dir(log_dir: Path) -> None:
     try:
-        log_dir.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(log_dir)  # often with the run folder
     except OSError as error:
         raise UsageError(
             f"{log_dir}: logs cannot be written there ({error.strerror}). Choose another --out, or a "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gptworks import json_text
 from gptworks.errors import UsageError
 
 VERSION, STATUS, HOST_NIC = "1.0", "completed", "reserve"
@@ -68,11 +69,11 @@ def read(path: Path) -> RankTable:
         reason = error.strerror if isinstance(error, OSError) else "not text"
         raise UsageError(f"{path}: cannot be read ({reason}). Needed: a rank table in JSON.") from None
     try:
-        data = json.loads(text)
+        data = json_text.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(f"{path}: not JSON (line {error.lineno}: {error.msg}). Needed: a rank table.") from None
-    except RecursionError:
-        raise UsageError(f"{path}: lists or objects nested too deep. Needed: a rank table.") from None
+    except ValueError as error:  # nested too deep, or a number of thousands of digits
+        raise UsageError(f"{path}: not JSON ({error}). Needed: a rank table.") from None
     return parse(data, str(path))
 
 
@@ -83,8 +84,8 @@ def parse(data: Any, source: str) -> RankTable:
         return UsageError(f"{source}: {where}: {got}. Needed: {needed}.")
 
     def number(value: Any, where: str) -> int:
-        if isinstance(value, bool) or not re.fullmatch(r"\d+", str(value)):
-            raise refuse(where, f"{value!r} is not a number", "a number from 0 on, as a string")
+        if isinstance(value, bool) or not re.fullmatch(r"\d{1,9}", str(value)):
+            raise refuse(where, f"{str(value)[:80]!r} is not a number", "a number from 0 on, as a string")
         return int(value)
 
     def field(item: Any, name: str, where: str) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
-from gptworks import errors
+from gptworks import errors, file_errors
 from gptworks.errors import GPTWorksError, TrainingError
 from gptworks.launch.world import World
 
@@ -71,7 +71,7 @@ class Ranks:
         try:
             result = function()
         except Exception as error:
-            mine = error
+            mine = _for_the_user(error)
         failures = self.gather(None if mine is None else (type(mine).__name__, str(mine)))
         self._raise_first(failures, mine)
         return result  # type: ignore[return-value]
@@ -88,7 +88,8 @@ class Ranks:
             try:
                 told[0] = function()
             except Exception as error:
-                mine, told[1] = error, (type(error).__name__, str(error))
+                mine = _for_the_user(error)
+                told[1] = (type(mine).__name__, str(mine))
         distributed.broadcast_object_list(told, src=0, group=self.group)
         self._raise_first([told[1]] * self.size, mine)
         return told[0]  # type: ignore[no-any-return]
@@ -120,3 +121,13 @@ class Ranks:
         from torch import distributed
 
         distributed.recv(tensor, source, group=self.group)
+
+
+def _for_the_user(error: Exception) -> Exception:
+    """What the system refuses on one rank, in the words that one process alone would have for it."""
+    message = file_errors.explain(error) if isinstance(error, OSError) else ""
+    if not message:
+        return error
+    told = TrainingError(message)
+    told.__cause__ = error
+    return told

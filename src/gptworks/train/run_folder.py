@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gptworks import folder_lock
+from gptworks import durable, folder_lock
 from gptworks.errors import UsageError
 from gptworks.launch import rank_env, signals
 from gptworks.launch.ranks import Ranks
@@ -27,7 +27,7 @@ def locked(run: Path) -> Iterator[None]:
     """One writer at a time. Held by the operating system, so a crash lets go of it; where a filesystem has no such
     locks, by a file that names its owner."""
     try:
-        run.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(run)
         file = (run / LOCK).open("a+", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{run}: cannot be written to ({error.strerror}). Choose another --out.") from None
