@@ -272,8 +272,8 @@ def test_a_function_that_dies_on_this_processor_is_refused_and_not_built_again(
     source = tmp_path / "fast_decode.cpp"
     source.write_text('extern "C" void gptworks_decode(const void*, const void*) { __builtin_trap(); }')
     monkeypatch.setattr(fast_decode, "_SOURCE", source)
-    compiler = fast_decode._compilers()[0]
-    monkeypatch.setattr(fast_decode, "_compilers", lambda: [compiler])
+    compiler = fast_decode.cxx_compilers()[0]
+    monkeypatch.setattr(fast_decode, "cxx_compilers", lambda: [compiler])
     monkeypatch.setenv("GPTWORKS_HOME", str(tmp_path))
     loaded = fast_decode._loaded.__wrapped__
     assert loaded() == (None, f"{compiler}: what it builds dies of SIGILL on {cpu.name()}")

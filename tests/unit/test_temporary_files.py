@@ -45,10 +45,10 @@ def test_a_link_in_the_way_of_a_configuration_is_not_followed(tmp_path: Path, mo
 def test_a_library_is_not_taken_from_a_folder_that_all_can_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not fast_decode._compilers():
+    if not fast_decode.cxx_compilers():
         pytest.skip("no C++ compiler here")
     monkeypatch.setenv("GPTWORKS_HOME", str(tmp_path))
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels").chmod(0o777)
     with pytest.raises(PermissionError, match=r"kernels belongs to user .* mode drwxrwxrwx: others could have put"):
-        fast_decode._built(fast_decode._compilers()[0])
+        fast_decode._built(fast_decode.cxx_compilers()[0])

@@ -248,6 +248,7 @@ def table(order: str = "3ad", *, separate: bool = False, transposed: bool = True
     modules |= {"mlp.up": "l.{i}.up", "mlp.down": "l.{i}.down"}
     turned = ("attn.qkv", "attn.out", "mlp.up", "mlp.down") if transposed else ()
     return Table(
+        "a system of tests",
         [
             Rule("wte.weight", ("words",)),
             Rule("wpe.weight", ("places",)),
@@ -255,7 +256,7 @@ def table(order: str = "3ad", *, separate: bool = False, transposed: bool = True
             Rule("ln_f.weight", ("last.g",)),
             Rule("ln_f.bias", ("last.b",)),
             Rule("head.weight", ("head",)),
-        ]
+        ],
     )
 
 
