@@ -85,7 +85,7 @@ def parse(data: Any, source: str) -> RankTable:
 
     def number(value: Any, where: str) -> int:
         if isinstance(value, bool) or not re.fullmatch(r"\d{1,9}", str(value)):
-            raise refuse(where, f"{str(value)[:80]!r} is not a number", "a number from 0 on, as a string")
+            raise refuse(where, f"{repr(value)[:80]} is not a number", "a number from 0 on, as a string")
         return int(value)
 
     def field(item: Any, name: str, where: str) -> Any:
