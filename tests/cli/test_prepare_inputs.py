@@ -86,7 +86,7 @@ def test_raw_text_that_is_refused(tmp_path: Path, call: Any, monkeypatch: Any) -
     (tmp_path / "other.csv").write_text("n,body\n1,a\n", encoding="utf-8")
     told = call("train", *SHAPE, "data.path=other.csv", "train.steps=1", "--out", "a", expect=2).err
     assert "other.csv:1: no column 'text'. Columns: n, body. Choose one with data.key=NAME." in told
-    assert "`gptworks prepare other.csv --append-eod --out data/other`" in told
+    assert "`gptworks prepare other.csv --key NAME --train-tokenizer 400 --append-eod --out data/other`" in told
     monkeypatch.setattr(text_inputs, "MOST_BYTES", 1000)
     told = call("train", *SHAPE, "data.path=recipes.csv", "train.steps=1", "--out", "b", expect=2).err
     assert "recipes.csv is 0 MB of text; up to 0 MB are prepared on the way" in told and "gptworks prepare" in told

@@ -350,14 +350,14 @@ def test_a_killed_launcher_leaves_no_process(cluster: Cluster, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_who_does_not_come_is_named(cluster: Cluster) -> None:
-    _, err = finish(cluster.start(0, 3, join=8), code=75)
+    _, err = finish(cluster.start(0, 3, join=8), code=2)
     assert f"waiting for node 1 at {cluster.where}" in err
     assert f"error: node 1 of 2 has not come to {cluster.where} within 8 s." in err
 
 
 @pytest.mark.slow
 def test_machine_0_that_does_not_come_is_named(cluster: Cluster) -> None:
-    _, err = finish(cluster.start(1, 3, join=3), code=75)
+    _, err = finish(cluster.start(1, 3, join=3), code=2)
     assert f"waiting for node 0 at {cluster.where} (" in err
     assert f"error: {cluster.where}: node 1 cannot reach node 0 there" in err
 

@@ -64,10 +64,6 @@ def _run(args: argparse.Namespace) -> int:
     if not (args.dry_run or args.show_batch):
         _refuse_contradiction(loaded.config)
     config = _with_replicas(args, loaded)
-    if not (args.dry_run and args.world is not None):
-        from gptworks.config.derive import require_end
-
-        require_end(config.train)
     if args.out or not config.run.out:
         folder = args.out or options.default_run_folder(args)
         config = config.model_copy(update={"run": config.run.model_copy(update={"out": folder})})
@@ -82,6 +78,9 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"--stopped-code: {args.stopped_code}. Needed: an exit code, 0 to 255.")
     if args.world is not None:
         raise UsageError(f"--world: {args.world} without --dry-run. To train, start the processes with --nproc.")
+    from gptworks.config.derive import require_end
+
+    require_end(config.train)
     if args.rdma:
         _enable_rdma(config)
     from pathlib import Path

@@ -346,7 +346,7 @@ class _Machine:
                 f"error: {self._missing()} of {self.job.nodes.count} has not come to {self.member.where} within "
                 f"{torchrun.JOIN_TIMEOUT_S:g} s. Start the command there too, and check that it reaches this address."
             )
-            return TRY_AGAIN
+            return TRY_AGAIN if self.rounds else 2  # one that was there and went may come back
         log = torchrun.log_file(self.job)
         say("\n".join([f"error: torchrun ended with exit code {self.agent.returncode}; {log}:", *last_lines(log)]))
         return 1

@@ -152,7 +152,7 @@ class Membership:
                 next_word = waited + 60
             idle()
             time.sleep(0.2)
-        raise LostRunError(
+        raise (LostRunError if self._has_begun else UsageError)(
             f"{self.where}: node {self.nodes.rank} cannot reach node 0 there ({reason}). Check that the address is "
             "node 0's, that node 0 runs, and that the port is free."
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.checkpoint.pretrained import Pretrained, unseen
+from gptworks.config.derive import require_end
 from gptworks.config.schema import RunConfig
 from gptworks.counted import counted
 from gptworks.data.pieces import cut_by_position
@@ -61,6 +62,7 @@ def for_trial(cfg: RunConfig) -> Iterator[RunConfig]:
     texts = _texts_in(cfg)
     with tempfile.TemporaryDirectory() as folder:
         if texts:
+            require_end(cfg.train)  # before the text is prepared, which takes its time
             _write(cfg, texts, Path(folder), None)
         yield _with_stores(cfg, texts, Path(folder)) if texts else cfg
 

@@ -55,7 +55,7 @@ for ((attempt = 0; ; attempt++)); do
   [[ -n $time_is_up && $code -ne 2 ]] && requeue "The time is up"
   case $code in 0 | 2 | 130 | 143) exit "$code" ;; esac
   if ((attempt >= {restarts})); then
-    case $code in {try_again} | 137) queue_again ;; esac # a rank was killed, or a node is gone or did not come
+    case $code in {try_again} | 137) queue_again ;; esac # a rank was killed, or a node is gone
     exit "$code"
   fi
   echo "The run ended with code $code. Attempt $((attempt + 2)) of {attempts} begins from the last checkpoint."
