@@ -50,6 +50,7 @@ quickstart: $(VENV)/installed
 	$(BIN)/gptworks generate --model $(RUN) --prompt "    def read(self" --max-new-tokens 80 --top-k 40 --temperature 0.7
 	@echo "== 5. the loss curve"
 	$(BIN)/gptworks plot $(RUN)
+	$(BIN)/gptworks report $(RUN)
 
 # Kept in runs/, where git does not look; interrupted, it goes on from its last checkpoint.
 model: $(VENV)/installed $(MODEL_DATA)/ready

@@ -147,7 +147,7 @@ def bare_step(cfg: ModelConfig, name: str, world: World) -> Step:
     return step
 
 
-def join(name: str, rank: int, meeting: str) -> World:
+def join(name: str, rank: int, rendezvous: str) -> World:
     layout = Layout.parse(name)
     torch.set_num_threads(CORES // layout.world_size)
     process_group.keep_freed_memory()
@@ -156,7 +156,7 @@ def join(name: str, rank: int, meeting: str) -> World:
     from torch import distributed
 
     return process_group.join(
-        layout, rank, torch.device("cpu"), store=distributed.FileStore(meeting, layout.world_size)
+        layout, rank, torch.device("cpu"), store=distributed.FileStore(rendezvous, layout.world_size)
     )
 
 
@@ -175,10 +175,10 @@ def count_bytes(step: Step, cfg: ModelConfig, name: str, world: World) -> str:
     return f"{sum(traffic.bytes.values())} {sum(said.values())} {dict(traffic.bytes) == said} {int(sent)} {kinds}"
 
 
-def work(name: str, rank: int, meeting: str, quick: bool) -> None:
+def work(name: str, rank: int, rendezvous: str, quick: bool) -> None:
     """One rank of a competitor: for each word on standard input, one answer."""
     cfg = shape(quick)
-    world = join(name, rank, meeting)
+    world = join(name, rank, rendezvous)
     ours = our_step(cfg, name, world)
     losses = [ours() for _ in range(2)]
     bare: Step | None = None
@@ -310,8 +310,8 @@ def main() -> int:
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        name, rank, meeting = args.work
-        work(name, int(rank), meeting, args.quick)
+        name, rank, rendezvous = args.work
+        work(name, int(rank), rendezvous, args.quick)
         return 0
     rounds, pairs = (3, 3) if args.quick else (args.rounds, args.pairs)
     cfg = shape(args.quick)

@@ -126,7 +126,7 @@ def train(case: Case, world: Any, steps: int = 2, tracker: Any = None) -> None:
         train_step(part, optimizer, micro_batches, world, scaler, clip=1.0, seed=1, step=step)
 
 
-def measure(case: Case, rank: int, meeting: str, tracked: bool) -> dict[str, int]:
+def measure(case: Case, rank: int, rendezvous: str, tracked: bool) -> dict[str, int]:
     import torch
 
     from gptworks.launch import process_group
@@ -140,7 +140,7 @@ def measure(case: Case, rank: int, meeting: str, tracked: bool) -> dict[str, int
     if layout.world_size > 1:
         from torch import distributed
 
-        store = distributed.FileStore(meeting, layout.world_size)
+        store = distributed.FileStore(rendezvous, layout.world_size)
         world = process_group.join(layout, rank, torch.device("cpu"), store=store)
     # Kernels, connections and Python modules are loaded when first used: a tiny model first.
     train(Case(**asdict(case) | {"model": case.model | TINY}), world)
@@ -167,7 +167,16 @@ def measured(case: Case, kept: bool = False) -> list[dict[str, int]]:
     found = [{"tensors": 0, "resident": 0} for _ in range(layout.pp)]
     for what in ("tensors", "resident"):
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, __file__, "--case", case.name, "--meeting", f"{folder}/meeting", "--what", what]
+            command = [
+                sys.executable,
+                __file__,
+                "--case",
+                case.name,
+                "--rendezvous",
+                f"{folder}/rendezvous",
+                "--what",
+                what,
+            ]
             env = os.environ | {"OMP_NUM_THREADS": "1"} | ({} if kept else GIVEN_BACK)
             started = [
                 subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, env=env, text=True)
@@ -203,7 +212,7 @@ def memory_rows(cases: list[Case], kept: bool = False) -> Iterator[tuple[list[st
 # Bytes that are sent
 
 
-def _forked(function: Callable[[Any], Any], layout: Layout, rank: int, meeting: str, results: Any) -> None:
+def _forked(function: Callable[[Any], Any], layout: Layout, rank: int, rendezvous: str, results: Any) -> None:
     import torch
     from torch import distributed
 
@@ -211,7 +220,7 @@ def _forked(function: Callable[[Any], Any], layout: Layout, rank: int, meeting: 
 
     torch.set_num_threads(1)
     try:
-        store = distributed.FileStore(meeting, layout.world_size)
+        store = distributed.FileStore(rendezvous, layout.world_size)
         world = process_group.join(layout, rank, torch.device("cpu"), store=store)
         results.put((rank, function(world), ""))
     except BaseException:
@@ -223,7 +232,7 @@ def on_ranks(layout: Layout, function: Callable[[Any], Any]) -> list[Any]:
     results, found = context.Queue(), {}
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            context.Process(target=_forked, args=(function, layout, rank, f"{folder}/meeting", results), daemon=True)
+            context.Process(target=_forked, args=(function, layout, rank, f"{folder}/rendezvous", results), daemon=True)
             for rank in range(layout.world_size)
         ]
         for process in processes:
@@ -342,12 +351,12 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="what to compare; all of it if not said")
     parser.add_argument("--case", nargs="*", help="names of cases of `memory`")
     parser.add_argument("--kept", action="store_true", help="let malloc keep what is freed, as in training")
-    for hidden in ("--rank", "--meeting", "--what"):
+    for hidden in ("--rank", "--rendezvous", "--what"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     cases = [case for case in CASES if not asked.case or case.name in asked.case]
     if asked.rank is not None:  # one of the processes that are measured
-        print(json.dumps(measure(cases[0], int(asked.rank), asked.meeting, asked.what == "tensors")))
+        print(json.dumps(measure(cases[0], int(asked.rank), asked.rendezvous, asked.what == "tensors")))
         return 0
     print(machine())
     all_good = True

@@ -1,7 +1,9 @@
-"""One exception tree. Every failure a user can cause is one of these; the command line turns it into exit code 2.
+"""One exception tree. Every failure a user can cause is one of these; the command line turns it into its exit code.
 
 A message answers, in this order: what failed, where, what was found, what is needed, what to do.
 """
+
+TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the same command, started again, goes on
 
 
 class GPTWorksError(Exception):
@@ -14,6 +16,8 @@ class GPTWorksError(Exception):
     ...     print(str(error)[:25])
     no/where: not a tokenizer
     """
+
+    exit_code = 2
 
 
 class UsageError(GPTWorksError):
@@ -56,6 +60,13 @@ class DamagedCheckpoint(CheckpointError):
 
 class TrainingError(GPTWorksError):
     """Training cannot go on: a loss or a gradient is not finite, or a limit was reached."""
+
+
+class LostRunError(TrainingError):
+    """A run that something outside of it has ended: a killed rank, a machine that is gone or has not come, a wait that
+    took too long. Started again with `--resume auto` it goes on from its last checkpoint."""
+
+    exit_code = TRY_AGAIN
 
 
 class GenerationError(GPTWorksError):

@@ -53,6 +53,13 @@ def find_tokenizer(name: str) -> Path | None:
     return _first(name, lambda folder: any((folder / file).is_file() for file in _TOKENIZERS))
 
 
+def tokenizer_in_run(folder: Path) -> Path | None:
+    """The folder with the tokenizer of a run, in its newest checkpoint, or of one checkpoint."""
+    steps = sorted((folder / "checkpoints").glob("step-*"), reverse=True)
+    inside = (step / part for step in [folder, *steps] for part in ("portable", "tokenizer"))
+    return next((each for each in inside if any((each / file).is_file() for file in _TOKENIZERS)), None)
+
+
 def resolve(name: str, *, download: bool | None = None) -> Path:
     """The folder of a name. `download` None: as $GPTWORKS_DOWNLOAD says; unset means no."""
     found = find(name)
@@ -160,7 +167,7 @@ def _what_to_do(name: str) -> str:
         f"{name}: these weights are not on this machine. Looked in ./{name}, {home() / 'models' / name} and the "
         f"Hugging Face cache {hub_cache()}. Needed: config.json and model.safetensors ({_SIZES[size]:,} MB) of "
         f"{_HUB_OWNER}/{size} on the Hugging Face hub. Put the two files into {home() / 'models' / name}, or have them "
-        f'downloaded: pip install "gptworks[hub]", then --download, {DOWNLOAD}=1 or download=True.'
+        f'downloaded: pip install "gptworks[hub]", then --download or {DOWNLOAD}=1.'
     )
 
 

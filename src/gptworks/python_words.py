@@ -6,10 +6,10 @@ Messages name options (`--window slide`). What Python programs call is marked wi
 
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from gptworks.errors import ConfigError, GPTWorksError
 
@@ -21,8 +21,12 @@ _KEYWORDS = (
     "tokenizer|weights|window"
 )
 _VALUES = "auto|never|cpu|cuda|mps|slide|refuse|held-out|test|train|all|heldout|wikitext|lambada|fp32|bf16|int8"
+_SWITCHES = {"download"}
 _OPTION = re.compile(rf"(?<![\w-])--({_KEYWORDS})(?![\w-])(?:[ =]({_VALUES})(?![\w-]))?")
 _QUOTED = re.compile(r"(`[^`]*`)")  # a command that is shown stays as it is
+_KEY = re.compile(r"(?<![\w`-])--key ([\w.-]*\w)(?= takes)")
+# A setting of generation: what a line is about, one with its value, or by its whole name.
+_SETTING = re.compile(r"(?m)(?<![\w.-])(?:(?P<begin>^\s*)?generate\.)?(?P<name>[a-z_]+)(?P<value>: (?=[\w-]))?")
 _GENERATE = re.compile(r"(?<![\w.])generate\.(?=[a-z_]+\b)")
 
 P = ParamSpec("P")
@@ -40,8 +44,11 @@ def reworded(text: str, *, without_section: bool = False) -> str:
 
     def keyword(found: re.Match[str]) -> str:
         name = found[1].replace("-", "_")
+        if name in _SWITCHES:
+            return f"{name}=True"
         return f'{name}="{found[2]}"' if found[2] else f"{name}="
 
+    text = _KEY.sub(r'key="\1"', text)
     pieces = _QUOTED.split(text)
     said = "".join(piece if number % 2 else _OPTION.sub(keyword, piece) for number, piece in enumerate(pieces))
     return _GENERATE.sub("", said) if without_section else said
@@ -55,6 +62,23 @@ def command_line() -> Iterator[None]:
         yield
     finally:
         _is_command_line.reset(token)
+
+
+@contextmanager
+def in_option_words(settings: Collection[str]) -> Iterator[None]:
+    """Errors of a command that has settings of generation as options: `--top-k` where the section says `top_k`."""
+
+    def option(found: re.Match[str]) -> str:
+        name, value, begin = found["name"], found["value"] or "", found["begin"]
+        if name not in settings or not (value or "generate." in found[0]):
+            return found[0]
+        return f"{begin or ''}--{name.replace('_', '-')}" + (value if begin is not None else value.lstrip(":"))
+
+    try:
+        yield
+    except GPTWorksError as error:
+        _say_otherwise(error, lambda text: _SETTING.sub(option, text))
+        raise
 
 
 def in_python_words(function: Callable[P, R], *, without_section: bool = False) -> Callable[P, R]:
@@ -78,7 +102,10 @@ def generation_in_python_words(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _reword(error: GPTWorksError, without_section: bool) -> None:
-    said: Any = functools.partial(reworded, without_section=without_section)
+    _say_otherwise(error, functools.partial(reworded, without_section=without_section))
+
+
+def _say_otherwise(error: GPTWorksError, said: Callable[[str], str]) -> None:
     error.args = tuple(said(each) if isinstance(each, str) else each for each in error.args)
     if isinstance(error, ConfigError):
         error.problems = [said(problem) for problem in error.problems]

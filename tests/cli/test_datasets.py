@@ -68,7 +68,9 @@ def test_what_a_name_without_a_dataset_may_mean(call, small_store: Path, tmp_pat
         in call("inspect", tmp_path / "x", expect=2).err
     )
     (tmp_path / "y.part").mkdir()
-    assert "was stopped before it was whole" in call("train", f"data.path={tmp_path / 'y'}", expect=2).err
+    assert (
+        "was stopped before it was whole" in call("train", f"data.path={tmp_path / 'y'}", "train.steps=1", expect=2).err
+    )
 
 
 def test_a_dataset_that_is_replaced_is_told(call, corpus_file: Path, small_store: Path, tmp_path: Path) -> None:

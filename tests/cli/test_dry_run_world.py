@@ -111,3 +111,7 @@ def test_what_would_be_refused_is_refused(world_size: str, settings: list[str], 
 
 def test_world_is_for_a_dry_run(call: Call) -> None:
     assert "--world: 8 without --dry-run" in call("train", "--preset", "tiny", "--world", "8", expect=2).err
+    assert (
+        "--stopped-code: 300. Needed: an exit code"
+        in call("train", "--preset", "tiny", "--stopped-code", "300", expect=2).err
+    )

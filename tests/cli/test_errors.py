@@ -47,7 +47,7 @@ def at_hand(tmp_path: Path, recipe: Path) -> dict[str, str]:
         ("train -c {here}/unknown.yaml", "modle.num_layers: unknown key; did you mean 'model.num_layers'?"),
         ("train -c {recipe} steps", "steps: an override has the form section.key=value"),
         ("train -c {recipe} -o =3", "=3: an override has the form section.key=value"),
-        ("train --preset gpt5", "'gpt5' is not known. Presets: gpt2"),
+        ("train --preset gpt5", "'gpt5' is not known. Did you mean gpt2? Presets: gpt2"),
         ("eval --model {here}/nowhere --data {here}/x", "{here}/nowhere: no such folder"),
         ("eval --model {here} --data {here}/x", "{here}: no checkpoint here"),
         ("generate --model {here} --prompt hello", "{here}: no checkpoint here"),
@@ -71,7 +71,6 @@ def test_what_a_user_can_mend(command: str, said: str, at_hand: dict[str, str], 
     ("command", "said"),
     [
         ([], "VERB"),
-        (["fly"], "invalid choice: 'fly'"),
         (["eval", "--data", "x"], "--model"),
         (["generate", "--model", "x"], "--prompt"),
         (["generate", "--model", "x", "--prompt", "a", "--prompts", "b"], "not allowed with"),
@@ -82,6 +81,32 @@ def test_a_command_that_is_none(command: list[str], said: str, call: Call) -> No
     done = call(*command, expect=2)
     assert done.err.startswith("usage: gptworks")
     assert said in done.err
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [
+        ("fly", "unknown command fly. Commands: prepare, train, eval, "),
+        ("trian", "unknown command trian; did you mean train? Commands: "),
+        ("evaluate", "unknown command evaluate; did you mean eval? "),
+        ("finetune", "unknown command finetune; did you mean train? "),
+        ("sampel", "unknown command sampel; did you mean generate? "),
+    ],
+)
+def test_a_verb_that_is_none(verb: str, said: str, call: Call) -> None:
+    assert call(verb, "--out", "x", expect=2).err.startswith(f"error: {said}")
+
+
+def test_all_unknown_options_are_told_at_once(call: Call) -> None:
+    done = call("train", "--presett", "tiny", "--lr", "-3", "--frobnicate", "train.steps=1", "--batch-size=4", expect=2)
+    assert done.err == (
+        "error: train: 4 unknown arguments\n"
+        "  --presett; did you mean --preset?\n"
+        "  --lr; did you mean optim.lr=VALUE?\n"
+        "  --frobnicate\n"
+        "  --batch-size=4; did you mean batch.global_size=4 or batch.micro_size=4?\n"
+        "`gptworks train --help` lists what there is.\n"
+    )
 
 
 @pytest.mark.parametrize(

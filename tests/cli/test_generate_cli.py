@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -96,17 +97,20 @@ def test_a_file_of_prompts_that_is_none(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--top-k", 513], "generate.top_k: 513 is above the vocabulary (512 tokens)"),
-        (["--top-k", -1], "generate.top_k: got -1"),
-        (["--temperature", 0], "generate.temperature: got 0.0; needs a number above 0"),
-        (["--temperature", -2], "use strategy: greedy"),
+        (["--top-k", 513], "error: --top-k: 513 is above the vocabulary (512 tokens)"),
+        (["--top-k", -1], "  --top-k: got -1"),
+        (["--temperature", 0], "--temperature: got 0.0; needs a number above 0"),
+        (["--temperature", -2], "use --strategy greedy"),
         (["--strategy", "magic"], "invalid choice: 'magic'"),
-        (["--num-beams", 3], "num_beams: 3 needs strategy: beam, got sampling"),
+        (
+            ["--num-beams", 3],
+            "--num-beams: 3 needs --strategy beam, got sampling. Set --strategy beam, or --num-beams 1.",
+        ),
         (["--logit-bias", "x"], "'x' is not ID:BIAS"),
         (["--logit-bias", "600:1"], "token 600 is not in the vocabulary (512 tokens)"),
-        (["--stop", ""], "generate.stop: got ''"),
-        (["--max-new-tokens", 0], "generate.max_new_tokens: got 0"),
-        (["--rules", "paddle", "--min-p", 0.1], "min_p: is set, but generate.rules: paddle has no such setting"),
+        (["--stop", ""], "--stop: got ''"),
+        (["--max-new-tokens", 0], "--max-new-tokens: got 0"),
+        (["--rules", "paddle", "--min-p", 0.1], "--min-p: is set, but --rules paddle has no such setting"),
         (["--stream", "--prompt", "another"], "--stream: needs one prompt"),
         (["--stream", "--json"], "--stream: needs one prompt"),
         (["--stream", "--best-of", 2], "--stream: needs one prompt"),
@@ -174,9 +178,9 @@ def test_texts_of_several_prompts_are_told_apart(model_folder: Path, model: Any,
 
 def test_settings_are_shown_and_changed(model_folder: Path, call: Call, type_in: Any) -> None:
     type_in('/set stop ["a", "b"]\n/set early_stopping never\n/set logit_bias 5:-2\n/show\n/help\n')
-    out = call("generate", "--model", model_folder, "--interactive", "--top-k", 7).out
+    out = call("generate", "--model", model_folder, "--interactive", "--top-k", 7, "--seed", 42).out
     assert out.startswith('stop: ["a", "b"]\nearly_stopping: "never"\nlogit_bias: ["5:-2"]\nstrategy: ')
-    for line in ("top_k: 7", 'stop: ["a", "b"]', "temperature: 1.0", "seed: 1234"):
+    for line in ("top_k: 7", 'stop: ["a", "b"]', "temperature: 1.0", "seed: 42"):
         assert line in out.splitlines()
     assert "/reset" in out
 
@@ -196,12 +200,12 @@ def test_mistakes_in_a_conversation_change_nothing(model_folder: Path, call: Cal
     done = call("generate", "--model", model_folder, "--interactive", "--strategy", "greedy")
     said = done.err.split("error: ")[1:]
     assert len(said) == 6
-    assert "generate.temperature: got 0; needs a number above 0" in said[0]
+    assert "\n  temperature: got 0; needs a number above 0" in said[0]
     assert "did you mean 'temperature'" in said[1]
     assert "/set top_k: needs a key and a value" in said[2]
     assert "/fly: no such command" in said[3]
     assert "99 more were asked for" in said[4]
-    assert "num_beams: 1, but generate.strategy is beam" in said[5]
+    assert "num_beams: 1, but strategy is beam" in said[5]
     assert done.out.splitlines()[0] == "max_new_tokens: 99" and done.out.count("Anna") == 1
 
 
@@ -230,6 +234,26 @@ def test_weights_in_fewer_bits(model_folder: Path, model: Any, call: Call) -> No
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is not None, reason="llama.cpp is installed here")
+def test_a_text_is_drawn_anew_and_its_seed_is_shown(model_folder: Path, call: Call, type_in: Any) -> None:
+    given = ["generate", "--model", model_folder, "--prompt", "Anna", *SHORT]
+    drawn = [call(*given) for _ in range(4)]
+    assert len({done.out for done in drawn}) > 1
+    note = re.compile(r"note: drawn anew; --seed (\d+) gives the same text again\n")
+    for done in drawn:
+        seed = note.fullmatch(done.err)
+        assert seed and call(*given, "--seed", seed[1]).out == done.out and call(*given, "--seed", seed[1]).err == ""
+    as_json = call(*given, "--json")
+    again = call(*given, "--json", "--seed", json.loads(as_json.out)["seed"])
+    assert as_json.out == again.out and as_json.err == "", "the object has the seed"
+    assert call(*given, "--strategy", "greedy").err == "", "nothing is drawn"
+    type_in("Anna\n/show\n")
+    talk = call("generate", "--model", model_folder, "--interactive", *SHORT)
+    seed = re.search(r"--seed (\d+) gives the same answers again", talk.err)
+    assert seed and f"seed: {seed[1]}" in talk.out.splitlines()
+    type_in("Anna\n/show\n")
+    assert call("generate", "--model", model_folder, "--interactive", *SHORT, "--seed", seed[1]).out == talk.out
+
+
 @pytest.mark.parametrize("more", [[], ["--engine", "llama.cpp"]])
 def test_a_gguf_file_needs_llama_cpp(more: list[str], tmp_path: Path, call: Call) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")

@@ -214,24 +214,38 @@ def test_before_the_limit_the_ranks_save_and_the_job_is_queued_again(folder: Pat
 
 
 @pytest.mark.parametrize(
-    ("codes", "ended", "attempts"),
+    ("codes", "ended", "attempts", "is_requeued"),
     [
-        ("1) exit 137 ;; 2) exit 0 ;;", 0, 2),
-        ("1) exit 137 ;; 2) exit 1 ;;", 1, 2),
-        ("*) exit 2 ;;", 2, 1),
-        ("*) exit 143 ;;", 143, 1),
+        ("1) exit 137 ;; 2) exit 0 ;;", 0, 2, False),
+        ("1) exit 137 ;; 2) exit 1 ;;", 1, 2, False),
+        ("1) exit 137 ;; 2) exit 75 ;;", 0, 2, True),
+        ("*) exit 2 ;;", 2, 1, False),
+        ("*) exit 143 ;;", 143, 1, False),
     ],
-    ids=["killed", "killed too often", "a mistake", "cancelled"],
+    ids=["killed", "a fault of ours", "killed too often", "a mistake", "cancelled"],
 )
 def test_what_failed_is_tried_again_and_a_mistake_is_not(
-    codes: str, ended: int, attempts: int, folder: Path, call: Call
+    codes: str, ended: int, attempts: int, is_requeued: bool, folder: Path, call: Call
 ) -> None:
     job = start(folder, call, codes)
     output, _ = job.communicate()
     assert job.returncode == ended, output
     assert len((folder / "attempts").read_text().splitlines()) == attempts
     assert ("The run ended with code 137. Attempt 2 of 2 begins" in output) is (attempts == 2)
-    assert not (folder / "requeued").exists()
+    assert (folder / "requeued").exists() is is_requeued
+    assert ("The run ended with code 75; job 7 goes back into the queue." in output) is is_requeued
+
+
+def test_a_job_whose_nodes_fail_again_and_again_is_not_queued_for_ever(folder: Path, call: Call) -> None:
+    first = start(folder, call, "*) exit 75 ;;")
+    first.communicate()
+    assert first.returncode == 0
+    for file in ("requeued", "attempts"):
+        (folder / file).unlink()
+    environment = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a,b"}
+    again = subprocess.run(["bash", "run.sbatch"], env=environment, capture_output=True, text=True)
+    assert again.returncode == 75 and not (folder / "requeued").exists(), again.stdout
+    assert (folder / "run-7.failures").read_text() == "75 on \n75 on a,b\n"
 
 
 def test_a_batch_that_nobody_said_is_the_one_that_training_would_take(folder: Path, call: Call) -> None:

@@ -26,7 +26,7 @@ def quickstart_commands() -> list[str]:
     return [re.sub(r"\$\((\w+)\)", lambda m: variables[m[1]], line.replace("$(BIN)/", "")) for line in lines]
 
 
-def test_the_quickstart_is_five_commands_that_work(
+def test_the_quickstart_is_six_commands_that_work(
     tmp_path: Path, corpus_file: Path, call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As they stand there, but in this process, of a small text and for few steps."""
@@ -39,9 +39,11 @@ def test_the_quickstart_is_five_commands_that_work(
     for command in quickstart_commands():
         words = [smaller.get(word, word) for word in shlex.split(command)[1:]]
         printed[words[0]] = call(*words, *(fewer if words[0] == "train" else [])).out
-    assert list(printed) == ["prepare", "train", "eval", "generate", "plot"]
+    assert list(printed) == ["prepare", "train", "eval", "generate", "plot", "report"]
     assert "step 4/4" in printed["train"] and "gzip -9" in printed["eval"] and "loss" in printed["plot"]
     assert (tmp_path / "runs/quickstart/loss.svg").read_text().startswith("<svg")
+    assert printed["report"] == "report: runs/quickstart/report.html\n"
+    assert (tmp_path / "runs/quickstart/report.html").is_file()
 
 
 @pytest.mark.slow

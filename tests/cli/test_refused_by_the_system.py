@@ -57,6 +57,10 @@ READS = {
     "plan": ("plan -c tiny.yaml --device a100-80g", "tiny.yaml"),
     "doctor": ("doctor -c tiny.yaml", "tiny.yaml"),
     "plot": ("plot run", "run/metrics.jsonl"),
+    "report": ("report run --out new/x.html", "run/metrics.jsonl"),
+    "report, configuration": ("report run --out new/x.html", "run/config.yaml"),
+    "report, machine": ("report run --out new/x.html", "run/environment.json"),
+    "watch": ("watch --once run", "run/metrics.jsonl"),
     "config": ("config show -c tiny.yaml", "tiny.yaml"),
     "config diff": ("config diff tiny.yaml tiny.yaml", "tiny.yaml"),
     "launch": ("launch --show-rank-table table.json", "table.json"),
@@ -70,6 +74,7 @@ WRITES = {
     "convert, data": "convert store {new}/x --to tnt",
     "export": "export --model run --to hf --out {new}/x",
     "plan": "plan --preset gpt2 --device a100-80g --devices 1 --search --save {new}/x.yaml",
+    "report": "report run --out {new}/x.html",
     "launch": "launch --make-rank-table [0,1] --server-ip 10.0.0.1 --out {new}/x.json",
 }
 # Theirs are not ours to read or write: `completion` prints a text, and `run` does what its command does.
@@ -82,6 +87,7 @@ WITHOUT_OUTPUT = {
     "translate",
     "doctor",
     "plot",
+    "watch",
     "config",
     "completion",
 }

@@ -40,9 +40,10 @@ def num_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGUSR1, 143)])
 def test_the_first_signal_saves_and_ends(
     number: signal.Signals,
+    code: int,
     recipe: Path,
     tmp_path: Path,
     call: Callable[..., Any],
@@ -50,19 +51,20 @@ def test_the_first_signal_saves_and_ends(
     metrics: Callable[[Path], list[dict[str, Any]]],
 ) -> None:
     out = tmp_path / "run"
-    endless = ["train.steps=1000000", "checkpoint.every=0"]
+    endless = ["train.steps=1000000", "checkpoint.every=0", *(["--stopped-code", str(code)] if code else [])]
     with training(recipe, out, *endless) as process:
         wait_for(process, lambda: num_lines(out / "metrics.jsonl") >= 3)
         process.send_signal(number)
         output, errors = process.communicate()
-        assert process.returncode == 0, errors
+        assert process.returncode == code, errors
     step = checked(out)
     assert f"{number.name}: stopped after step {step} of 1000000 and saved." in output
     assert f"Go on with: gptworks train -c {out}/config.yaml --resume auto" in output
     assert "Traceback" not in errors
     assert metrics(out)[-1]["step"] == step >= 3
 
-    call("train", "-c", recipe, "--out", out, "--resume", "auto", f"train.steps={step + 2}")
+    # `call` wants 0, which a run that is done has.
+    call("train", "-c", recipe, "--out", out, "--resume", "auto", f"train.steps={step + 2}", "--stopped-code", code)
     assert [line["step"] for line in metrics(out)] == list(range(1, step + 3))
 
 

@@ -37,14 +37,14 @@ def _imported() -> None:
     import gptworks.parallel.tensor  # noqa: F401
 
 
-def _rank(function: Function, layout: Layout, rank: int, meeting: str, answer: Any) -> None:
+def _rank(function: Function, layout: Layout, rank: int, rendezvous: str, answer: Any) -> None:
     with stacks_file().open("w") as stacks:
         faulthandler.enable(stacks)
         torch.set_num_threads(1)
         try:
             from torch import distributed
 
-            store = distributed.FileStore(meeting, layout.world_size)
+            store = distributed.FileStore(rendezvous, layout.world_size)
             world = process_group.join(layout, rank, torch.device("cpu"), store=store)
             answer.send((function(world), None))
         except BaseException:
@@ -58,13 +58,13 @@ def run_layout(tmp_path: Path, _imported: None) -> Callable[..., list[Any]]:
 
     def run(layout: Layout, function: Function) -> list[Any]:
         context = multiprocessing.get_context("fork")
-        meeting = str(tmp_path / f"meeting-{next(calls)}")
+        rendezvous = str(tmp_path / f"rendezvous-{next(calls)}")
         answers, processes = {}, []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads: none of ours runs here
             for rank in range(layout.world_size):
                 here, there = context.Pipe(duplex=False)
-                process = context.Process(target=_rank, args=(function, layout, rank, meeting, there), daemon=True)
+                process = context.Process(target=_rank, args=(function, layout, rank, rendezvous, there), daemon=True)
                 process.start()
                 there.close()
                 answers[here] = rank

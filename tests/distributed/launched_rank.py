@@ -6,6 +6,7 @@ launched_rank.py FOLDER STEPS [--timeout S] [--pause S] [--slow-save S] [--slow-
 import argparse
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from torch import distributed
 
 from gptworks.config.schema import RunFolderConfig
 from gptworks.errors import DataError
-from gptworks.launch import failures, heartbeat, process_group, rank_env
+from gptworks.launch import failures, heartbeat, process_group, rank_env, rank_process
 from gptworks.train.run_folder import Interrupts
 
 
@@ -52,9 +53,9 @@ def train_a_little(args: argparse.Namespace) -> None:
                     (args.folder / "new.json").write_text(json.dumps([step, value]))
                     (args.folder / "new.json").replace(saved)
             if stop:
+                rank_process.note_stopped()
                 break
             time.sleep(args.pause)
-    time.sleep(0 if world.is_main else args.slow_end)
     print(f"rank {world.rank} ends after step {step}", flush=True)
 
 
@@ -66,6 +67,9 @@ def mishap(args: argparse.Namespace, rank: int, step: int, attempt: int) -> None
         raise DataError("data/corpus: the store is too small.")
     if kind == "fault":
         raise ZeroDivisionError("division by zero")
+    if kind == "exit":
+        print("error: no such preset: gtp2", file=sys.stderr)
+        sys.exit(2)
     if kind == "late":
         time.sleep(60)
 
@@ -82,3 +86,5 @@ if __name__ == "__main__":
     parsed = parser.parse_args()
     with failures.reporting(parsed.folder):
         train_a_little(parsed)
+    if int(os.environ.get("RANK", "0")):
+        time.sleep(parsed.slow_end)  # threads and libraries that take their time to end

@@ -34,18 +34,20 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from gptworks.launch import supervise
-restarts, nproc, folder, *rest = sys.argv[1:]
+restarts, nproc, stopped, folder, *rest = sys.argv[1:]
 command = ({script!r}, folder, *rest)
-logs = Path(folder) / "logs"
-sys.exit(supervise.run(supervise.Job(command, int(nproc), logs, max_restarts=int(restarts), preload=("torch",))))
+more = dict(max_restarts=int(restarts), stopped_code=int(stopped), preload=("torch",))
+sys.exit(supervise.run(supervise.Job(command, int(nproc), Path(folder) / "logs", **more)))
 """
 
 
 @contextmanager
-def launched(folder: Path, *args: str | int, restarts: int = 0, nproc: int = 2) -> Iterator[subprocess.Popen[str]]:
+def launched(
+    folder: Path, *args: str | int, restarts: int = 0, nproc: int = 2, stopped: int = 0
+) -> Iterator[subprocess.Popen[str]]:
     folder.mkdir(exist_ok=True)
     code = LAUNCHER.format(script=str(SCRIPT))
-    command = [sys.executable, "-c", code, str(restarts), str(nproc), str(folder)]
+    command = [sys.executable, "-c", code, str(restarts), str(nproc), str(stopped), str(folder)]
     process = subprocess.Popen(
         [*command, *(str(arg) for arg in args)],
         stdout=subprocess.PIPE,
@@ -110,7 +112,7 @@ def is_gone(number: int) -> bool:
 
 
 def test_two_processes_sum_and_rank_0_is_what_the_user_sees(tmp_path: Path) -> None:
-    with launched(tmp_path, 3) as process:
+    with launched(tmp_path, 3, stopped=143) as process:
         out, err = finish(process, code=0)
     assert values(tmp_path) == expected(3)
     assert f"2 processes, ranks 0 to 1 of 2; logs in {tmp_path / 'logs'}" in out
@@ -133,6 +135,16 @@ def test_the_error_of_the_first_rank_that_fails_is_what_the_user_sees(tmp_path: 
     assert values(tmp_path) == expected(2)
 
 
+def test_a_rank_that_ends_by_itself_with_2_is_not_started_again(tmp_path: Path) -> None:
+    """As the command does for a mistake that it finds before there is a run; its log says which."""
+    with launched(tmp_path, 6, "--mishap", "1:3:exit", restarts=3) as process:
+        _, err = finish(process, code=2)
+    assert err == (
+        f"error: rank 1 of 2: ended with exit code 2. Its log, {tmp_path / 'logs' / 'rank-1.log'}, ends with:\n"
+        "rank 1 of 2 begins after step 0\nerror: no such preset: gtp2\n"
+    )
+
+
 def test_a_killed_rank_is_started_again_from_the_last_checkpoint(tmp_path: Path) -> None:
     with launched(tmp_path, 12, "--pause", "0.1", restarts=1) as process:
         wait_for(process, lambda: len(values(tmp_path)) >= 5)
@@ -152,7 +164,7 @@ def test_a_hang_ends_with_the_name_of_the_rank_and_the_collective(tmp_path: Path
         wait_for(process, lambda: len(values(tmp_path)) >= 3)
         time.sleep(0.5)  # a few heartbeats
         os.kill(pid(tmp_path, 1), signal.SIGSTOP)
-        _, err = finish(process, code=2)
+        _, err = finish(process, code=75)
     assert "error: rank 1 of 2 has not answered for 4 s; last seen in step " in err
     assert "Rank 0 waited for it in step " in err
     assert ", all_reduce in train_a_little." in err
@@ -185,7 +197,7 @@ def test_a_rank_that_is_stopped_while_nobody_would_notice(
     thread = threading.Thread(target=stop)
     thread.start()
     job = supervise.Job((str(tmp_path / "script.py"), str(tmp_path)), 2, tmp_path / "logs", timeout=1.0)
-    assert supervise.run(job) == 2
+    assert supervise.run(job) == 75  # the same command goes on
     thread.join()
     err = capfd.readouterr().err
     assert f"error: rank {stopped} of 2 has been stopped for 2.5 s by a signal (SIGSTOP)" in err
@@ -225,7 +237,7 @@ def test_a_hang_that_no_group_notices_gets_its_name_from_the_heartbeat(settings:
     argv = ["train", *settings, "parallel.dp=2", "parallel.timeout=4", "checkpoint.every=0", "--out", str(out)]
     environment = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "logs" / "collectives-rank-")}
     with two_ranks(tmp_path / "logs", here, *argv, **environment) as process:
-        _, err = finish(process, code=2)
+        _, err = finish(process, code=75)
     assert re.search(r"error: rank 1 of 2 did not come to step 3, (all_reduce in )?\w*sum\w* within 4 s\. ", err), err
     assert "It is alive, in step 3, called." in err
     assert "Traceback" not in err
@@ -259,10 +271,10 @@ def test_every_group_of_the_mesh_gives_up_after_the_timeout(
 
 
 def test_ctrl_c_lets_all_ranks_save_and_end(tmp_path: Path) -> None:
-    with launched(tmp_path, 100000, "--pause", "0.02", restarts=2) as process:
+    with launched(tmp_path, 100000, "--pause", "0.02", restarts=2, stopped=143) as process:
         wait_for(process, lambda: len(values(tmp_path)) >= 3)
         process.send_signal(signal.SIGINT)
-        out, err = finish(process, code=0)
+        out, err = finish(process, code=143)
     step, value = json.loads((tmp_path / "saved.json").read_text())
     assert expected(step)[step] == value
     assert out.splitlines()[-1] == f"rank 0 ends after step {step}"
@@ -329,7 +341,7 @@ def test_repeated_signals_to_all_processes_do_not_interrupt_a_save(
     """As Slurm sends them, to the launcher and to every rank, while the launcher passes them on as well."""
     out, marker, script = tmp_path / "run", tmp_path / "saving", Path(__file__).with_name("saving_rank.py")
     argv = ["train", *settings, "parallel.dp=2", "--out", str(out)]
-    with two_ranks(tmp_path / "logs", script, str(marker), *argv) as process:
+    with two_ranks(tmp_path / "logs", script, str(marker), "1", *argv) as process:
         wait_for(process, marker.exists)
         (copied,) = children(process.pid)
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM):
@@ -345,6 +357,23 @@ def test_repeated_signals_to_all_processes_do_not_interrupt_a_save(
     assert re.search(rf"SIG\w+: stopped after step {found.step} of 24 and saved", shown)
     assert main(["train", *settings, "--out", str(out), "--resume", "auto"]) == 0
     assert losses(out) == pytest.approx(one_process, abs=5e-6)
+
+
+@pytest.mark.parametrize("how", ["stop", pytest.param("late", marks=pytest.mark.slow)])
+def test_a_rank_that_is_suspended_while_all_save_is_named_and_a_slow_one_is_waited_for(
+    how: str, settings: list[str], tmp_path: Path
+) -> None:
+    """A save may take hours, so that its group does not give up: only the beats tell that a rank is not there."""
+    out, script = tmp_path / "run", Path(__file__).with_name("saving_rank.py")
+    argv = ["train", *settings, "train.steps=2", "parallel.dp=2", "parallel.timeout=3", "--out", str(out)]
+    with two_ranks(tmp_path / "logs", script, str(tmp_path / "saving"), how, *argv) as process:
+        _, err = finish(process, code=0 if how == "late" else 75)
+    if how == "late":
+        assert err == ""
+        return
+    assert re.search(r"error: rank 1 of 2 has not answered for 3 s; last seen in .*\. Rank 0 was in step 2, ", err), err
+    assert "Traceback" not in err
+    assert CheckpointFolder(out).latest() is None
 
 
 def losses(run: Path) -> dict[int, float]:

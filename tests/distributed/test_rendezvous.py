@@ -41,7 +41,7 @@ def _rank(environment: Environment, argv: list[str], output: Path, patch: Callab
 
 @pytest.fixture
 def refused(small_store: Path, tmp_path: Path) -> Callable[..., list[str]]:
-    """What each rank said: one for each environment, all of which end by themselves with exit code 2."""
+    """What each rank said: one for each environment, all of which end by themselves with exit code 2, or `code`."""
 
     def run(
         *environments: Environment,
@@ -50,6 +50,7 @@ def refused(small_store: Path, tmp_path: Path) -> Callable[..., list[str]]:
         device: str = "cpu",
         port: int = 0,
         more: dict[int, list[str]] | None = None,
+        code: int = 2,
     ) -> list[str]:
         context = multiprocessing.get_context("fork")
         settings = [*SETTINGS, f"data.path={small_store}", f"parallel.timeout={timeout}", f"run.device={device}"]
@@ -76,7 +77,7 @@ def refused(small_store: Path, tmp_path: Path) -> Callable[..., list[str]]:
             for process in processes:
                 process.join()
             texts = [output.read_text() for output in outputs]
-            assert [process.exitcode for process in processes] == [2] * len(processes), texts
+            assert [process.exitcode for process in processes] == [code] * len(processes), texts
         finally:
             for process in processes:
                 process.kill()
@@ -109,9 +110,13 @@ def test_ranks_that_disagree_about_the_world_size(refused: Callable[..., list[st
         assert "is told 2" in text and "is told 3" in text
 
 
-def test_ranks_with_other_configurations(refused: Callable[..., list[str]]) -> None:
-    """As where a file was changed on one machine only; the keys are named."""
-    more = {1: ["optim.lr=2e-4", "model.num_heads=1"]}
+@pytest.mark.parametrize("data", ["a store", "a text"])
+def test_ranks_with_other_configurations(data: str, refused: Callable[..., list[str]], tmp_path: Path) -> None:
+    """As where a file was changed on one machine only; the keys are named. A text is prepared before anything else."""
+    more = {0: list[str](), 1: ["optim.lr=2e-4", "model.num_heads=1"]}
+    if data == "a text":
+        (tmp_path / "corpus.txt").write_text("a few words " * 1000)
+        more = {rank: [*words, f"data.path={tmp_path / 'corpus.txt'}"] for rank, words in more.items()}
     for text in refused(told(0, 2), told(1, 2), more=more):
         assert "was started with other settings than rank 0" in text
         assert "model.num_heads: 2 there, 1 here; optim.lr: 0.0003 there, 0.0002 here. Needed: the same" in text
@@ -147,7 +152,7 @@ def test_a_port_that_another_program_uses(refused: Callable[..., list[str]]) -> 
 
 
 def test_a_rank_that_does_not_come(refused: Callable[..., list[str]]) -> None:
-    for text in refused(told(0, 3), told(1, 3), timeout=2):
+    for text in refused(told(0, 3), told(1, 3), timeout=2, code=75):
         assert "could not meet the other ranks (rank 2 of 3 has not come: timed out after 2 s). Check that all" in text
 
 

@@ -349,6 +349,20 @@ def test_what_the_system_refuses_on_one_rank_is_said_by_all(run_layout: RunLayou
     assert run_layout(TWO, work) == [[f"{words} (rank 1 of 2)", words]] * 2
 
 
+def test_a_program_that_trains_again_and_again_makes_no_more_groups(configured, run_layout, tmp_path: Path) -> None:
+    def number_of_groups(world: World) -> list[int]:
+        from torch.distributed import distributed_c10d
+
+        found = []
+        for number in range(3):
+            assert train(configured("train.steps=1", out=tmp_path / f"run-{number}"), world)[0].step == 1
+            found.append(len(distributed_c10d._world.pg_map))
+        return found
+
+    for first, *later in run_layout(TWO, number_of_groups):
+        assert later == [first, first]
+
+
 def test_a_rank_of_a_machine_that_has_just_been_started_resumes_as_the_others_do(
     configured, run_layout: RunLayout, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import gptworks as gw
+from gptworks.config.schema import RunFolderConfig
 from gptworks.data.store import Store
 from gptworks.errors import ConfigError, DataError, GenerationError, UsageError
 from gptworks.evaluate.heldout import HeldOut
@@ -52,6 +53,8 @@ def test_a_preset_by_name_and_what_is_wrong_with_a_shape() -> None:
         gw.ModelConfig(hidden_size=16, num_heads=3)
     with pytest.raises(ConfigError, match=r"model\.num_layer: unknown key; did you mean 'num_layers'"):
         gw.ModelConfig(num_layer=2)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"RunFolderConfig: 1 problem\n  run\.threads: "):
+        RunFolderConfig(threads=-1)
     with pytest.raises(ConfigError, match=r"model\.layers: unknown key"):
         gw.GPT.from_config({"layers": 2})
     with pytest.raises(gw.GPTWorksError, match="enormous"):

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import queue
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 import torch.distributed as distributed
 
 from gptworks import file_errors
-from gptworks.errors import CheckpointError, DataError, TrainingError
+from gptworks.errors import CheckpointError, DataError, LostRunError, TrainingError, UsageError
 from gptworks.launch import failures, heartbeat, rank_env
 from gptworks.launch.failures import Connection, Failure
 from gptworks.launch.heartbeat import Heartbeat
@@ -106,7 +107,11 @@ def test_a_users_mistake_and_a_fault_of_ours() -> None:
 def test_what_the_system_refuses_is_no_fault_of_ours(number: int, passes: bool, tmp_path: Path) -> None:
     error = OSError(number, os.strerror(number), str(tmp_path / "nowhere"))
     failure = failures.explain(raised(error), 1, None)
-    assert (failure.message, failure.exit_code, failure.can_restart) == (file_errors.explain(error), 2, passes)
+    assert (failure.message, failure.exit_code, failure.can_restart) == (
+        file_errors.explain(error),
+        75 if passes else 2,
+        passes,
+    )
     assert str(tmp_path / "nowhere") in failure.message
     of_ours = failures.explain(raised(OSError(errno.EINVAL, "Invalid argument")), 1, None)
     assert of_ours.is_fault and of_ours.message.startswith("Traceback")
@@ -321,4 +326,48 @@ def test_beats_stop_when_asked(store: distributed.TCPStore) -> None:
     heart = Heartbeat(store, 0, 1, timeout=4.0)
     heart.start()
     heart.stop()
-    assert not heart._thread.is_alive()
+    assert not any(thread.is_alive() for thread in heart._threads)
+
+
+def test_a_rank_that_is_silent_or_has_failed_is_noticed_whatever_the_others_do(store: distributed.TCPStore) -> None:
+    """But not one that has said goodbye, nor one that others have not heard of because they were suspended."""
+    hearts = [Heartbeat(store, rank, 3, timeout=1.0) for rank in range(3)]
+    for heart in hearts:
+        heart.start()
+    while set(hearts[0]._others) != {1, 2} or 0 not in hearts[2]._others:
+        time.sleep(0.01)
+    hearts[2].stop()
+    hearts[2].say_goodbye()
+    found: queue.Queue[tuple[int | None, str]] = queue.Queue()
+    hearts[0].watch(lambda *said: found.put(said), None)
+    time.sleep(3)  # of rank 2, whose goodbye it was
+    assert found.empty()
+    hearts[1].stop()
+    assert found.get()[0] == 1
+    hearts[0].stop()
+    again = Heartbeat(store, 0, 3, timeout=60.0)
+    again.start()
+    again.watch(lambda *said: found.put(said), None)
+    store.set("failed", "{}")
+    assert found.get()[0] is None
+    again.stop()
+    silence = heartbeat._Silence()
+    silence.look({1: heartbeat.Beat(1, "")}, 2.0, has_failed=False)
+    silence._looked -= 1000  # this process was suspended
+    silence.look({1: heartbeat.Beat(1, "")}, 2.0, has_failed=False)
+    assert silence.longer_than(1.9) == 1 and silence.longer_than(2.1) is None
+
+
+def test_what_can_go_on_when_it_is_started_again_has_an_exit_code_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also under srun or torchrun, where the command itself ends with it."""
+    assert Failure(0, "x").exit_code == LostRunError("x").exit_code == 75
+    assert Failure(0, "x", can_restart=False).exit_code == UsageError("x").exit_code == 2
+    assert Failure(0, "x", is_fault=True).exit_code == 1
+    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29400"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(rank_env.FAILURES, raising=False)
+    with pytest.raises(LostRunError, match="rank 0 could not meet the other ranks"), failures.reporting():
+        raise RuntimeError(LOST)

@@ -289,5 +289,5 @@ def test_an_unknown_setting_is_answered_with_the_nearest(model: PretrainedGPT) -
 
 def test_without_a_tokenizer_there_is_no_text(model: PretrainedGPT) -> None:
     model.tokenizer = None
-    with pytest.raises(TokenizerError, match="without a tokenizer"):
+    with pytest.raises(TokenizerError, match="has no tokenizer"):
         generate(model, "Anna")

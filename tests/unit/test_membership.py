@@ -1,17 +1,21 @@
 """What starts torchrun on each machine, here as threads beside a store: who is there, and who must not be."""
 
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch import distributed
 
 from gptworks.errors import UsageError
-from gptworks.launch import membership, nodes, torchrun
-from gptworks.launch.membership import Membership
+from gptworks.launch import machines, membership, nodes, torchrun
+from gptworks.launch.membership import FAILED, STOPPING, Membership
 from gptworks.launch.nodes import Nodes, free_port
 
 Start = Callable[..., Membership]
@@ -113,6 +117,22 @@ def test_the_end_is_for_all_when_all_present_are_done(start: Start) -> None:
     wait_until(lambda: not first.all_done)
 
 
+def test_what_ends_all_machines_is_known_to_all_before_one_of_them_goes(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = start(0), start(1)
+    wait_until(lambda: not first.missing)
+    monkeypatch.setattr(membership, "TELL_S", 1e9)
+    assert not first.is_known(FAILED)
+    first.tell(FAILED, "no such preset")
+    wait_until(lambda: first.is_known(FAILED))
+    assert second.heard == {FAILED: "no such preset"}
+    monkeypatch.setattr(membership, "TELL_S", 0.1)
+    second._stop()  # it is gone, and will never hear of it
+    first.tell(STOPPING)
+    wait_until(lambda: first.is_known(STOPPING))
+
+
 def test_what_a_machine_said_before_it_was_killed_is_not_what_it_says_now(start: Start) -> None:
     first, second = start(0), start(1)
     first.done()
@@ -147,8 +167,6 @@ def test_an_address_that_nobody_knows() -> None:
 
 
 def job(**nodes_of: Any) -> Any:
-    from pathlib import Path
-
     from gptworks.launch.job import Job
 
     return Job(("-m", "gptworks", "train", "--master", "a"), 4, Path("logs"), Nodes(**nodes_of), 3)
@@ -167,6 +185,35 @@ def test_torchrun_gets_the_machines_and_its_switch() -> None:
     assert torchrun.environment(job(count=2))["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     first = torchrun.command(job(count=3, rank=0, master="10.0.0.1"))
     assert option(first, "--local-addr") == "10.0.0.1" and "is_host=1" in option(first, "--rdzv-conf").split(",")
+
+
+def test_what_is_shown_to_be_started_by_hand_goes_on_after_a_restart() -> None:
+    """Our launcher tells its ranks that they are started again; torchrun alone does not."""
+    shown, started = job(count=2, master="10.0.0.1"), torchrun.described(job(count=2, master="10.0.0.1"))
+    assert torchrun.by_hand(shown) == f"{started} --resume auto"
+    assert torchrun.by_hand(replace(shown, max_restarts=0)).endswith("train --master a")
+    resumed = replace(shown, command=(*shown.command, "--resume=runs/a"))
+    assert torchrun.by_hand(resumed) == torchrun.described(resumed)
+
+
+def test_all_that_rank_0_wrote_to_stderr_is_shown_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+
+    def write(text: str) -> int:
+        time.sleep(0.05)  # a slow terminal
+        shown.append(text)
+        return len(text)
+
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=write, flush=lambda: None))
+    copied = machines._Stderr(tmp_path / "stderr")
+    for number in range(2):  # two starts of rank 0
+        with copied.path.open("w") as pipe:
+            pipe.write(f"{number}" * 200_000)
+    copied.close()
+    assert "".join(shown) == "0" * 200_000 + "1" * 200_000
+    assert not copied._thread.is_alive()
 
 
 def test_torch_orders_the_machines_as_the_user_numbered_them() -> None:

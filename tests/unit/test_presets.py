@@ -61,7 +61,7 @@ def test_other_names(alias: str, name: str) -> None:
 def test_unknown_preset_is_named_with_the_known_ones() -> None:
     with pytest.raises(ConfigError) as caught:
         load(preset="gpt5")
-    assert caught.value.problems[0].startswith("'gpt5' is not known. Presets: gpt2, ")
+    assert caught.value.problems[0].startswith("'gpt5' is not known. Did you mean gpt2? Presets: gpt2, ")
     assert all(name in caught.value.problems[0] for name in [*presets.names(), *presets.aliases()])
 
 

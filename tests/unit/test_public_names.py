@@ -23,7 +23,7 @@ def test_functions_stay_callable_when_their_packages_are_imported() -> None:
     for _ in range(2):
         with pytest.raises(gptworks.GPTWorksError, match=r"run\.out: not set"):
             gptworks.train(gptworks.load_config(preset="tiny"))
-        with pytest.raises(gptworks.GPTWorksError, match="without a tokenizer"):
+        with pytest.raises(gptworks.GPTWorksError, match="has no tokenizer"):
             gptworks.generate(gptworks.GPT(gptworks.load_config(preset="tiny-4k").model), "Hello")
         with pytest.raises(gptworks.GPTWorksError, match="no task 'bleu'"):
             gptworks.evaluate("runs/none", "data/none", task="bleu")

@@ -214,7 +214,9 @@ def config(*prefixes: Path, **values: object) -> DataConfig:
 
 
 def test_no_path() -> None:
-    with pytest.raises(DataError, match=r"data\.path: not set\. Needed: the prefix of a store; `gptworks prepare"):
+    with pytest.raises(
+        DataError, match=r"data\.path: not set\. Needed: a text file or a folder of text, or the prefix"
+    ):
         Dataset(DataConfig(), vocab_size=512)
 
 

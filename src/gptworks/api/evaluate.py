@@ -11,14 +11,12 @@ from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.config.load import from_dict
 from gptworks.data.dataset import Dataset
-from gptworks.data.prepare import prepare
-from gptworks.data.text_blocks import TextRules
+from gptworks.data.store import is_raw_text
 from gptworks.errors import TokenizerError, UsageError
 from gptworks.evaluate import run
 from gptworks.evaluate.heldout import HeldOut, held_out_loss
 from gptworks.evaluate.run import PARTS, data_section
 from gptworks.python_words import in_python_words
-from gptworks.train.text_inputs import is_raw_text
 
 
 @in_python_words
@@ -30,8 +28,9 @@ def evaluate(
 
     Tasks: `heldout`, whose result has loss, perplexity, bits_per_byte, tokens. Its settings: `split` (train, held-out,
     test or all; by default held-out of a dataset and all of texts), `shares` of the split and `seq_len` (by default
-    those of training), `batch_size`, `device`. `wikitext` and `lambada` take a folder or name and a file, and give
-    what `gptworks eval --json` prints; settings: `protocol`, `overlap`, `limit`, `batch_size`.
+    those of training), `key` or column of text in files (by default text), `batch_size`, `device`. `wikitext` and
+    `lambada` take a folder or name and a file, and give what `gptworks eval --json` prints; settings: `protocol`,
+    `overlap`, `limit`, `batch_size`.
 
     >>> result = gptworks.evaluate("runs/quickstart", "data/corpus", split="test")   # doctest: +SKIP
     >>> print(result.loss, result.perplexity)   # doctest: +SKIP
@@ -46,13 +45,13 @@ def held_out(
     split: str | None = None,
     shares: str | None = None,
     seq_len: int | None = None,
+    key: str = "",
     batch_size: int = 8,
     device: str = "auto",
 ) -> HeldOut:
     """As `gptworks eval --task heldout`."""
     texts = as_texts(data, "evaluate: data")
-    file = str(data) if texts is None and is_raw_text(str(data)) else ""
-    split = split or ("all" if texts is not None or file else "held-out")
+    split = split or ("all" if texts is not None else run.default_split(str(data)))
     if split not in PARTS:
         raise UsageError(f"evaluate: split: got {split!r}; needs one of {', '.join(PARTS)}.")
     loaded = model if isinstance(model, PretrainedGPT) else PretrainedGPT.from_pretrained(model, device=device)
@@ -61,19 +60,18 @@ def held_out(
     if seq_len is not None:
         cut["seq_len"] = seq_len
     seed = trained.get("train", {}).get("seed", 0)
-    if texts is None and not file:
+    if texts is None and not is_raw_text(str(data)):
+        if key:
+            raise UsageError(f"evaluate: key: got {key!r}, but {data} is not text. Leave it out.")
         return measure(loaded, cut, part=PARTS[split], batch_size=batch_size, seed=seed)
     if loaded.tokenizer is None:
         raise TokenizerError("evaluate: the model has no tokenizer to read texts with. Put one beside its weights.")
+    if texts is None:
+        with run.as_store(str(data), loaded.tokenizer, key) as path:
+            return measure(loaded, cut | {"path": path}, part=PARTS[split], batch_size=batch_size, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "texts")
-        if texts is None:
-            has_eod = loaded.tokenizer.eod_id is not None
-            prepare(
-                [file], path, loaded.tokenizer, rules=TextRules(keep_separator=False), append_eod=has_eod, strict=True
-            )
-        else:
-            write_store(texts, Path(path), loaded.tokenizer)
+        write_store(texts, Path(path), loaded.tokenizer)
         return measure(loaded, cut | {"path": path}, part=PARTS[split], batch_size=batch_size, seed=seed)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gptworks.data.prepare import prepare
+from gptworks.data.prepare import Summary, prepare
 from gptworks.data.text_blocks import TextRules
 from gptworks.errors import DataError, UsageError
 from gptworks.tokenizer import Tokenizer
@@ -75,7 +75,7 @@ def _names_a_file(text: str) -> bool:
         return False
 
 
-def write_store(texts: Texts, prefix: Path, tokenizer: Tokenizer) -> str:
+def write_store(texts: Texts, prefix: Path, tokenizer: Tokenizer) -> Summary:
     """One document per item, each with its end marked."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     file = prefix.with_name(f"{prefix.name}.texts.jsonl")
@@ -84,7 +84,6 @@ def write_store(texts: Texts, prefix: Path, tokenizer: Tokenizer) -> str:
             lines.write(json.dumps(dict(zip(texts.keys, row, strict=True))) + "\n")
     has_eod = tokenizer.eod_id is not None
     try:
-        prepare([str(file)], prefix, tokenizer, rules=TextRules(texts.keys), append_eod=has_eod, strict=True)
+        return prepare([str(file)], prefix, tokenizer, rules=TextRules(texts.keys), append_eod=has_eod, strict=True)
     finally:
         file.unlink()
-    return str(prefix)

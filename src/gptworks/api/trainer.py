@@ -1,7 +1,6 @@
 """`gptworks.Trainer`: a model, data and settings together; train, evaluate and predict are the command line's own."""
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ from gptworks.checkpoint.pretrained import Pretrained, PretrainedGPT, unseen
 from gptworks.config import presets
 from gptworks.config.load import flatten, load_with_origins
 from gptworks.config.schema import ModelConfig, RunConfig
+from gptworks.data.pieces import cut_by_position
+from gptworks.data.prepare import CHARACTERS
 from gptworks.data.store import vocabulary_of
 from gptworks.errors import UsageError
 from gptworks.evaluate.heldout import HeldOut
-from gptworks.launch import process_group, rank_env
-from gptworks.launch.ranks import Ranks
 from gptworks.python_words import generation_in_python_words, in_python_words
 from gptworks.tokenizer import Tokenizer
 from gptworks.train import text_inputs
@@ -27,6 +26,7 @@ from gptworks.train.metrics import Observer
 from gptworks.train.run_folder import refuse_foreign
 
 DEFAULT_OUT = "runs/trainer"
+_DATASETS = ("path", "held_out_path")
 
 
 class Trainer:
@@ -117,7 +117,7 @@ class Trainer:
 
         >>> trainer.evaluate().perplexity   # doctest: +SKIP
         """
-        self._write_texts(self.config)
+        self._write_texts(self.config, self.model.tokenizer)
         self.config = text_inputs.prepared(self.config, "auto", tokenizer=self.model.tokenizer)
         data, part = self.config.data.model_dump(), "held_out"
         if not data["path"]:  # nothing to train on: all there is is held out
@@ -205,28 +205,54 @@ class Trainer:
     # What was given in memory
 
     def _train(self, config: RunConfig, resume: str) -> Outcome:
-        _main_does(config, lambda: refuse_foreign(Path(config.run.out), resume))
-        self._write_texts(config)
-        self.config = config = text_inputs.prepared(config, resume)
+        text_inputs.main_does(config, lambda: refuse_foreign(Path(config.run.out), resume))
+        tokenizer = self._write_texts(config)
+        config = text_inputs.prepared(config, resume, tokenizer=tokenizer)
+        if tokenizer is not None and config.data.tokenizer == CHARACTERS:  # the stores know them by now
+            config = config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": ""})})
+        self.config = config
         given = self.given_model
         if isinstance(given, PretrainedGPT):
-            _main_does(config, lambda: given.save_pretrained(config.init.checkpoint))
+            text_inputs.main_does(config, lambda: given.save_pretrained(config.init.checkpoint))
         outcome = train(config, resume_from=resume, observers=self.callbacks)
         self._trained, self._model = outcome.folder, None
         return outcome
 
-    def _write_texts(self, config: RunConfig) -> None:
+    def _write_texts(self, config: RunConfig, tokenizer: Tokenizer | None = None) -> Tokenizer | None:
+        """The lists as stores. Returns the tokenizer, the same for all data of the run; None where there is no list."""
         if not self.texts:
-            return
-        tokenizer = self._tokenizer() or Tokenizer.from_pretrained("gpt2")
+            return None
+        chosen = tokenizer or self._tokenizer() or self._tokenizer_of_data(config)
+        if chosen.vocab_size > config.model.vocab_size:
+            raise UsageError(
+                f"Trainer: the tokenizer {chosen.name} has {chosen.vocab_size:,} tokens, but model.vocab_size is "
+                f"{config.model.vocab_size:,}. Give another tokenizer=, none (one is learned from the texts), or a "
+                f"model with vocab_size={chosen.vocab_size} or more."
+            )
 
         def write() -> None:
             for key, texts in self.texts.items():
-                write_store(texts, Path(getattr(config.data, key)[0]), tokenizer)
+                prefix = Path(getattr(config.data, key)[0])
+                summary = write_store(texts, prefix, chosen)
+                shares = config.data.split if key == "path" and not config.data.held_out_path else ()
+                name = "train_dataset" if key == "path" else "eval_dataset"
+                text_inputs.tell(name, summary, chosen, cut_by_position(prefix, shares))
 
-        if tokenizer.identity != self._texts_are_of:
-            _main_does(config, write)
-            self._texts_are_of = tokenizer.identity
+        if chosen.identity != self._texts_are_of:
+            text_inputs.main_does(config, write)
+            self._texts_are_of = chosen.identity
+        return chosen
+
+    def _tokenizer_of_data(self, config: RunConfig) -> Tokenizer:
+        """As for files: that of the stores, GPT-2's, or one that is learned from what is trained on."""
+        own = {path for key in self.texts for path in getattr(config.data, key)}
+        kept = {key: tuple(each for each in getattr(config.data, key) if each not in own) for key in _DATASETS}
+        files = config.model_copy(update={"data": config.data.model_copy(update=kept)})
+        if isinstance(self.given_model, PretrainedGPT):  # which has none, and is not in a folder yet
+            files = files.model_copy(update={"init": files.init.model_copy(update={"checkpoint": ""})})
+        trained_on = self.texts.get("path")
+        in_memory = (text for row in trained_on.rows for text in row) if trained_on else None
+        return text_inputs.choose_tokenizer(files, Path(config.run.out) / text_inputs.FOLDER, in_memory)
 
     def _tokenizer(self) -> Tokenizer | None:
         """The one that was given, else that of the model."""
@@ -251,12 +277,6 @@ def _values(config: object) -> dict[str, Any]:
 
 def _is_preset(name: str) -> bool:
     return name.lower() in {known.lower() for known in [*presets.names(), *presets.aliases()]}
-
-
-def _main_does(config: RunConfig, function: Callable[[], None]) -> None:
-    """Processes that torchrun started share the run folder: one of them writes, the others wait."""
-    alone = rank_env.read(os.environ).world_size == 1
-    Ranks(None if alone else process_group.start(config.parallel, config.run)).main_does(function)
 
 
 def _functions(callbacks: object) -> tuple[Observer, ...]:

@@ -33,6 +33,7 @@ class Manifest:
     held_out_loss: float | None = None
     best: dict[str, float] | None = None  # step and held-out loss of the best checkpoint so far
     evaluations_since_best: int = 0
+    held_out_samples: int = 0  # that these were measured on; 0 where it was not written down
     skipped_in_a_row: int = 0
     smoothed_loss: float | None = None  # of the last steps; None where it was not written down
     unlogged_loss: float = 0.0  # sum over the steps since the last log line, whose mean the next one shows
@@ -97,6 +98,7 @@ _COUNTS = (
     "optimizer_updates",
     "global_size",
     "evaluations_since_best",
+    "held_out_samples",
     "skipped_in_a_row",
     "unlogged_steps",
 )

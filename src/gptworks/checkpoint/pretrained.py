@@ -151,10 +151,16 @@ class PretrainedGPT(GPT):
         if isinstance(config, str):
             config = presets.find(config)
         shape = config if isinstance(config, ModelConfig) else from_dict({"model": dict(config)}, "GPT").model
+        chosen = Tokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
+        if chosen is not None and chosen.vocab_size > shape.vocab_size:
+            raise TokenizerError(
+                f"GPT.from_config: the tokenizer {chosen.name} has {chosen.vocab_size:,} tokens, but model.vocab_size "
+                f"is {shape.vocab_size:,}. Set vocab_size={chosen.vocab_size} or more, or give another tokenizer."
+            )
         fresh = FreshWeights(InitConfig(), shape.num_layers, seed)
         model = build(shape, World(pick_device(device)), dtype, fresh, model_type=cls)
         assert isinstance(model, cls)
-        model.tokenizer = Tokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
+        model.tokenizer = chosen
         return model.eval()
 
     @in_python_words

@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data",
         metavar="PATH",
-        help="heldout: a store made by `gptworks prepare` (default: what the run was trained on); wikitext: a text "
-        "file; lambada: JSON lines",
+        help="heldout: a store, or a file, folder or pattern of text (default: what the run was trained on); wikitext: "
+        "a text file; lambada: JSON lines",
     )
     parser.add_argument(
         "--protocol",
@@ -47,8 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write a JSON line per document, window or passage; the same command goes on after an interruption",
     )
     parser.add_argument(
-        "--split", choices=["train", "held-out", "test", "all"], default="held-out", help="heldout: which documents"
+        "--split",
+        choices=["train", "held-out", "test", "all"],
+        help="heldout: which documents (default: held-out of a store, all of text)",
     )
+    parser.add_argument("--key", default="", metavar="NAME", help="heldout: key or column of text (default: text)")
     parser.add_argument(
         "--shares", metavar="A,B,C", help="heldout: shares of the split (default: those the model was trained with)"
     )
@@ -80,13 +83,13 @@ def _overlap(text: str) -> int | None:
 def run(args: argparse.Namespace) -> int:
     from gptworks.errors import UsageError
     from gptworks.evaluate import progress, report
-    from gptworks.evaluate.run import Request, evaluate, own_data
+    from gptworks.evaluate.run import Request, default_split, evaluate, own_data
 
     data, split = args.data, args.split
     if data is None:
         if args.task != "heldout":
             raise UsageError(f"--data: not given. Needed: the file of --task {args.task}.")
-        data, split = own_data(args.model[0], split)
+        data, split = own_data(args.model[0], split or "held-out")
     request = Request(
         tokenizer=args.tokenizer,
         shape=options.stated_model(args.override),
@@ -100,7 +103,8 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         weights=args.weights,
         per_document=Path(args.per_document) if args.per_document else None,
-        split=split,
+        split=split or default_split(data, args.task),
+        key=args.key,
         shares=args.shares,
         seq_len=args.seq_len,
         baselines=args.baselines,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.cli import options
+from gptworks.python_words import in_option_words
 
 HELP = "text from a checkpoint"
 
@@ -38,7 +39,7 @@ _SETTINGS: dict[str, tuple[Any, str, str]] = {
     "diversity_penalty": (float, "X", "how much they do"),
     "rules": (("huggingface", "paddle", "mindformers"), "", "whose order of operations"),
     "window": (("refuse", "slide"), "", "text beyond the model's context"),
-    "seed": (int, "N", "of the random draws"),
+    "seed": (int, "N", "of the random draws (default: the run's, else a new one each time, which is shown)"),
 }
 
 
@@ -87,11 +88,18 @@ def _add_setting(parser: argparse.ArgumentParser, option: str, kind: Any, metava
 
 
 def run(args: argparse.Namespace) -> int:
+    with in_option_words(_SETTINGS):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     from gptworks.checkpoint import folder
     from gptworks.errors import UsageError
-    from gptworks.generate.engine import can_stream, settings_of
+    from gptworks.generate.engine import can_stream, drawing_anew, settings_of
 
     given = ({} if _is_gguf(args) else _said_in_run(folder.config_of(Path(args.model)))) | _given(args)
+    is_seed_given = "seed" in given
+    given = drawing_anew(given)
     cfg = settings_of(given)
     prompts = [] if args.interactive else prompts_of(args)
     if args.interactive and args.json:
@@ -101,8 +109,13 @@ def run(args: argparse.Namespace) -> int:
     if args.interactive:
         from gptworks.cli.interactive import converse
 
+        if not is_seed_given:
+            print(f"note: drawn anew; --seed {cfg.seed} gives the same answers again", file=sys.stderr)
+
         return converse(engine, given)
     tell_fewer(engine, prompts, given)
+    if not is_seed_given and cfg.strategy == "sampling" and not args.json:  # whose objects have it
+        print(f"note: drawn anew; --seed {cfg.seed} gives the same text again", file=sys.stderr)
     if wants_stream:
         show_stream(engine, prompts[0], given)
         return 0

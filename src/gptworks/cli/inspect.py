@@ -5,6 +5,7 @@ import json
 from typing import TYPE_CHECKING
 
 from gptworks.cli import options
+from gptworks.counted import counted
 from gptworks.errors import UsageError
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _print(report: "Report") -> None:
     print(f"{store.located.main}: {store.located.format.NAME} ({store.located.format.TITLE})")
     for file, size in found["files"].items():
         print(f"  {file}  {size:,} bytes")
-    documents = f"{found['documents']:,} documents" if found["documents"] is not None else "documents not marked"
+    documents = counted(found["documents"], "document") if found["documents"] is not None else "documents not marked"
     several = found["documents"] is not None and found["sequences"] != found["documents"]
     sequences = f", {found['sequences']:,} sequences" if several else ""
     print(f"{found['kind']}: {documents}{sequences}, {found['tokens']:,} tokens of type {found['dtype']}")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gptworks.errors import GPTWorksError
+from gptworks.python_words import reworded
 
 _HELP = """\
 A line is a prompt; the model continues it. Lines that begin with / are commands:
@@ -41,7 +42,7 @@ def converse(engine: Any, settings: dict[str, Any]) -> int:
                 answers += 1
         except GPTWorksError as error:
             sys.stdout.flush()
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            print(f"error: {reworded(str(error), without_section=True)}", file=sys.stderr, flush=True)
         except KeyboardInterrupt:
             print(flush=True)
     return 0

@@ -1,4 +1,4 @@
-"""gptworks VERB ... : finds the verb, runs it, turns our errors into exit code 2."""
+"""gptworks VERB ... : finds the verb, runs it, turns our errors into exit codes."""
 
 import argparse
 import os
@@ -21,10 +21,12 @@ from gptworks.cli import (
     plan,
     plot,
     prepare,
+    report,
     run,
     train,
     translate,
     verify,
+    watch,
 )
 from gptworks.errors import GPTWorksError
 from gptworks.python_words import command_line
@@ -45,11 +47,26 @@ VERBS = {
     "plan": plan,
     "doctor": doctor,
     "plot": plot,
+    "report": report,
+    "watch": watch,
     "config": config,
     "launch": launch,
     "completion": completion,
 }
 
+# What other tools, or people, call them.
+_OTHER_VERBS = {
+    "evaluate": "eval",
+    "test": "eval",
+    "sample": "generate",
+    "predict": "generate",
+    "chat": "generate --interactive",
+    "pretrain": "train",
+    "finetune": "train",
+    "tokenize": "prepare",
+    "preprocess": "prepare",
+    "download": "generate --download",
+}
 _READS_MODELS = {"train", "eval", "generate", "export", "run"}
 
 
@@ -75,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     parser = build_parser()
+    _refuse_unknown_verb(parser, list(sys.argv[1:] if argv is None else argv))
     args, left = parser.parse_known_args(argv)
     # argparse takes bare KEY=VALUE arguments from one place only; people put them before and after options.
     if hasattr(args, "overrides") and not any(text.startswith("-") for text in left):
@@ -91,7 +109,7 @@ def _main(argv: Sequence[str] | None) -> int:
         return code
     except GPTWorksError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
     except BrokenPipeError:  # the reader of a pipe went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -107,17 +125,47 @@ def _main(argv: Sequence[str] | None) -> int:
         return _own_fault()
 
 
-def _unknown(parser: argparse.ArgumentParser, args: argparse.Namespace, left: list[str], argv: list[str]) -> None:
-    """Ends the program, with the option or setting that there is instead: by its meaning, then by its spelling."""
+def _refuse_unknown_verb(parser: argparse.ArgumentParser, argv: list[str]) -> None:
+    """Ends the program, with the verb that may be meant."""
     import difflib
 
-    verb, first = args.verb, next((word for word in left if word.startswith("-")), left[0])
-    known = completion.options_of(parser, verb)
-    name = first.partition("=")[0].replace("_", "-")
-    near = _by_meaning(first, argv, known, takes_settings=hasattr(args, "overrides"))
-    near = near or difflib.get_close_matches(name, known, 1, 0.7)
-    hint = f"; did you mean {' or '.join(near)}?" if near else f". `gptworks {verb} --help` lists what there is."
-    parser.exit(2, f"error: {verb}: unknown argument {first}{hint}\n")
+    first = argv[0] if argv else ""
+    if first in VERBS or not first or first.startswith("-"):
+        return
+    spelled = difflib.get_close_matches(first.lower(), [*VERBS, *_OTHER_VERBS], 1, 0.6)
+    near = _OTHER_VERBS.get(spelled[0], spelled[0]) if spelled else ""
+    hint = f"; did you mean {near}?" if near else "."
+    parser.exit(2, f"error: unknown command {first}{hint} Commands: {', '.join(VERBS)}.\n")
+
+
+def _unknown(parser: argparse.ArgumentParser, args: argparse.Namespace, left: list[str], argv: list[str]) -> None:
+    """Ends the program, with the options or settings that there are instead: by their meaning, then by spelling."""
+    options = [word for word in left if word.startswith("-") and not _is_number(word)] or left[:1]
+    known = completion.options_of(parser, args.verb)
+    found = [(option, _meant_by(option, args, argv, known)) for option in dict.fromkeys(options)]
+    told = [f"{option}" + (f"; did you mean {' or '.join(near)}?" if near else "") for option, near in found]
+    count = "unknown argument" if len(told) == 1 else f"{len(told)} unknown arguments"
+    shown = f" {told[0]}" if len(told) == 1 else "".join(f"\n  {each}" for each in told)
+    has_all = all(near for _, near in found)
+    more = f"`gptworks {args.verb} --help` lists what there is."
+    end = "" if has_all else f". {more}" if len(told) == 1 else f"\n{more}"
+    parser.exit(2, f"error: {args.verb}: {count}{shown}{end}\n")
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _meant_by(option: str, args: argparse.Namespace, argv: list[str], known: list[str]) -> list[str]:
+    import difflib
+
+    name = option.partition("=")[0].replace("_", "-")
+    near = _by_meaning(option, argv, known, takes_settings=hasattr(args, "overrides"))
+    return near or difflib.get_close_matches(name, known, 1, 0.7)
 
 
 def _by_meaning(option: str, argv: list[str], known: list[str], *, takes_settings: bool) -> list[str]:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gptworks.cli import options
+from gptworks.counted import counted
 
 if TYPE_CHECKING:
     from gptworks.data.prepare import State, Summary
@@ -235,16 +236,16 @@ def _report(summary: "Summary", tokenizer: "Tokenizer", as_json: bool) -> None:
     for line in skipped.first:
         print(f"skipped {line}", file=sys.stderr)
     if summary.empty:
-        print(f"{summary.empty:,} empty documents left out", file=sys.stderr)
+        print(f"{counted(summary.empty, 'empty document')} left out", file=sys.stderr)
     if skipped.count:
-        print(f"{skipped.count:,} lines skipped; --strict stops at the first one instead", file=sys.stderr)
+        print(f"{counted(skipped.count, 'line')} skipped; --strict stops at the first one instead", file=sys.stderr)
     if skipped.passed_over:
         number, first = len(skipped.passed_over), skipped.passed_over[0]
-        print(f"{number:,} files passed over that are no known kind of text, such as {first}", file=sys.stderr)
+        print(f"{counted(number, 'file')} passed over: no known kind of text, such as {first}", file=sys.stderr)
     for note in summary.notes:
         print(f"note: {note}", file=sys.stderr)
     print(
-        f"{summary.files[0]}: {summary.documents:,} documents, {summary.tokens:,} tokens from "
+        f"{summary.files[0]}: {counted(summary.documents, 'document')}, {counted(summary.tokens, 'token')} from "
         f"{summary.characters:,} characters, {summary.text_bytes:,} bytes "
         f"({summary.text_bytes / summary.tokens:.2f} bytes per token)"
     )

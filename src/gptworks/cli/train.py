@@ -39,16 +39,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     many.add_argument("--rank-table", default="", metavar="FILE", help="machines and devices (gptworks launch)")
     many.add_argument("--rank-range", default="", metavar="[8,16]", help="the ranks of the table that are started here")
     many.add_argument("--max-restarts", type=int, default=0, metavar="N", help="start again so often after a failure")
+    many.add_argument(
+        "--stopped-code",
+        type=int,
+        default=0,
+        metavar="N",
+        help="exit code after a signal has stopped the run and it was saved (default: 0)",
+    )
     many.add_argument("--log-dir", metavar="DIR", help="one log per rank (default: logs in the run folder)")
     many.add_argument("--rdma", action="store_true", help="NCCL over RDMA, not TCP")
 
 
 def run(args: argparse.Namespace) -> int:
+    try:
+        return _run(args)
+    except KeyboardInterrupt:  # a run that has begun takes it for a wish to save and end
+        print("stopped by Ctrl-C before the first step; nothing was trained", file=sys.stderr)
+        raise
+
+
+def _run(args: argparse.Namespace) -> int:
     more = [f"run.device={args.device}"] if args.device else []
     loaded = options.load_config(args, *more, shape_of=options.shape_of_checkpoint)
     if not (args.dry_run or args.show_batch):
         _refuse_contradiction(loaded.config)
     config = _with_replicas(args, loaded)
+    if not (args.dry_run and args.world is not None):
+        from gptworks.config.derive import require_end
+
+        require_end(config.train)
     if args.out or not config.run.out:
         folder = args.out or options.default_run_folder(args)
         config = config.model_copy(update={"run": config.run.model_copy(update={"out": folder})})
@@ -59,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
         with text_inputs.for_trial(config) as config:
             print(_trial(args, config))
         return 0
+    if not 0 <= args.stopped_code <= 255:
+        raise UsageError(f"--stopped-code: {args.stopped_code}. Needed: an exit code, 0 to 255.")
     if args.world is not None:
         raise UsageError(f"--world: {args.world} without --dry-run. To train, start the processes with --nproc.")
     if args.rdma:
@@ -73,7 +94,17 @@ def run(args: argparse.Namespace) -> int:
     with failures.reporting(Path(config.run.out)):
         from gptworks.train.loop import train
 
-        train(config, resume_from=_resume_from(args, config), command=["gptworks", *sys.argv[1:]])
+        outcome = train(config, resume_from=_resume_from(args, config), command=["gptworks", *sys.argv[1:]])
+    return 0 if outcome.is_finished else _stopped_code(args)
+
+
+def _stopped_code(args: argparse.Namespace) -> int:
+    """Of a run that a signal has stopped. A rank tells what started it, which has that exit code itself."""
+    from gptworks.launch import rank_env, rank_process
+
+    if not rank_env.is_supervised(os.environ):
+        return int(args.stopped_code)
+    rank_process.note_stopped()
     return 0
 
 
@@ -137,7 +168,7 @@ def _agent_command(config: Any, job: "Job") -> list[str]:
         return []
     from gptworks.launch import torchrun
 
-    return [_shared(config, job), f"this machine would start (node {job.nodes.rank}):", torchrun.described(job)]
+    return [_shared(config, job), f"this machine would start (node {job.nodes.rank}):", torchrun.by_hand(job)]
 
 
 def _refuse_contradiction(config: Any) -> None:
@@ -200,7 +231,16 @@ def _job(args: argparse.Namespace, config: Any) -> "Job":
     log_dir = Path(args.log_dir) if args.log_dir else Path(config.run.out) / run_folder.LOGS
     command = ("-m", "gptworks", *args.argv)
     timeout = float(config.parallel.timeout)
-    return Job(command, nproc, log_dir, machines, args.max_restarts, timeout=timeout, preload=PRELOAD)
+    return Job(
+        command,
+        nproc,
+        log_dir,
+        machines,
+        args.max_restarts,
+        timeout=timeout,
+        preload=PRELOAD,
+        stopped_code=args.stopped_code,
+    )
 
 
 def _shared(config: Any, job: "Job") -> str:

@@ -267,6 +267,16 @@ def num_steps(
         return max(1, step + max(0, left))
     if train.tokens:
         return step + max(0, math.ceil((train.tokens - consumed * seq_len) / (global_size * seq_len)))
-    raise ConfigError(
+    raise _no_end()
+
+
+def require_end(train: TrainConfig) -> None:
+    """Before anything is read or written."""
+    if not any(train.ends().values()):
+        raise _no_end()
+
+
+def _no_end() -> ConfigError:
+    return ConfigError(
         "train", ["train.steps: how long to train is not said. Set one of train.steps, train.epochs, train.tokens."]
     )

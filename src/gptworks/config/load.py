@@ -222,6 +222,8 @@ def meant(key: str, known: Collection[str]) -> list[str]:
     if last in elsewhere:
         return [elsewhere[last]]
     by_meaning = [k for k in other_names.find(key) if k in known]
+    here = [k for k in by_meaning if k.partition(".")[0] == key.partition(".")[0]]
+    by_meaning = here or by_meaning  # max_tokens of `generate` is another one than that of `train`
     near = by_meaning or difflib.get_close_matches(key, sorted(known), 1, 0.6)
     return near or [elsewhere[found] for found in difflib.get_close_matches(last, elsewhere, 1, 0.8)]
 
@@ -230,6 +232,8 @@ def _unknown(key: str, known: set[str], value: Any) -> str:
     section, _, name = key.partition(".")
     if key in {k.rpartition(".")[0] for k in known}:
         return f"{key}: {value!r} is not a section. Put its keys below it, indented."
+    if reason := other_names.why_not(key):
+        return f"{key}: no such setting: {reason}. Leave it out."
     near = meant(key, known)
     if near:
         shown = [k.partition(".")[2] if k.partition(".")[0] == section and name else k for k in near]

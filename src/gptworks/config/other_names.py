@@ -158,7 +158,23 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "data": ("data.path",),
     "data_dir": ("data.path",),
     "train_data": ("data.path",),
+    "data_file": ("data.path",),
+    "dataset_path": ("data.path",),
+    "train_path": ("data.path",),
+    "train_file": ("data.path",),
     "val_data": ("data.held_out_path",),
+    "val_path": ("data.held_out_path",),
+    "val_file": ("data.held_out_path",),
+    "valid_path": ("data.held_out_path",),
+    "validation_file": ("data.held_out_path",),
+    "validation_path": ("data.held_out_path",),
+    "eval_data": ("data.held_out_path",),
+    "eval_file": ("data.held_out_path",),
+    "eval_path": ("data.held_out_path",),
+    "text_column": ("data.key",),
+    "column": ("data.key",),
+    "temp": ("generate.temperature",),
+    "samples": ("generate.num_return_sequences",),
     "resume_from_checkpoint": ("--resume",),
     "patience": ("evaluate.patience",),
     "length": ("generate.max_new_tokens",),
@@ -166,6 +182,12 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "max_new": ("generate.max_new_tokens",),
     "num_sequences": ("generate.num_return_sequences",),
     "repeat_penalty": ("generate.repetition_penalty",),
+}
+# What others have as a setting and is one way only here.
+NOT_A_SETTING = {
+    "bias": "all matrices and norms have a bias here, as in GPT-2",
+    "norm_first": "norms come before attention and feed-forward here, as in GPT-2",
+    "activation": "the activation is GELU here; model.gelu says which form of it",
 }
 _ALL: dict[str, tuple[str, ...]] = OTHERS | LITGPT | HUGGING_FACE | MEGATRON | NANOGPT
 
@@ -176,6 +198,19 @@ def find(name: str) -> tuple[str, ...]:
     >>> find("--learning-rate"), find("train.max_iters"), find("nobody_has_this")
     (('optim.lr',), ('train.steps',), ())
     """
-    last = name.lower().replace("-", "_").rpartition(".")[2].strip("_")
+    last = _last(name)
     near = [last] if last in _ALL else difflib.get_close_matches(last, _ALL, 1, 0.9)
     return _ALL[near[0]] if near else ()
+
+
+def why_not(name: str) -> str:
+    """Why there is no such setting, where others have one.
+
+    >>> why_not("model.bias")
+    'all matrices and norms have a bias here, as in GPT-2'
+    """
+    return NOT_A_SETTING.get(_last(name), "")
+
+
+def _last(name: str) -> str:
+    return name.lower().replace("-", "_").rpartition(".")[2].strip("_")

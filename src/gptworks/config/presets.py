@@ -1,5 +1,6 @@
 """Model shapes by name. A preset fills the `model` section; everything else comes from the recipe."""
 
+import difflib
 from typing import Any
 
 from gptworks.config.schema import ModelConfig
@@ -39,7 +40,9 @@ def find(name: str) -> dict[str, Any]:
     known = {key.lower(): key for key in [*_SHAPES, *_ALIASES]}
     key = known.get(name.lower())
     if key is None:
-        raise ConfigError("preset", [f"'{name}' is not known. Presets: {', '.join([*_SHAPES, *_ALIASES])}."])
+        near = difflib.get_close_matches(name.lower(), known, 1, 0.6)
+        meant = f" Did you mean {known[near[0]]}?" if near else ""
+        raise ConfigError("preset", [f"'{name}' is not known.{meant} Presets: {', '.join([*_SHAPES, *_ALIASES])}."])
     return dict(_SHAPES[_ALIASES.get(key, key)])
 
 

@@ -44,18 +44,43 @@ else:
     class _SectionType(type(BaseModel)):
         def __call__(cls, *args: Any, **values: Any) -> Any:
             """A section that a Python program makes by hand is refused in the same words as one in a file."""
+            if args:
+                shown = ", ".join(repr(value) for value in args)
+                first = next(iter(cls.model_fields))
+                raise ConfigError(
+                    cls.__name__, [f"got {shown} without a name; needs keywords, such as {cls.__name__}({first}=...)."]
+                )
             try:
-                return super().__call__(*args, **values)
+                return super().__call__(**values)
             except ValidationError as error:
                 from gptworks.config.load import explain
 
-                section = cls.__name__.removesuffix("Config").lower()
-                raise ConfigError(cls.__name__, [problem for _, problem in explain(section, error)]) from None
+                raise ConfigError(cls.__name__, [problem for _, problem in explain(cls.section(), error)]) from None
 
 
 class Section(BaseModel, metaclass=_SectionType):
     # strict: "12" is not a number and 1 is not true; YAML has already told them apart.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+
+    @classmethod
+    def section(cls) -> str:
+        """Its name in a file."""
+        sections = {field.annotation: name for name, field in RunConfig.model_fields.items()}
+        return sections.get(cls, cls.__name__.removesuffix("Config").lower())
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise ConfigError(
+            type(self).__name__,
+            [
+                f"{self.section()}.{name}: cannot be set to {value!r}: a configuration does not change. Make another "
+                f"one, such as {type(self).__name__}(**{{**dict(config), {name!r}: {value!r}}})."
+            ],
+        )
+
+    def __delattr__(self, name: str) -> None:
+        raise ConfigError(
+            type(self).__name__, [f"{self.section()}.{name}: cannot be deleted: a configuration does not change."]
+        )
 
     @model_validator(mode="before")
     @classmethod
@@ -431,7 +456,9 @@ class GenerateConfig(Section):
     diversity_penalty: Rate = Field(
         0.0, description="beam: subtracted for each time an earlier group took the same token in this step."
     )
-    seed: Annotated[int, Field(ge=0)] = Field(1234, description="Of the random draws.")
+    seed: Annotated[int, Field(ge=0)] = Field(
+        1234, description="Of the random draws; a command or call that gives none (or this default) draws anew."
+    )
 
     @field_validator("stop", "logit_bias", mode="before")
     @classmethod

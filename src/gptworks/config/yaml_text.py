@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from gptworks import limits
-from gptworks.errors import ConfigError
+from gptworks import file_errors, limits
+from gptworks.errors import ConfigError, UsageError
 
 
 class _Loader(yaml.SafeLoader):
@@ -131,6 +131,8 @@ def read(path: Path) -> dict[str, Value | dict[str, Any]]:
         raise ConfigError(str(path), ["no such file. Check the path given with -c (or `base:`)."]) from None
     except (IsADirectoryError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), [f"cannot be read as UTF-8 text: {error}"]) from None
+    except OSError as error:
+        raise UsageError(file_errors.explain(error, path) or f"{path}: cannot be read ({error.strerror}).") from None
     try:
         loader = _Loader(text)
         try:

@@ -6,7 +6,7 @@ from gptworks.config.schema import DataConfig
 from gptworks.data import foreign_order, split
 from gptworks.data.loader import Borders
 from gptworks.data.store import Store, locate_stores
-from gptworks.data.windows import OrderedSamples, build_samples
+from gptworks.data.windows import OrderedSamples, build_samples, empty_stores
 from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer
 
@@ -16,7 +16,8 @@ class Dataset:
         """`tokenizer`: that of the model, for stores that do not say which it is, where data.tokenizer does not."""
         if not cfg.path:
             raise DataError(
-                "data.path: not set. Needed: the prefix of a store; `gptworks prepare FILE... --out PREFIX` makes one."
+                "data.path: not set. Needed: a text file or a folder of text, or the prefix of a store; `gptworks "
+                "prepare FILE... --out PREFIX` makes one."
             )
         self.cfg, self.seed, self.vocab_size = cfg, seed, vocab_size
         self.stores, weights = _open(cfg.path, cfg.weights)
@@ -67,6 +68,13 @@ class Dataset:
         if self.has_foreign_order:
             return foreign_order.build_samples(stores, part, cfg, self.seed, asked)
         return build_samples(stores, part, cfg, self.seed)
+
+    def not_measured(self, part: str) -> list[str]:
+        """Why some of the stores have nothing in this part, where others have."""
+        if self.has_foreign_order:
+            return []
+        stores, cfg = self._cut(part)
+        return [str(error) for error in empty_stores(stores, part, cfg).values()]
 
     def documents(self, part: str) -> list[tuple[Store, range]]:
         """The documents of a part, store by store."""

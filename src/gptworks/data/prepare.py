@@ -17,6 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from gptworks.counted import counted
 from gptworks.data import corpus, hf_folder, sample_corpus, text_blocks
 from gptworks.data.encode import Encoded, Encoder, encode_in_worker, start_worker
 from gptworks.data.formats import megatron, registry
@@ -168,6 +169,7 @@ def _can_be_read_again(file: InputFile) -> bool:
 
 
 CHARACTERS = "chars"  # instead of a number of tokens
+LEARNED = ("trained", "characters")  # names of tokenizers that are in no file yet
 
 
 def train_tokenizer(
@@ -182,15 +184,19 @@ def train_tokenizer(
     first = next(texts, None)
     if first is None:
         raise _no_text(inputs, skipped)
-    all_texts = itertools.chain([first], texts)
+    return learn_tokenizer(itertools.chain([first], texts), vocab_size, with_eod=with_eod)
+
+
+def learn_tokenizer(texts: Iterable[str], vocab_size: int | str, *, with_eod: bool = True) -> Tokenizer:
+    """The same from texts in memory."""
     if vocab_size == CHARACTERS:
-        return CharacterTokenizer.learn(all_texts, with_eod=with_eod)
-    return Tokenizer.train(all_texts, int(vocab_size))
+        return CharacterTokenizer.learn(texts, with_eod=with_eod)
+    return Tokenizer.train(texts, int(vocab_size))
 
 
 def _no_text(inputs: Sequence[str], skipped: corpus.Skipped) -> DataError:
     first = f" First problem: {skipped.first[0]}." if skipped.first else ""
-    return DataError(f"{', '.join(inputs)}: no text found; {skipped.count} lines were skipped.{first}")
+    return DataError(f"{', '.join(inputs)}: no text found; {counted(skipped.count, 'line')} skipped.{first}")
 
 
 def _check_request(

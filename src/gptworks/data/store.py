@@ -14,6 +14,7 @@ from gptworks import json_text
 from gptworks.data.formats import registry
 from gptworks.data.formats.contents import Tokens, document_starts
 from gptworks.data.formats.registry import Located
+from gptworks.data.text_files import is_text, matching
 from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer, nanogpt_meta
 
@@ -192,11 +193,20 @@ def locate_stores(path: str) -> list[Located]:
             kinds = ", ".join(registry.FORMATS)
             raise DataError(f"{path}: no dataset in this folder. Formats: {kinds}. `gptworks prepare` makes one.")
         return found
-    if any(sign in path for sign in "*?[") and not Path(path).exists():
-        root = Path(Path(path).anchor)
-        files = sorted(root.glob(str(Path(path).relative_to(root))))
-        matched = {each.main: each for each in map(registry.locate, files)}
+    if (files := matching(path)) is not None:
+        matched = {each.main: each for each in map(registry.locate, map(Path, files))}
         if not matched:
             raise DataError(f"{path}: no file matches this pattern.")
         return [matched[main] for main in sorted(matched)]
-    return [registry.locate(Path(path))]
+    return [registry.locate(Path(path), also="a file or folder of text, or ")]
+
+
+def is_raw_text(path: str) -> bool:
+    """A file, folder or pattern of text in which there is no dataset."""
+    if not is_text(path):
+        return False
+    if (matched := matching(path)) is not None:
+        return all(is_raw_text(each) for each in matched)
+    if Path(path).is_dir():
+        return not registry.locate_all(Path(path))
+    return all(format_.find(Path(path)) is None for format_ in registry.FORMATS.values())

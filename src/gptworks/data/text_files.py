@@ -92,7 +92,7 @@ def list_inputs(inputs: list[str], kind: str = "auto") -> tuple[list[InputFile],
     found: list[InputFile] = []
     passed_over: list[str] = []
     problems = []
-    for name in inputs:
+    for name in (each for given in inputs for each in matching(given) or [given]):  # a pattern: what it matches
         path = Path(name)
         if name.startswith(sample_corpus.PREFIX):
             sample_corpus.check(name)
@@ -124,8 +124,18 @@ def list_inputs(inputs: list[str], kind: str = "auto") -> tuple[list[InputFile],
     return found, passed_over
 
 
+def matching(path: str) -> list[str] | None:
+    """What a pattern such as `texts/*.txt` matches, in the order of names; None for the path of a file or folder."""
+    if not any(sign in path for sign in "*?[") or Path(path).exists():
+        return None
+    root = Path(Path(path).anchor)
+    return [str(each) for each in sorted(root.glob(str(Path(path).relative_to(root))))]
+
+
 def is_text(path: str) -> bool:
     """Whether a path is a file or folder of text, judged by names; a folder with something else in it may be, too."""
+    if (matched := matching(path)) is not None:
+        return bool(matched) and all(is_text(each) for each in matched)
     if Path(path).is_dir():
         return any(_is_known(file.name) and not _is_ours(file) for file in Path(path).rglob("*") if file.is_file())
     return Path(path).is_file() and _is_known(path)

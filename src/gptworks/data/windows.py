@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from gptworks.config.schema import DataConfig
+from gptworks.counted import counted
 from gptworks.data import order, split
 from gptworks.data.formats.contents import Tokens
 from gptworks.data.store import Store
@@ -175,10 +176,29 @@ class Samples:
 
 def build_samples(stores: list[Store], part: str, cfg: DataConfig, seed: int) -> Samples:
     """The samples of one part ("train", "held_out" or "test"). Evaluation parts are read in order, store by store."""
-    sources = [build_source(store, part, cfg) for store in stores]
     if part != "train":
-        return Samples(sources, (), seed=seed, shuffled=False)
+        return Samples(_sources_to_measure(stores, part, cfg), (), seed=seed, shuffled=False)
+    sources = [build_source(store, part, cfg) for store in stores]
     return Samples(sources, cfg.weights, seed=seed, shuffled=cfg.order == "shuffled")
+
+
+def _sources_to_measure(stores: list[Store], part: str, cfg: DataConfig) -> list[Source]:
+    """Of several stores, those that have anything in this part."""
+    empty = empty_stores(stores, part, cfg)
+    if len(empty) == len(stores):
+        raise empty[0]
+    return [build_source(store, part, cfg) for number, store in enumerate(stores) if number not in empty]
+
+
+def empty_stores(stores: list[Store], part: str, cfg: DataConfig) -> dict[int, EmptyPartError]:
+    """The stores, by number, that have no sample in this part, and why."""
+    empty: dict[int, EmptyPartError] = {}
+    for number, store in enumerate(stores):
+        try:
+            build_source(store, part, cfg)
+        except EmptyPartError as error:
+            empty[number] = error
+    return empty
 
 
 def build_source(store: Store, part: str, cfg: DataConfig) -> Source:
@@ -186,21 +206,34 @@ def build_source(store: Store, part: str, cfg: DataConfig) -> Source:
     if not store.contents.has_documents:
         # A bare stream has no documents to share out: its tokens are.
         borders = split.boundaries(cfg.split, len(store.tokens))
+        is_left_out = False
         source: Source = Windows(store.tokens, cfg.seq_len, borders[which], borders[which + 1])
-        found = f"{borders[which + 1] - borders[which]} of {len(store.tokens)} tokens"
+        found = f"{borders[which + 1] - borders[which]} of {counted(len(store.tokens), 'token')}"
     else:
         borders = split.boundaries(cfg.split, store.num_documents)
         documents = range(borders[which], borders[which + 1])
         source = _source_of_documents(store, documents, cfg)
         tokens = int(store.document_starts[documents.stop] - store.document_starts[documents.start])
-        found = f"{len(documents)} of {store.num_documents} documents and {tokens} tokens"
+        is_left_out = not documents and store.num_documents == 1
+        found = f"{len(documents)} of {counted(store.num_documents, 'document')} and {counted(tokens, 'token')}"
     if not len(source):
         raise EmptyPartError(
-            f"{store.file}: the {part} part has {found}; "
-            f"one sample needs {cfg.seq_len + 1}. Use more text, a smaller data.seq_len, or another data.split "
-            f"(now {','.join(f'{share:g}' for share in cfg.split)})."
+            f"{store.file}: the {part} part has {found}; one sample needs {cfg.seq_len + 1}. "
+            + _more_text(cfg, part, is_left_out)
         )
     return source
+
+
+def _more_text(cfg: DataConfig, part: str, is_left_out: bool) -> str:
+    """What to do about an empty part. `is_left_out`: the only document of the store is in another one."""
+    shares = f"data.split (now {','.join(f'{share:g}' for share in cfg.split)})"
+    if is_left_out:
+        return (
+            "One document is not shared out: give held-out text of its own (data.held_out_path), or prepare it as "
+            "several documents (`gptworks prepare --doc-separator`)."
+        )
+    apart = ", or held-out text of its own (data.held_out_path)" if part == "held_out" else ""
+    return f"Use more text, a smaller data.seq_len, {'' if apart else 'or '}another {shares}{apart}."
 
 
 def _source_of_documents(store: Store, documents: range, cfg: DataConfig) -> Source:

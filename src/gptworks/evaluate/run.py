@@ -1,6 +1,8 @@
 """A task on one or several models, and the result as a dictionary: what `gptworks eval` does."""
 
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,9 @@ from gptworks.checkpoint import folder
 from gptworks.checkpoint.pretrained import Pretrained, PretrainedGPT
 from gptworks.config.load import from_dict
 from gptworks.data.dataset import Dataset
-from gptworks.data.store import sha256_of
+from gptworks.data.prepare import prepare
+from gptworks.data.store import is_raw_text, sha256_of
+from gptworks.data.text_blocks import TextRules
 from gptworks.data.windows import OrderedSamples, Sample, Source
 from gptworks.errors import DataError, TokenizerError, UsageError
 from gptworks.evaluate import identity, lambada, wikitext
@@ -41,6 +45,7 @@ class Request:
     per_document: Path | None = None
     split: str = "held-out"
     shares: str | None = None
+    key: str = ""  # key or column of text that is not a store; empty = text
     seq_len: int | None = None  # predicted tokens per sample; None = as in training, or the model's context
     baselines: bool = False
     published: bool = False  # others' figures beside the result
@@ -120,6 +125,7 @@ def _check(models: Sequence[str], request: Request) -> None:
         for option, given in (
             ("--split", request.split != "held-out"),
             ("--shares", request.shares),
+            ("--key", request.key),
             ("--seq-len", request.seq_len),
             ("--baselines", request.baselines),
         ):
@@ -242,10 +248,38 @@ class _Watched:
         return self.samples.at(first, count)
 
 
+def default_split(data: str, task: str = "heldout") -> str:
+    """All of a text that nobody has shared out; of a dataset, what training held out."""
+    return "all" if task == "heldout" and is_raw_text(data) else "held-out"
+
+
+@contextmanager
+def as_store(data: str, tokenizer: Tokenizer, key: str = "") -> Iterator[str]:
+    """Text as a store for as long as it is needed."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "text"
+        rules = TextRules((key or "text",), keep_separator=False)
+        try:
+            prepare([data], path, tokenizer, rules=rules, append_eod=tokenizer.eod_id is not None, strict=True)
+            yield str(path)
+        except DataError as error:
+            said = str(error).replace(f"{path}.bin", data).replace(", or leave out --strict to skip such lines", "")
+            raise type(error)(said) from None
+
+
 def _heldout(subject: Subject, request: Request, watcher: Watcher) -> dict[str, Any]:
+    if not is_raw_text(request.data):
+        if request.key:
+            raise UsageError(f"--key: got '{request.key}', but {request.data} is not text. Leave it out.")
+        return _measured(subject, request, watcher, request.data)
+    with as_store(request.data, subject.tokenizer, request.key) as store:
+        return _measured(subject, request, watcher, store)
+
+
+def _measured(subject: Subject, request: Request, watcher: Watcher, store: str) -> dict[str, Any]:
     model = subject.model
     part = PARTS[request.split]
-    dataset = _dataset_of(subject, request)
+    dataset = _dataset_of(subject, request, store)
     if model.tokenizer and dataset.tokenizer:
         dataset.tokenizer.require(model.tokenizer.identity, what=subject.path)
     tokenizer = dataset.tokenizer or model.tokenizer
@@ -291,10 +325,10 @@ def _heldout(subject: Subject, request: Request, watcher: Watcher) -> dict[str, 
     }
 
 
-def _dataset_of(subject: Subject, request: Request) -> Dataset:
+def _dataset_of(subject: Subject, request: Request, store: str) -> Dataset:
     model = subject.model
     trained = folder.config_of(Path(subject.path))
-    data = data_section(trained, model.cfg.max_positions, request.data, request.split, request.shares)
+    data = data_section(trained, model.cfg.max_positions, store, request.split, request.shares)
     if request.seq_len is not None:
         data |= {"seq_len": request.seq_len, "too_long": "truncate"}
     config = from_dict({"model": model.cfg.model_dump(), "data": data}, "eval").data

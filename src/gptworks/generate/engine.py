@@ -195,7 +195,8 @@ def require_tokenizer(model: PretrainedGPT) -> Tokenizer:
         )
     if model.tokenizer is None:
         raise TokenizerError(
-            "generate: the model was loaded without a tokenizer. Put tokenizer.json beside its weights."
+            'generate: the model has no tokenizer. For a fresh model: GPT.from_config(..., tokenizer="gpt2"); for any: '
+            "model.tokenizer = gptworks.Tokenizer.from_pretrained(...), or tokenizer.json beside its weights."
         )
     return model.tokenizer
 

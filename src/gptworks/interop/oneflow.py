@@ -225,9 +225,9 @@ def _machines(settings: Settings, nodes: int) -> list[str]:
         used = ",".join(addresses.split(",")[:nodes])
         on_command_line(settings, "--num-nodes", {"--nproc": settings["--num-gpus-per-node"]})
         on_command_line(settings, "--node-ips", {"--node-ips": used})
-        meeting = f"{used.partition(',')[0]}:{settings['--ctrl-port']}"
-        on_command_line(settings, "--ctrl-port", {"--master": meeting})
-        arguments += ["--master", meeting, "--node-ips", used, "--nproc", str(settings["--num-gpus-per-node"])]
+        master = f"{used.partition(',')[0]}:{settings['--ctrl-port']}"
+        on_command_line(settings, "--ctrl-port", {"--master": master})
+        arguments += ["--master", master, "--node-ips", used, "--nproc", str(settings["--num-gpus-per-node"])]
     else:
         settings.same("--num-nodes", "one machine")
         settings.same(["--node-ips", "--ctrl-port"], "one machine: nobody is called")

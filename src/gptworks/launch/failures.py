@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gptworks import file_errors
-from gptworks.errors import GPTWorksError, TrainingError, UsageError
+from gptworks.errors import TRY_AGAIN, GPTWorksError, LostRunError, TrainingError, UsageError
 from gptworks.launch import heartbeat, rank_env
 from gptworks.launch.heartbeat import Heartbeat
 
 ANSWER = 8.0  # seconds in which the store must answer a rank that fails
 PATIENCE = 3.0  # seconds a rank that lost its connection waits to hear why
+GRACE_S = 6.0  # in which the other ranks of a failed run may say why they stop: more than PATIENCE
 _LOST = re.compile(
     r"gloo|nccl|connection (was )?(closed|reset|refused)|timed out|timeout|pair closure|broken pipe|"
     r"socket (closed|error)",
@@ -43,16 +44,25 @@ class Failure:
 
     @property
     def exit_code(self) -> int:
-        return 1 if self.is_fault else 2
+        if self.is_fault:
+            return 1
+        return TRY_AGAIN if self.can_restart else GPTWorksError.exit_code
+
+    def dump(self) -> str:
+        return json.dumps(asdict(self))
 
     def write(self, folder: Path) -> None:
         new = folder / f".rank-{self.rank}.new"
-        new.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        new.write_text(self.dump(), encoding="utf-8")
         new.replace(folder / f"rank-{self.rank}.json")
 
 
+def read(text: str) -> Failure:
+    return Failure(**json.loads(text))
+
+
 def read_all(folder: Path) -> dict[int, Failure]:
-    found = [Failure(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("rank-*.json"))]
+    found = [read(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("rank-*.json"))]
     return {failure.rank: failure for failure in found}
 
 
@@ -88,21 +98,30 @@ def say(text: str) -> None:
 class Connection:
     """How a rank hears of the others' ends."""
 
-    def __init__(self, store: Any, rank: int, world_size: int, timeout: float, *, is_watched: bool = False) -> None:
-        """is_watched: the heartbeat ends this process when the main thread hangs, which nothing else would explain."""
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
         self.rank, self.world_size = rank, world_size
-        self.heartbeat = Heartbeat(store, rank, world_size, timeout, self._end_hung if is_watched else None)
+        self.heartbeat = Heartbeat(store, rank, world_size, timeout)
         self.store = self.heartbeat.store
         self._answers = True
+        self._end = threading.Lock()  # held by the thread that says how this process ends
         self.heartbeat.start()
 
+    def watch(self, *, is_step_watched: bool) -> None:
+        """From now on the heartbeat ends this process when a rank is silent; also, where nothing else would explain
+        it, when the main thread hangs in a step."""
+        self.heartbeat.watch(self._end_silent, self._end_hung if is_step_watched else None)
+
+    def take_the_last_word(self) -> None:
+        """Of the main thread, which ends: the heartbeat has not begun to end this process, and will not."""
+        self._end.acquire()
+
     def tell(self, failure: Failure) -> None:
-        self._ask(lambda: self.store.compare_set("failed", "", json.dumps(asdict(failure))), None)
+        self._ask(lambda: self.store.compare_set("failed", "", failure.dump()), None)
 
     def heard(self) -> Failure | None:
         def look() -> Failure | None:
             there = self.store.check(["failed"])
-            return Failure(**json.loads(self.store.get("failed"))) if there else None
+            return read(self.store.get("failed").decode()) if there else None
 
         return self._ask(look, None)
 
@@ -130,10 +149,33 @@ class Connection:
 
     def _end_hung(self, place: str) -> None:
         """In a thread: the main one will not come back."""
-        failure = _explain_wait(self.rank, self, place)
-        traces = heartbeat.write_trace(self.rank)
-        if traces and failure.because_of is None:
-            failure = replace(failure, message=f"{failure.message} Last collectives of each rank: {traces}N")
+
+        def verdict() -> Failure:
+            failure = _explain_wait(self.rank, self, place)
+            traces = heartbeat.write_trace(self.rank)
+            if traces and failure.because_of is None:
+                return replace(failure, message=f"{failure.message} Last collectives of each rank: {traces}N")
+            return failure
+
+        self._end_process(verdict)
+
+    def _end_silent(self, silent: int | None, place: str) -> None:
+        """In a thread. silent: the rank that does not beat any more; None: one has said that it failed."""
+
+        def verdict() -> Failure:
+            cause = _cause(self.rank, self, wait=0)
+            if cause is not None:
+                return because_of_another(self.rank, cause)
+            if silent is None:
+                return Failure(self.rank, "stopped because another rank failed", because_of=-1)
+            return Failure(self.rank, self.heartbeat.describe_silence(silent, place))
+
+        self._end_process(verdict)
+
+    def _end_process(self, verdict: Callable[[], Failure]) -> None:
+        if not self._end.acquire(blocking=False):
+            return  # the main thread is about to
+        failure = verdict()
         _leave_words(failure, self)
         if not rank_env.is_supervised(os.environ):
             print(f"error: {failure.message}", file=sys.stderr)
@@ -145,8 +187,10 @@ class Connection:
 
     def leave(self) -> None:
         """At a good end. The store goes with rank 0, which therefore waits for the others."""
+        self.take_the_last_word()
         self.heartbeat.stop()
         with suppress(RuntimeError):
+            self.heartbeat.say_goodbye()
             self.store.add("left", 1)
             deadline = time.monotonic() + PATIENCE
             while self.rank == 0 and time.monotonic() < deadline and self.store.add("left", 0) < self.world_size:
@@ -163,29 +207,31 @@ def reporting(run_folder: Path | None = None) -> Iterator[None]:
     ended = _ended_file(run_folder)
     try:
         if ended is not None and ended.exists():
-            raise UsageError(json.loads(ended.read_text(encoding="utf-8"))["message"])
+            raise UsageError(read(ended.read_text(encoding="utf-8")).message)
         yield
     except Exception as error:
         from gptworks.launch import process_group
 
         process_group.forget()  # closing the group would wait for ranks that are gone
         connection = process_group.connection()
+        if connection is not None:
+            connection.take_the_last_word()
         failure = explain(error, place.rank, connection)
         _leave_words(failure, connection)
         if ended is not None and not failure.can_restart:
             with suppress(OSError):
                 ended.parent.mkdir(parents=True, exist_ok=True)
-                ended.write_text(json.dumps(asdict(failure)), encoding="utf-8")
+                ended.write_text(failure.dump(), encoding="utf-8")
         if connection is not None:
             connection.heartbeat.stop()
         if not rank_env.is_supervised(os.environ):
             if failure.is_fault or (isinstance(error, GPTWorksError) and failure.because_of is None):
                 raise
-            raise TrainingError(failure.message) from None
+            raise (LostRunError if failure.can_restart else TrainingError)(failure.message) from None
         raise SystemExit(failure.exit_code) from None
 
 
-ENDED = ".ended-"  # and the agent: a file in the run folder
+_FINAL = ".ended-"  # and the agent: a file in the run folder
 
 
 def _ended_file(run_folder: Path | None) -> Path | None:
@@ -196,13 +242,13 @@ def _ended_file(run_folder: Path | None) -> Path | None:
     agent = os.getppid()
     with suppress(OSError):  # when it began, since numbers of processes come again
         began = Path(f"/proc/{agent}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-        return run_folder / f"{ENDED}{platform.node()}-{agent}-{began}.json"
-    return run_folder / f"{ENDED}{platform.node()}-{agent}.json"
+        return run_folder / f"{_FINAL}{platform.node()}-{agent}-{began}.json"
+    return run_folder / f"{_FINAL}{platform.node()}-{agent}.json"
 
 
 def forget_ended(run_folder: Path) -> None:
     """Once a run has begun there: those were of others."""
-    for path in run_folder.glob(f"{ENDED}*.json"):
+    for path in run_folder.glob(f"{_FINAL}*.json"):
         path.unlink(missing_ok=True)
 
 
@@ -228,7 +274,7 @@ def explain(error: Exception, rank: int, connection: Connection | None) -> Failu
         return Failure(rank, text, is_fault=True)
     cause = _cause(rank, connection, wait=0 if _TIMED_OUT.search(str(broken)) else PATIENCE)
     if cause is not None:
-        return _because(rank, cause)
+        return because_of_another(rank, cause)
     place = heartbeat.describe_traceback(broken.__traceback__)
     said = str(broken).strip().splitlines()[0]
     if connection is None:
@@ -247,10 +293,10 @@ def explain(error: Exception, rank: int, connection: Connection | None) -> Failu
 def _explain_wait(rank: int, connection: Connection, place: str) -> Failure:
     """This rank has waited for `parallel.timeout` in vain."""
     cause = _cause(rank, connection, wait=0)
-    return _because(rank, cause) if cause is not None else Failure(rank, connection.explain(place))
+    return because_of_another(rank, cause) if cause is not None else Failure(rank, connection.explain(place))
 
 
-def _because(rank: int, cause: Failure) -> Failure:
+def because_of_another(rank: int, cause: Failure) -> Failure:
     if cause.because_of is not None:  # as another rank knows it
         return replace(cause, rank=rank)
     # The first line names the error; a traceback, which belongs to its own rank's log, ends with it.

@@ -15,6 +15,9 @@ from typing import Any
 TRACES = "TORCH_FR_DUMP_TEMP_FILE"  # torch's name for where a rank writes its last collectives; its number follows
 TRACE = "collectives-rank-"
 
+FAILED_S = 6.0  # for which a rank may go on after another has failed: its own group tells it so before, most often
+_GOODBYE = -1  # instead of the number of a beat
+
 _where = ""  # such as "step 7"; the rest is read from the stack
 _moves = 0
 
@@ -44,47 +47,87 @@ class Beat:
 
 
 class Heartbeat:
-    """Beats in a thread of its own, on a connection of its own: the main one may be waiting.
+    """Beats in a thread of its own, on a connection of its own: the main one may be waiting. Rank 0 hears the beats of
+    all others, and these hear rank 0's, so that no rank but that one has more to do where there are many."""
 
-    on_hang: called in a thread, with the place, once the main one has stood at it in a step for `timeout`. None where
-    the wait itself ends with an error, as gloo's does.
-    """
-
-    def __init__(
-        self, store: Any, rank: int, world_size: int, timeout: float, on_hang: Callable[[str], None] | None = None
-    ) -> None:
-        self.rank, self.world_size, self.timeout, self.on_hang = rank, world_size, timeout, on_hang
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
+        self.rank, self.world_size, self.timeout = rank, world_size, timeout
         self.interval = min(5.0, max(0.2, timeout / 20))
         self.store = store.clone()
         self.store.set_timeout(timedelta(seconds=max(3.0, 2 * self.interval)))
+        self._others: dict[int, Beat] = {}  # as they were heard last
+        self._has_failed = False  # whether a rank has told the store so
         self._main = threading.get_ident()
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._threads = [threading.Thread(target=self._beat, name="heartbeat", daemon=True)]
 
     def start(self) -> None:
-        self._thread.start()
+        self._threads[0].start()
+
+    def watch(self, on_silence: Callable[[int | None, str], None], on_hang: Callable[[str], None] | None) -> None:
+        """Both are called once, in a thread, with the place at which the main one is.
+
+        on_silence: a rank (the first argument) has not beaten for `timeout`, whatever this one waits in, such as the
+        group of saving, which gives a slow disk hours; None: a rank has told that it failed, and this one goes on.
+        on_hang: the main thread has stood in a step for `timeout`. None where the wait ends with an error by itself, as
+        gloo's does.
+        """
+        self._threads.append(
+            threading.Thread(target=self._watch, args=(on_silence, on_hang), name="watch", daemon=True)
+        )
+        self._threads[-1].start()
 
     def stop(self) -> None:
         self._end.set()
-        self._thread.join(2 * self.interval)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(2 * self.interval)
+
+    def say_goodbye(self) -> None:
+        """After `stop`, at a good end: whoever goes on is not to take this rank for a silent one."""
+        self.store.set(f"beat/{self.rank}", json.dumps([_GOODBYE, ""]))
 
     def _beat(self) -> None:
-        count, standing = 0, _Standing()
+        count = 0
         while not self._end.is_set():
             count += 1
-            frame = sys._current_frames().get(self._main)
-            place = describe(frame)
+            place = describe(sys._current_frames().get(self._main))
             try:
                 self.store.set(f"beat/{self.rank}", json.dumps([count, place]))
-            except RuntimeError:  # the store is gone with its rank: those who wait say so
-                if self.on_hang is None:
-                    return
-            if self.on_hang is not None and standing.seconds(frame, 2 * self.interval) >= self.timeout:
-                # Beside the beats, which go on: the others must not take this rank for the silent one.
-                threading.Thread(target=self.on_hang, args=(place,), name="verdict", daemon=True).start()
-                self.on_hang = None
-            del frame  # it holds all that the main thread works with
+                self._listen()
+            except RuntimeError:  # the store is gone with its rank: groups and launchers notice that
+                self._others = {}
+                return
             self._end.wait(self.interval)
+
+    def _listen(self) -> None:
+        """Where a cable is out or rank 0 is stopped, this has no end, and what was heard last stays as it is."""
+        keys = [f"beat/{rank}" for rank in (range(self.world_size) if self.rank == 0 else (0,))]
+        if self.store.check(keys):
+            heard = [Beat(*json.loads(text)) for text in self.store.multi_get(keys)]
+            self._others = {rank: beat for rank, beat in enumerate(heard) if rank != self.rank}
+        self._has_failed = self.store.check(["failed"])
+
+    def _watch(self, on_silence: Callable[[int | None, str], None], on_hang: Callable[[str], None] | None) -> None:
+        # What one look may add is limited, so that a process that was itself suspended has not been waiting.
+        standing, silence, most = _Standing(), _Silence(), 2 * self.interval
+        while not self._end.wait(self.interval):
+            frame = sys._current_frames().get(self._main)
+            place = describe(frame)
+            has_stood = standing.seconds(frame, most)
+            del frame  # it holds all that the main thread works with
+            silence.look(self._others, most, has_failed=self._has_failed)
+            # Where a group gives up after `timeout` it speaks first, since it knows which collective it was.
+            silent = silence.longer_than(self.timeout + 4 * self.interval)
+            if silence.since_failure > FAILED_S:
+                on_silence(None, place)
+                return
+            if silent is not None:
+                on_silence(silent, place)
+                return
+            if on_hang is not None and has_stood >= self.timeout:
+                on_hang(place)
+                return
 
     def explain(self, waited_in: str) -> str:
         """Who did not come to the collective this rank has waited for in vain."""
@@ -100,7 +143,7 @@ class Heartbeat:
         for rank in others:
             last = after.get(rank)
             if last is None or last == before.get(rank):
-                return self._silent(rank, last.where if last else "", waited_in)
+                return self._silent(rank, last.where if last else "", f"waited for it in {waited_in}")
         for rank in others:
             if rank not in came:
                 return (
@@ -112,7 +155,14 @@ class Heartbeat:
 
     def without_store(self, waited_in: str) -> str:
         """Rank 0 keeps the store: when that does not answer, rank 0 does not."""
-        return self._silent(0, "", waited_in) if self.rank else f"{waited_in}: no answer, and no word from anybody."
+        if self.rank:
+            return self._silent(0, "", f"waited for it in {waited_in}")
+        return f"{waited_in}: no answer, and no word from anybody."
+
+    def describe_silence(self, rank: int, place: str) -> str:
+        """Of a rank that `watch` has found silent."""
+        last = self._others.get(rank)
+        return self._silent(rank, last.where if last else "", f"was in {place}")
 
     def silent_ranks(self) -> list[int]:
         """Those who do not beat any more. Takes a moment."""
@@ -124,11 +174,11 @@ class Heartbeat:
             return [0] if self.rank else []
         return [rank for rank in range(self.world_size) if rank != self.rank and after.get(rank) == before.get(rank)]
 
-    def _silent(self, rank: int, last: str, waited_in: str) -> str:
+    def _silent(self, rank: int, last: str, this_rank: str) -> str:
         seen = f"; last seen in {last}" if last else ""
         return (
             f"rank {rank} of {self.world_size} has not answered for {self.timeout:g} s{seen}. "
-            f"Rank {self.rank} waited for it in {waited_in}. "
+            f"Rank {self.rank} {this_rank}. "
             "Its process is stopped or its machine is gone; go on with --resume auto."
         )
 
@@ -137,6 +187,30 @@ class Heartbeat:
         there = {rank: key for rank, key in keys.items() if self.store.check([key])}
         values = self.store.multi_get(list(there.values())) if there else []
         return {rank: Beat(*json.loads(value)) for rank, value in zip(there, values, strict=True)}
+
+
+class _Silence:
+    """For how long each rank has not beaten, and for how long it is known that one has failed."""
+
+    def __init__(self) -> None:
+        self._beats: dict[int, Beat] = {}
+        self._seconds: dict[int, float] = {}
+        self._looked = time.monotonic()
+        self.since_failure = 0.0
+
+    def look(self, beats: dict[int, Beat], most: float, *, has_failed: bool) -> None:
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, most), now
+        self._seconds = {
+            rank: self._seconds.get(rank, 0.0) + passed if beat == self._beats.get(rank) else 0.0
+            for rank, beat in beats.items()
+            if beat.count != _GOODBYE
+        }
+        self._beats = beats
+        self.since_failure = self.since_failure + passed if has_failed else 0.0
+
+    def longer_than(self, seconds: float) -> int | None:
+        return next((rank for rank, silent in self._seconds.items() if silent > seconds), None)
 
 
 class _Standing:

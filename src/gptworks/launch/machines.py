@@ -7,26 +7,37 @@ torchrun's own account, which is in its log, is shown only when nobody wrote any
 import codecs
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gptworks.errors import UsageError
+from gptworks.errors import TRY_AGAIN, UsageError
 from gptworks.launch import failures, nodes, open_files, rank_env, torchrun
-from gptworks.launch.failures import Failure, say
+from gptworks.launch.failures import GRACE_S, Failure, say
 from gptworks.launch.job import Job, make_log_dir
-from gptworks.launch.membership import Membership
-from gptworks.launch.rank_process import BEGUN, ENDED, end_with_parent, last_lines, log_file
+from gptworks.launch.membership import BEAT_S, FAILED, STOPPING, Membership
+from gptworks.launch.rank_process import (
+    BEGUN,
+    ENDED_WELL,
+    STOPPED,
+    end_with_parent,
+    last_lines,
+    log_file,
+    unspoken_failure,
+)
 from gptworks.launch.signals import Interrupted, Received
 
 REJOIN_S = 120  # for which a machine that has lost machine 0 waits for it to come back
-GRACE_S = 6.0  # in which ranks that must end may say why; more than failures.PATIENCE
 _POLL_S = 0.1
+_EXIT_CODE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")  # of torchrun's log
 
 
 def run(job: Job) -> int:
@@ -43,6 +54,7 @@ def run(job: Job) -> int:
             return 128 + received.received[0]
         finally:
             machine.end_agent()
+            machine.stderr.close()
             member.leave()
 
 
@@ -51,32 +63,49 @@ class _Round:
     """One start of all ranks: what those of this machine have written."""
 
     folder: Path
+    unexplained: dict[int, float] = field(default_factory=dict)  # ranks that ended without a word, and since when
 
     def begun(self) -> dict[int, dict[str, int]]:
         return {int(path.name[len(BEGUN) :]): json.loads(path.read_text()) for path in self.folder.glob(f"{BEGUN}*")}
 
     def ended(self) -> set[int]:
-        return {int(path.name[len(ENDED) :]) for path in self.folder.glob(f"{ENDED}*")}
+        return {int(path.name[len(ENDED_WELL) :]) for path in self.folder.glob(f"{ENDED_WELL}*")}
 
-    def note_deaths(self, job: Job) -> None:
-        """A rank that ended without a word of its own gets one, which the others may be waiting for."""
-        spoken = self.ended() | failures.read_all(self.folder).keys()
-        for rank, begun in self.begun().items():
-            if rank in spoken or _is_alive(begun["pid"]):
-                continue
-            if rank in self.ended() or rank in failures.read_all(self.folder):
-                continue  # it spoke between the two questions
-            log = log_file(job.log_dir, rank)
+    def note_deaths(self, job: Job, exit_codes: Callable[[], dict[int, int]]) -> None:
+        """A rank that ended without a word of its own gets one, which the others may be waiting for; and another one
+        when torchrun has written down how it ended, which it does after it has ended the others."""
+        spoken, begun = self.ended() | failures.read_all(self.folder).keys(), self.begun()
+        for rank in begun.keys() - spoken:
+            if _is_alive(begun[rank]["pid"]) or rank in self.ended() or rank in failures.read_all(self.folder):
+                continue  # the last two: it spoke between the questions
             text = "killed, or it crashed: it left no word. If nobody did that, memory ran out (dmesg tells)."
-            Failure(rank, f"{text} Its log: {log}").write(self.folder)
+            Failure(rank, f"{text} Its log: {log_file(job.log_dir, rank)}").write(self.folder)
+            self.unexplained[rank] = time.monotonic()
+        codes = exit_codes() if self.unexplained else {}
+        for rank in [rank for rank in self.unexplained if codes.get(begun[rank]["pid"])]:
+            known = unspoken_failure(rank, codes[begun[rank]["pid"]], log_file(job.log_dir, rank))
+            replace(known, time=failures.read_all(self.folder)[rank].time).write(self.folder)
+            del self.unexplained[rank]
 
     def is_over(self, nproc: int) -> bool:
         """Whether every rank of this machine has begun, has spoken its last word, and is gone."""
         begun, spoken = self.begun(), self.ended() | failures.read_all(self.folder).keys()
+        if any(time.monotonic() - since < GRACE_S for since in self.unexplained.values()):
+            return False  # torchrun will tell how it ended
         return len(spoken) == len(begun) == nproc and not any(_is_alive(rank["pid"]) for rank in begun.values())
 
     def ended_well(self, nproc: int) -> bool:
         return len(self.ended()) == nproc
+
+    @property
+    def was_stopped(self) -> bool:
+        return (self.folder / STOPPED).exists()
+
+    def cause(self) -> Failure:
+        """Of a start that has failed, in the words of the rank itself."""
+        cause = failures.first(failures.read_all(self.folder))
+        assert cause is not None
+        return cause
 
     def failure(self) -> Failure | None:
         found, begun = failures.read_all(self.folder), self.begun()
@@ -87,6 +116,9 @@ class _Machine:
     def __init__(self, job: Job, member: Membership, received: Received, folder: Path) -> None:
         self.job, self.member, self.received, self.folder = job, member, received, folder
         self.agent: subprocess.Popen[bytes] | None = None
+        self.stderr = _Stderr(folder / "stderr")
+        log = torchrun.log_file(job)
+        self._log_start = log.stat().st_size if log.exists() else 0  # after what earlier runs have left
         self.rounds: list[_Round] = []
         self.waiting_since = time.monotonic()
         self._next_word = 5.0
@@ -109,6 +141,8 @@ class _Machine:
         assert self.agent is not None
         if self.received.received or self.member.refused or self._ended_well() or self.agent.returncode == 0:
             return False
+        if FAILED in self.member.heard:
+            return False
         if self.rounds:
             self._wait_for_last_words()
         failure = self.rounds[-1].failure() if self.rounds else None
@@ -124,7 +158,7 @@ class _Machine:
         elif is_first:
             nodes.require_free(job.nodes.master, job.nodes.port)
         told = torchrun.environment(job) | {rank_env.ROUNDS: str(self.folder)}
-        told[rank_env.TERMINAL] = self._pipe_to_stderr()
+        told[rank_env.TERMINAL] = str(self.stderr.path)
         if not job.quiet:
             print(f"node {job.nodes.rank} of {job.nodes.count}: {torchrun.described(job)}", flush=True)
         with torchrun.log_file(job).open("ab") as log:
@@ -139,14 +173,6 @@ class _Machine:
         if not job.nodes.rank:
             self.member.host()
         self.waiting_since = time.monotonic()
-
-    def _pipe_to_stderr(self) -> str:
-        """What rank 0 writes to stderr is shown; the agent's own stderr is a log."""
-        path = self.folder / "stderr"
-        if not path.exists():
-            os.mkfifo(path)
-            threading.Thread(target=_copy_lines, args=(path,), name="stderr", daemon=True).start()
-        return str(path)
 
     # Watching
 
@@ -181,22 +207,32 @@ class _Machine:
             return self._is_complete
         failure = present.failure()
         if failure is not None and not failure.can_restart:
-            return seconds > 0.5  # it would start them again, to find the same
-        return self.member.is_lost and self.job.nodes.rank > 0
+            if self.job.nodes.rank == 0:
+                self.member.tell(FAILED, present.cause().dump())
+            # torchrun would start them again, to find the same.
+            return seconds > 0.5 and (self.job.nodes.rank > 0 or self.member.is_known(FAILED))
+        return FAILED in self.member.heard or (self.member.is_lost and self.job.nodes.rank > 0)
 
     def _pass_on_signals(self) -> None:
         for number in self.received.not_passed_on():
             if self.received.ends_at_once:
                 self._end_at_once()
             else:
-                self.member.tell_to_stop()
+                self.member.tell(STOPPING)
                 self._to_pass_on = self._to_pass_on or number
-        if self._to_pass_on and not self._has_passed_on and self.member.may_stop:
+        if self._to_pass_on and not self._has_passed_on and self.member.is_known(STOPPING):
             assert self.agent is not None
             self._has_passed_on = True  # at the third, the agent ends itself, and its ranks in the middle of a save
             self.agent.send_signal(self._to_pass_on)
 
     def _end_at_once(self) -> None:
+        text = (
+            f"stopped because node {self.job.nodes.rank} was ended at once by a second Ctrl-C; it may not have saved."
+        )
+        self.member.tell(FAILED, Failure(0, text, because_of=-1).dump())
+        deadline = time.monotonic() + 1.5 * BEAT_S  # else the others would take what they have seen for a good end
+        while time.monotonic() < deadline and not self.member.is_known(FAILED):
+            time.sleep(_POLL_S)
         for rank in self.rounds[-1].begun().values() if self.rounds else ():
             if _is_alive(rank["pid"]):
                 os.kill(rank["pid"], signal.SIGINT)
@@ -215,7 +251,7 @@ class _Machine:
         if not self.rounds:
             return
         present = self.rounds[-1]
-        present.note_deaths(self.job)
+        present.note_deaths(self.job, self._exit_codes)
         begun = present.begun()
         if not self._has_shown and len(begun) == self.job.nproc:
             self._has_shown = True
@@ -285,46 +321,65 @@ class _Machine:
         """Not where the agent has ended its ranks for the sake of another start, and has then failed."""
         assert self.agent is not None
         was_meant = self.agent.returncode == 0 or self._is_complete or bool(self.received.received)
-        was_meant = was_meant or self.member.is_stopping
+        was_meant = (was_meant or STOPPING in self.member.heard) and FAILED not in self.member.heard
         return was_meant and bool(self.rounds) and self.rounds[-1].ended_well(self.job.nproc)
 
     def _verdict(self) -> int:
         assert self.agent is not None
+        self.stderr.close()
         if self.received.ends_at_once:
             return 128 + signal.SIGINT
         if self._ended_well():
-            return 0
-        if self.rounds:
-            self._wait_for_last_words()
-            failure = self.rounds[-1].failure()
-            if failure is not None and (self._is_present_failure(failure) or not self.member.missing):
-                return failures.say_failure(failure)
+            return self.job.stopped_code if self.rounds[-1].was_stopped else 0
+        failure = self._last_failure()
+        if failure is not None:
+            return failures.say_failure(failure)
         if self.received.received:
             return 128 + self.received.received[0]
         if self.member.refused:
             raise UsageError(self.member.refused)
-        if self.member.is_lost or (self.job.nodes.rank and not self.member.does_node_0_answer()):
+        if self.job.nodes.rank and (self.member.is_lost or not self.member.does_node_0_answer()):
             say(f"error: node 0 at {self.member.where} does not answer any more; stopped here too.")
-            return 2
+            return TRY_AGAIN
         if self.member.missing and self.member.present and self.job.nodes.at_least > len(self.member.present):
             say(
                 f"error: {self._missing()} of {self.job.nodes.count} has not come to {self.member.where} within "
                 f"{torchrun.JOIN_TIMEOUT_S:g} s. Start the command there too, and check that it reaches this address."
             )
-            return 2
+            return TRY_AGAIN
         log = torchrun.log_file(self.job)
         say("\n".join([f"error: torchrun ended with exit code {self.agent.returncode}; {log}:", *last_lines(log)]))
         return 1
+
+    def _last_failure(self) -> Failure | None:
+        """What this machine ends with, where a rank of it has said so, or machine 0 has."""
+        if self.rounds:
+            self._wait_for_last_words()
+        failure = self.rounds[-1].failure() if self.rounds else None
+        if failure is not None and not failure.can_restart:
+            return failure
+        if FAILED in self.member.heard:
+            cause = failures.read(self.member.heard[FAILED])
+            return failures.because_of_another(failure.rank if failure else cause.rank, cause)
+        is_last = failure is not None and (self._is_present_failure(failure) or not self.member.missing)
+        return failure if is_last else None
 
     def _is_present_failure(self, failure: Failure) -> bool:
         """Not one after which the agent waited in vain for other machines."""
         return not failure.can_restart or self._number(self.rounds[-1]) >= self.job.max_restarts
 
+    def _exit_codes(self) -> dict[int, int]:
+        """Of processes that torchrun has seen end badly, by their numbers."""
+        with torchrun.log_file(self.job).open("rb") as log:
+            log.seek(self._log_start)
+            found = _EXIT_CODE.findall(log.read().decode(errors="replace"))
+        return {int(pid): int(code) for code, pid in found}
+
     def _wait_for_last_words(self) -> None:
         """The agent has gone, and its ranks with it or before it."""
         deadline = time.monotonic() + GRACE_S
         while time.monotonic() < deadline and not self.rounds[-1].is_over(self.job.nproc):
-            self.rounds[-1].note_deaths(self.job)
+            self.rounds[-1].note_deaths(self.job, self._exit_codes)
             time.sleep(_POLL_S)
 
 
@@ -338,11 +393,29 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _copy_lines(path: Path) -> None:
-    """For as long as the process lives: each rank 0 opens the pipe anew."""
-    while path.exists():
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a piece may end within a character
-        with path.open("rb", buffering=0) as pipe:
-            while piece := pipe.read(65536):
-                sys.stderr.write(decoder.decode(piece))
-                sys.stderr.flush()
+class _Stderr:
+    """A pipe by whose name rank 0 writes to the stderr of this process; the agent's own stderr is a log."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        os.mkfifo(path)
+        self._is_last = False
+        self._thread = threading.Thread(target=self._copy, name="stderr", daemon=True)
+        self._thread.start()
+
+    def _copy(self) -> None:
+        while not self._is_last:  # each rank 0 opens the pipe anew
+            decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a piece may end within a character
+            with self.path.open("rb", buffering=0) as pipe:
+                while piece := pipe.read(65536):
+                    sys.stderr.write(decoder.decode(piece))
+                    sys.stderr.flush()
+
+    def close(self) -> None:
+        """Once the ranks have ended: come back when all that they wrote is shown."""
+        deadline = time.monotonic() + GRACE_S
+        self._is_last = True
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            with suppress(OSError):  # wakes it where it waits for another rank 0
+                os.close(os.open(self.path, os.O_WRONLY | os.O_NONBLOCK))
+            self._thread.join(_POLL_S / 2)

@@ -13,13 +13,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from gptworks.errors import UsageError, first_line
+from gptworks.errors import LostRunError, UsageError, first_line
 from gptworks.launch import store_client
 from gptworks.launch.nodes import Nodes, bracketed
 
 BEAT_S = 1.0
 STALE_S = 5.0  # a machine whose entry has not changed for so long is not there
-TELL_S = 3.0  # for which a machine that was told to stop waits until the others know
+TELL_S = 3.0  # for which a machine that is about to end waits until the others know
+STOPPING = "stopping"  # a machine was told to save and end: all end then
+FAILED = "failed"  # a machine ends with a failure, which it says, and after which no other start is to be waited for
 LOST_S = 20.0  # after which machine 0, which does not answer, is taken for lost
 _YES, _NO = "1", "0"
 CLOCK_TOLERANCE_S = 3.0  # torch compares the clocks of machines to find those that are gone
@@ -32,9 +34,10 @@ class Membership:
         self.refused = ""  # why the run ends on all machines, before it has begun
         self.present: set[int] = set()
         self.all_done = False
-        self.is_stopping = False  # a machine was told to save and end: all end then, and none starts again
-        self._told_to_stop: float | None = None
-        self._has_begun = self._is_done = self._has_written = self._do_all_know = False
+        self.heard: dict[str, str] = {}  # of STOPPING and FAILED: after either no machine starts again
+        self._told: dict[str, tuple[str, float]] = {}  # and when
+        self._known: set[str] = set()  # to all that are there
+        self._has_begun = self._is_done = self._has_written = False
         self._me, self._beats = uuid.uuid4().hex, 0
         self._heard = time.monotonic()
         self._store: Any = None
@@ -63,15 +66,15 @@ class Membership:
         """The ranks of this machine have ended well."""
         self._is_done = True
 
-    def tell_to_stop(self) -> None:
-        """This machine was told to save and end; its ranks will end those of the others, which are to know why."""
-        self._told_to_stop = self._told_to_stop or time.monotonic()
+    def tell(self, what: str, text: str = _YES) -> None:
+        """Something that ends the ranks of all machines, which are to know why before machine 0, perhaps, takes the
+        store with it."""
+        self._told.setdefault(what, (text, time.monotonic()))
 
-    @property
-    def may_stop(self) -> bool:
-        """Whether the others know. Machine 0 takes the store with it, so it can not be asked afterwards."""
-        waited = time.monotonic() - (self._told_to_stop or time.monotonic())
-        return self._do_all_know or self._store is None or waited > TELL_S
+    def is_known(self, what: str) -> bool:
+        """Whether the others have heard what was told, or have had the time to."""
+        has_waited = what in self._told and time.monotonic() - self._told[what][1] > TELL_S
+        return what in self._known or self._store is None or has_waited
 
     def _stop(self) -> None:
         self._end.set()
@@ -125,7 +128,7 @@ class Membership:
         try:
             self._compare(first, idle)
         except RuntimeError as error:
-            raise UsageError(f"{self.where}: node 0 does not answer any more ({first_line(error)}).") from None
+            raise LostRunError(f"{self.where}: node 0 does not answer any more ({first_line(error)}).") from None
         self._heard = time.monotonic()
         self._write_entry()
         self._thread = threading.Thread(target=self._beat, args=(self._end,), name="membership", daemon=True)
@@ -149,7 +152,7 @@ class Membership:
                 next_word = waited + 60
             idle()
             time.sleep(0.2)
-        raise UsageError(
+        raise LostRunError(
             f"{self.where}: node {self.nodes.rank} cannot reach node 0 there ({reason}). Check that the address is "
             "node 0's, that node 0 runs, and that the port is free."
         )
@@ -231,19 +234,20 @@ class Membership:
                 if self._store.check(["refused"]):
                     self.refused = self._store.get("refused").decode()
                 self._look(seen)
-                self._look_whether_to_stop()
+                self._tell_and_hear()
                 self._heard = time.monotonic()
             except RuntimeError:
                 continue  # it may come back; `is_lost` tells for how long it has not
 
-    def _look_whether_to_stop(self) -> None:
-        if self._told_to_stop is not None:
-            self._store.set("stopping", _YES)
-        if not self.is_stopping and self._has_said("stopping"):
-            self._store.add("know that all stop", 1)
-            self.is_stopping = True
-        if self.is_stopping:
-            self._do_all_know = self._store.add("know that all stop", 0) >= len(self.present)
+    def _tell_and_hear(self) -> None:
+        for what in (STOPPING, FAILED):
+            if what in self._told:
+                self._store.set(what, self._told[what][0])
+            if what not in self.heard and self._store.check([what]):
+                self.heard[what] = self._store.get(what).decode()
+                self._store.add(f"know of {what}", 1)
+            if what in self.heard and self._store.add(f"know of {what}", 0) >= len(self.present):
+                self._known.add(what)
 
     def _look(self, seen: dict[int, tuple[bytes, float]]) -> None:
         """Machine 0 asks for all the others; these ask machine 0, so that no machine has more to do where there are

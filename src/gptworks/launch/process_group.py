@@ -96,8 +96,8 @@ def start(parallel: ParallelConfig, run: RunFolderConfig, identity: Mapping[str,
     )
     set_up_nccl(device, os.environ.get(rank_env.LOG_DIR) or run.out)
     _world = join(layout, place.rank, device, timeout=timeout, store=distributed.PrefixStore("groups", store))
-    is_watched = backend_of(device) in WATCHED
-    _connection = Connection(store, place.rank, place.world_size, timeout, is_watched=is_watched)
+    _connection = Connection(store, place.rank, place.world_size, timeout)
+    _connection.watch(is_step_watched=backend_of(device) in WATCHED)
     _stores[address] = opened
     atexit.register(close)
     return _world

@@ -17,10 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from gptworks.launch import rank_env
+from gptworks.errors import GPTWorksError
+from gptworks.launch import failures, rank_env
+from gptworks.launch.failures import Failure
 
 _PR_SET_PDEATHSIG = 1  # prctl.h
-BEGUN, ENDED = "begun-", "ended-"  # and the rank: files by which a rank tells that it has begun, and ended well
+BEGUN, ENDED_WELL = "begun-", "ended-"  # and the rank: files by which a rank tells that it has begun, and ended well
+STOPPED = "stopped"  # a file beside them: a signal has stopped the run before its end
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
@@ -79,12 +82,14 @@ def main(command: list[str]) -> None:
             runpy.run_path(command[0], run_name="__main__")
     except SystemExit as end:
         if end.code:
-            _leave(end.code if isinstance(end.code, int) else 1)
+            if not isinstance(end.code, int):
+                print(end.code, file=sys.stderr)
+            _leave(rank, end.code if isinstance(end.code, int) else 1)
     except BaseException:
         traceback.print_exc()
-        _leave(1)
+        _leave(rank, 1)
     if round_folder is not None:
-        (round_folder / f"{ENDED}{rank}").touch()
+        (round_folder / f"{ENDED_WELL}{rank}").touch()
 
 
 def _enter_round(rank: int) -> Path | None:
@@ -131,11 +136,28 @@ def _redirect(rank: int) -> None:
     sys.stdout, sys.stderr = Copied(sys.stdout, log), Copied(sys.stderr, log)  # type: ignore[assignment]
 
 
-def _leave(code: int) -> None:
+def _leave(rank: int, code: int) -> None:
     """At once: threads and groups that wait for ranks that are gone are not waited for."""
     sys.stdout.flush()
     sys.stderr.flush()
+    folder, logs = os.environ.get(rank_env.FAILURES), os.environ.get(rank_env.LOG_DIR)
+    if folder and logs and rank not in failures.read_all(Path(folder)):
+        unspoken_failure(rank, code, log_file(Path(logs), rank)).write(Path(folder))
     os._exit(code)
+
+
+def unspoken_failure(rank: int, code: int, log: Path) -> Failure:
+    """What is said of a rank that said nothing itself. code: as a subprocess.Popen has it."""
+    if code < 0:
+        memory = " If nobody did that, memory ran out (dmesg tells)." if -code == signal.SIGKILL else ""
+        return Failure(rank, f"killed by {signal.Signals(-code).name}.{memory} Its log: {log}")
+    text = "\n".join([f"ended with exit code {code}. Its log, {log}, ends with:", *last_lines(log)])
+    return Failure(rank, text, is_fault=code == 1, can_restart=code != GPTWorksError.exit_code)
+
+
+def note_stopped() -> None:
+    """To what started this rank."""
+    (Path(os.environ[rank_env.FAILURES]) / STOPPED).touch()
 
 
 def end_with_parent() -> None:

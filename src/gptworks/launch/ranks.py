@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 T = TypeVar("T")
+_shared: "tuple[World, dict[timedelta | None, Ranks]] | None" = None
 
 
 class Ranks:
@@ -33,6 +34,19 @@ class Ranks:
             from torch import distributed
 
             self.group = distributed.new_group(backend="gloo", timeout=timeout)
+
+    @classmethod
+    def shared(cls, world: World | None, timeout: timedelta | None = None) -> "Ranks":
+        """The one of that world and timeout: a group stays open for as long as its world, so that each kind is made
+        once, however often a program trains. For one thread at a time."""
+        global _shared
+        if world is None or world.layout.world_size == 1:
+            return cls()
+        if _shared is None or _shared[0] is not world:
+            _shared = (world, {})
+        if timeout not in _shared[1]:
+            _shared[1][timeout] = cls(world, timeout)
+        return _shared[1][timeout]
 
     @property
     def is_main(self) -> bool:

@@ -20,10 +20,9 @@ from gptworks.launch.fork_server import ForkedRank, ForkServer
 from gptworks.launch.job import Job as Job
 from gptworks.launch.job import make_log_dir
 from gptworks.launch.nodes import free_port
-from gptworks.launch.rank_process import last_lines, log_file
+from gptworks.launch.rank_process import STOPPED, log_file, unspoken_failure
 from gptworks.launch.signals import Received
 
-GRACE_S = 6.0  # in which the other ranks of a failed run may say why they stop; more than failures.PATIENCE
 _POLL_S = 0.05
 _LOOK_S = 0.5  # between two looks at the states of processes
 _PATIENCE = 1.5  # times parallel.timeout
@@ -121,7 +120,7 @@ class _Ranks:
         if not any(process.poll() for process in self.processes.values()):
             return None
         self._note_deaths()
-        self.wait(GRACE_S)
+        self.wait(failures.GRACE_S)
         self._note_deaths()
         killed = self.kill()
         found = failures.read_all(self.folder)
@@ -149,15 +148,7 @@ class _Ranks:
         for rank, process in self.processes.items():
             code = process.poll()
             if code and rank not in known:
-                Failure(rank, self._last_words(rank, code), is_fault=code == 1).write(self.folder)
-
-    def _last_words(self, rank: int, code: int) -> str:
-        log = log_file(self.job.log_dir, rank)
-        if code < 0:
-            name = signal.Signals(-code).name
-            memory = " If nobody did that, memory ran out (dmesg tells)." if -code == signal.SIGKILL else ""
-            return f"killed by {name}.{memory} Its log: {log}"
-        return "\n".join([f"ended with exit code {code}. Its log, {log}, ends with:", *last_lines(log)])
+                unspoken_failure(rank, code, log_file(self.job.log_dir, rank)).write(self.folder)
 
     def _write_log(self, rank: int, text: str) -> None:
         with log_file(self.job.log_dir, rank).open("a", encoding="utf-8") as file:
@@ -190,6 +181,7 @@ def _attempts(job: Job, received: Received) -> int:
             ranks = _Ranks(job, attempt, Path(folder))
             try:
                 failure = _watch(ranks, received)
+                was_stopped = (Path(folder) / STOPPED).exists()
             finally:
                 ranks.kill()
                 if sys.stdout.isatty() and any(process.returncode for process in ranks.processes.values()):
@@ -199,7 +191,7 @@ def _attempts(job: Job, received: Received) -> int:
         if received.received and not ranks.have_begun:
             return 128 + received.received[0]
         if failure is None:
-            return 0
+            return job.stopped_code if was_stopped else 0
         if not failure.can_restart or attempt == job.max_restarts or received.received:
             break
         again = f"({attempt + 1} of {job.max_restarts})"

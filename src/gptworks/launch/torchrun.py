@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from gptworks.launch import nodes, rank_env, signals
@@ -77,8 +78,16 @@ def inherited() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
 
 
+def by_hand(job: Job) -> str:
+    """The same for a user who starts it instead of us: torchrun does not tell its ranks to go on where they were."""
+    is_given = any(word.partition("=")[0] == "--resume" for word in job.command)
+    if job.max_restarts and not is_given:
+        job = replace(job, command=(*job.command, "--resume", "auto"))
+    return described(job)
+
+
 def described(job: Job) -> str:
-    """One line for a shell, which starts the same without us."""
+    """One line for a shell, as it is started here."""
     settings = [f"{name}={shlex.quote(value)}" for name, value in environment(job).items()]
     return " ".join([*settings, shlex.join(command(job))])
 

@@ -58,7 +58,7 @@ class Tokenizer:
     @classmethod
     def from_pretrained(cls, source: str | Path) -> "Tokenizer":
         """`gpt2` (a folder of that name is `./gpt2`), a folder with a tokenizer, a `tokenizer.json`, `.model` or
-        nanoGPT's `meta.pkl`.
+        nanoGPT's `meta.pkl`, the folder of a run or of one of its checkpoints.
 
         Other names of OpenAI's GPT-2 (gpt2-medium-en, openai-community/gpt2-xl, ...) mean the same tokenizer unless
         there is such a folder; any other name is looked for in $GPTWORKS_HOME/models and the Hugging Face cache.
@@ -89,10 +89,12 @@ class Tokenizer:
                 return SentencePieceTokenizer.read(model)
             if (path / nanogpt_meta.NAME).is_file():
                 return nanogpt_meta.read_tokenizer(path / nanogpt_meta.NAME)
+            if (inside := names.tokenizer_in_run(path)) is not None:
+                return cls.from_pretrained(inside)
             file_errors.refuse_unreadable(path)
             raise TokenizerError(
                 f"{path}: no tokenizer in this folder. Needed: tokenizer.json, or vocab.json with merges.txt, "
-                "or one sentencepiece .model, or nanoGPT's meta.pkl."
+                "or one sentencepiece .model, or nanoGPT's meta.pkl, or the folder of a run."
             )
         if str(source) in names.GPT2_NAMES:
             return cls.from_pretrained("gpt2")

@@ -5,7 +5,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from gptworks.config.derive import require_end
 from gptworks.config.schema import RunConfig
+from gptworks.counted import counted
 from gptworks.errors import ConfigError
 from gptworks.launch import failures, heartbeat
 from gptworks.launch.ranks import Ranks
@@ -23,6 +25,11 @@ class Outcome:
     step: int
     held_out_loss: float | None
     stopped_by: str  # "end", "early stop", or the signal, such as "SIGTERM"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is nothing left to train: no signal has stopped the run."""
+        return self.stopped_by in ("end", "early stop")
 
 
 def train(
@@ -43,9 +50,10 @@ def train(
     """
     if not cfg.run.out:
         raise ConfigError("run", ["run.out: not set. Needed: the folder of the run, such as runs/first."])
+    require_end(cfg.train)
     cfg = text_inputs.prepared(cfg, resume_from)
     setup = prepare(cfg)
-    ranks = Ranks(setup.world)
+    ranks = Ranks.shared(setup.world)
     here = resume_from  # a machine that was started again has not seen the starts before, and says something else
     resume_from = ranks.main_does(lambda: here)
     predicted = memory.check(cfg, setup, ranks)
@@ -56,9 +64,10 @@ def train(
         opened.enter_context(memory.explained(cfg, setup, predicted))
         interrupts = opened.enter_context(Interrupts())
         run = opened.enter_context(Run(cfg, setup, folder, resume_from, command, ranks, observers))
+        was_finished = run.progress.step >= run.setup.last_step
         stopped_by = _loop(cfg, run, interrupts)
         run.finish()
-        run.console.say(_farewell(stopped_by, run))
+        run.console.say(_nothing_left(run) if was_finished else _farewell(stopped_by, run))
         return Outcome(folder, run.progress.step, run.progress.held_out_loss, stopped_by)
 
 
@@ -109,10 +118,22 @@ def due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
+def _nothing_left(run: Run) -> str:
+    """What is said of a run that was at its end before it was resumed."""
+    name, end = next((name, end) for name, end in run.cfg.train.ends().items() if end)
+    more = resume.command(run.folder, f"train.{name}={2 * end:g}", "--resume", "auto")
+    return (
+        f"nothing to do: the run has done its {counted(run.progress.step, 'step')} (train.{name}={end:g}). Ask for "
+        f"more to go on, such as: {more}"
+    )
+
+
 def _farewell(stopped_by: str, run: Run) -> str:
     step, last_step = run.progress.step, run.setup.last_step
     if stopped_by == "end":
-        return f"done: {step:,} steps. Everything is in {run.folder}; the loss curve is {run.folder / plot.NAME}"
+        return (
+            f"done: {counted(step, 'step')}. Everything is in {run.folder}; the loss curve is {run.folder / plot.NAME}"
+        )
     if stopped_by == "early stop":
         return f"early stop after step {step}: no better held-out loss for {run.cfg.evaluate.patience} evaluations"
     go_on = resume.command(run.folder, "--resume", "auto")

@@ -89,6 +89,11 @@ def read(run: Path) -> list[dict[str, Any]]:
     return _entries(run / NAME)[0]
 
 
+def read_nonfinite(run: Path) -> list[dict[str, Any]]:
+    """The steps whose loss or gradient was not finite."""
+    return _entries(run / NONFINITE)[0]
+
+
 def num_unreadable(run: Path) -> int:
     """How many lines of a run `read` leaves out."""
     return len(_entries(run / NAME)[1])

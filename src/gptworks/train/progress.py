@@ -13,8 +13,17 @@ class Progress:
     held_out_loss: float | None = None
     best: dict[str, float] | None = None  # step, held_out_loss
     evaluations_since_best: int = 0
+    held_out_samples: int = 0  # that both were measured on; 0 = none yet, or not known
     unlogged_loss: float = 0.0  # sum over the steps since the last log line
     unlogged_steps: int = 0
+
+    def measured_on(self, samples: int) -> bool:
+        """Whether losses on so many samples may be compared with the best so far; if not, it is chosen anew."""
+        is_alike = self.best is None or self.held_out_samples == samples
+        if not is_alike:
+            self.best, self.evaluations_since_best = None, 0
+        self.held_out_samples = samples
+        return is_alike
 
     def mean_loss(self) -> float:
         """Of the steps since the last line, which then begin anew. A skipped step has a line of its own."""

@@ -14,6 +14,7 @@ from gptworks.checkpoint.formats import dcp
 from gptworks.checkpoint.manifest import Manifest
 from gptworks.config import yaml_text
 from gptworks.config.schema import ParallelConfig, RunConfig
+from gptworks.counted import counted
 from gptworks.data.loader import Batch
 from gptworks.evaluate.heldout import held_out_loss
 from gptworks.launch.ranks import Ranks
@@ -129,6 +130,7 @@ class Run:
             held_out_loss=manifest.held_out_loss,
             best=manifest.best,
             evaluations_since_best=manifest.evaluations_since_best,
+            held_out_samples=manifest.held_out_samples,
             skipped_in_a_row=manifest.skipped_in_a_row,
             unlogged_loss=manifest.unlogged_loss,
             unlogged_steps=manifest.unlogged_steps,
@@ -144,10 +146,11 @@ class Run:
         say(
             f"model: {sizes.num_parameters(cfg.model) / 1e6:,.1f}M parameters, {cfg.precision.compute} on "
             f"{device.type}\n"
-            f"batch: {batch.global_size} sample{'s' * (batch.global_size > 1)} of {cfg.data.seq_len} tokens = "
+            f"batch: {counted(batch.global_size, 'sample')} of {counted(cfg.data.seq_len, 'token')} = "
             f"{batch.micro_size} micro-batch x {batch.accumulation} accumulation x "
             f"{batch.data_parallel} data-parallel\n"
-            f"data:  {self.setup.train_samples.per_epoch:,} samples per epoch; {self.setup.last_step:,} steps"
+            f"data:  {counted(self.setup.train_samples.per_epoch, 'sample')} per epoch; "
+            f"{counted(self.setup.last_step, 'step')}"
         )
         if cfg.train.log_style != "fleetx":  # whose lines have none
             say(str(self.peak))
@@ -268,6 +271,12 @@ class Run:
         self.console.doing("")
         result = self.ranks.gather(result)[0]  # what follows from it must be the same everywhere, to the last bit
         progress = self.progress
+        before = progress.held_out_samples
+        if not progress.measured_on(result.samples):
+            self.console.say(
+                f"step {progress.step}: evaluated on {counted(result.samples, 'sample')}, before on "
+                f"{before or 'an unknown number'}: the best so far is chosen anew"
+            )
         progress.held_out_loss = result.loss if math.isfinite(result.loss) else None
         is_best = math.isfinite(result.loss) and (progress.best is None or result.loss < progress.best["held_out_loss"])
         if is_best:
@@ -314,6 +323,7 @@ class Run:
             held_out_loss=progress.held_out_loss,
             best=progress.best,
             evaluations_since_best=progress.evaluations_since_best,
+            held_out_samples=progress.held_out_samples,
             skipped_in_a_row=progress.skipped_in_a_row,
             smoothed_loss=self.losses.value,
             unlogged_loss=progress.unlogged_loss,

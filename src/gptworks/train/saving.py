@@ -44,7 +44,7 @@ class Saving:
     def __init__(self, cfg: RunConfig, setup: Setup, folder: Path, say: Callable[[str], None]) -> None:
         self.cfg, self.tokenizer, self.say = cfg, setup.dataset.tokenizer, say
         # Saving has a group of its own: it may be going on in a thread, and a slow disk is not a rank that hangs.
-        self.checkpoints = CheckpointFolder(folder, Ranks(setup.world, timeout=timedelta(seconds=SAVE_TIMEOUT_S)))
+        self.checkpoints = CheckpointFolder(folder, Ranks.shared(setup.world, timedelta(seconds=SAVE_TIMEOUT_S)))
         self._background = Background(setup.world.device)
 
     def wait(self) -> None:

@@ -6,7 +6,8 @@ from gptworks import cpu
 from gptworks.config import contradictions
 from gptworks.config.contradictions import fit_layout
 from gptworks.config.derive import BatchPlan, evaluate_every, has_held_out, num_steps, plan_batch
-from gptworks.config.schema import ModelConfig, ParallelConfig, RunConfig
+from gptworks.config.schema import ModelConfig, OptimConfig, ParallelConfig, RunConfig
+from gptworks.counted import counted
 from gptworks.data import foreign_order
 from gptworks.data.dataset import Dataset
 from gptworks.data.loader import Batches
@@ -16,9 +17,11 @@ from gptworks.launch import process_group
 from gptworks.launch.world import World
 from gptworks.plan import sizes
 from gptworks.tokenizer import Tokenizer
+from gptworks.train import schedule
 from gptworks.train.precision import DTYPES
 
-_MANY_UNUSED = 0.05  # of the parameters, in rows of the vocabulary that no token uses
+# Rows of the vocabulary that no token uses are worth a word from this share and this number of parameters on.
+_MANY_UNUSED, _LEAST_UNUSED = 0.05, 1e6
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Setup:
 
 def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
     """Open the data, solve the batch equation, count the steps. `world`: None = the one the environment tells of."""
-    world = world or process_group.start(cfg.parallel, cfg.run, _identity(cfg))
+    world = world or process_group.start(cfg.parallel, cfg.run, identity(cfg))
     if world.computes_on_cpu:
         cpu.require(DTYPES[cfg.precision.compute])
     parallel = fit_layout(cfg, world.layout)
@@ -87,7 +90,11 @@ def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
         evaluate_every=every if held_out else 0,
         samples_asked=asked.get("train"),
         parallel=parallel,
-        notes=(*notes, *_about_vocabulary(cfg.model, cfg.init.checkpoint, dataset.tokenizer)),
+        notes=(
+            *notes,
+            *_about_vocabulary(cfg.model, cfg.init.checkpoint, dataset.tokenizer),
+            *_about_rate(cfg.optim, last_step),
+        ),
     )
 
 
@@ -95,7 +102,7 @@ def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
 _LOCAL = {"data.path", "data.held_out_path", "data.tokenizer", "init.checkpoint"}
 
 
-def _identity(cfg: RunConfig) -> dict[str, object]:
+def identity(cfg: RunConfig) -> dict[str, object]:
     """What all ranks must have been told alike, by dotted names."""
     sections = cfg.model_dump(mode="json", exclude={"run"})
     named = {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
@@ -108,7 +115,8 @@ def _held_out(cfg: RunConfig, dataset: Dataset, asked: int | None) -> tuple[Orde
     if is_auto and not has_held_out(cfg.data):
         return None, []
     try:
-        return dataset.samples("held_out", asked), []
+        samples = dataset.samples("held_out", asked)
+        return samples, [f"not evaluated on: {reason}" for reason in dataset.not_measured("held_out")]
     except EmptyPartError as error:
         needs_it = cfg.checkpoint.keep_best or cfg.evaluate.patience
         if not is_auto or needs_it:
@@ -121,12 +129,31 @@ def _about_vocabulary(model: ModelConfig, checkpoint: str, tokenizer: Tokenizer 
     unused = model.vocab_size - tokenizer.vocab_size if tokenizer and not checkpoint else 0
     saved = unused * model.hidden_size * (1 if model.tied else 2)
     total = sizes.num_parameters(model)
-    if tokenizer is None or saved < _MANY_UNUSED * total:
+    if tokenizer is None or saved < max(_MANY_UNUSED * total, _LEAST_UNUSED):
         return []
     return [
         f"model.vocab_size: {model.vocab_size:,} rows, but the tokenizer of the data has {tokenizer.vocab_size:,} "
         f"tokens. A new run with model.vocab_size={tokenizer.vocab_size} saves {saved / 1e6:,.1f}M of "
         f"{total / 1e6:,.1f}M parameters ({saved / total:.0%})."
+    ]
+
+
+def _about_rate(optim: OptimConfig, last_step: int) -> list[str]:
+    """A run all of whose steps have rate 0 changes nothing, which nobody should take for training."""
+    if not optim.lr or schedule.highest_until(last_step, optim, last_step):
+        return []
+    is_warmup = optim.warmup_steps and optim.warmup_from == 0 and last_step == 1
+    why, instead = (
+        ("the warmup begins at 0", "optim.warmup_from=1")
+        if is_warmup
+        else (
+            f"optim.schedule {optim.schedule} comes to optim.min_lr ({optim.min_lr:g}) in the last step",
+            "optim.schedule=constant or an optim.min_lr",
+        )
+    )
+    return [
+        f"the learning rate is 0 in the whole run ({counted(last_step, 'step')}), so nothing is learned: {why}. Train "
+        f"for more steps, or set {instead}."
     ]
 
 

@@ -2,25 +2,29 @@
 
 import json
 import os
+import re
+import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gptworks.checkpoint.pretrained import Pretrained, unseen
 from gptworks.config.schema import RunConfig
-from gptworks.data.formats import registry
-from gptworks.data.prepare import CHARACTERS, prepare, train_tokenizer
-from gptworks.data.store import Store, locate_stores
+from gptworks.counted import counted
+from gptworks.data.pieces import cut_by_position
+from gptworks.data.prepare import CHARACTERS, LEARNED, Summary, learn_tokenizer, prepare, train_tokenizer
+from gptworks.data.store import Store, is_raw_text, locate_stores
 from gptworks.data.text_blocks import TextRules
-from gptworks.data.text_files import is_text, list_inputs
+from gptworks.data.text_files import list_inputs, matching
 from gptworks.errors import DataError, GPTWorksError
 from gptworks.launch import process_group, rank_env
 from gptworks.launch.ranks import Ranks
 from gptworks.tokenizer import Tokenizer
 from gptworks.tokenizer.bundled import SIZE
 from gptworks.train.run_folder import refuse_foreign
+from gptworks.train.setup import identity
 
 FOLDER = ".inputs"  # in the run folder: what was not a dataset and training reads from disk
 MOST_BYTES = 64 * 1024**2  # of input files; more is better prepared once, by a command that shows how far it is
@@ -40,9 +44,15 @@ def prepared(cfg: RunConfig, resume: str, *, tokenizer: Tokenizer | None = None)
         refuse_foreign(Path(cfg.run.out), resume)
         _write(cfg, texts, Path(cfg.run.out) / FOLDER, tokenizer)
 
-    is_alone = rank_env.read(os.environ).world_size == 1
-    Ranks(None if is_alone else process_group.start(cfg.parallel, cfg.run)).main_does(write)
+    main_does(cfg, write)
     return changed
+
+
+def main_does(cfg: RunConfig, function: Callable[[], None]) -> None:
+    """Before training: processes that were started share the run folder; one of them writes, the others wait."""
+    is_alone = rank_env.read(os.environ).world_size == 1
+    world = None if is_alone else process_group.start(cfg.parallel, cfg.run, identity(cfg))
+    Ranks.shared(world).main_does(function)
 
 
 @contextmanager
@@ -55,23 +65,21 @@ def for_trial(cfg: RunConfig) -> Iterator[RunConfig]:
         yield _with_stores(cfg, texts, Path(folder)) if texts else cfg
 
 
-def is_raw_text(path: str) -> bool:
-    """A file or folder of text in which there is no dataset."""
-    if not is_text(path):
-        return False
-    if Path(path).is_dir():
-        return not registry.locate_all(Path(path))
-    return all(format_.find(Path(path)) is None for format_ in registry.FORMATS.values())
-
-
 def _texts_in(cfg: RunConfig) -> dict[str, str]:
     """Each text of data.path and data.held_out_path, and the name of the store it becomes."""
     names: dict[str, str] = {}
     for path in (*cfg.data.path, *cfg.data.held_out_path):
         if path not in names and is_raw_text(path):
-            name = Path(path).resolve().name.partition(".")[0] or "text"
+            name = _name_of(path)
             names[path] = name if name not in names.values() else f"{name}-{len(names) + 1}"
     return names
+
+
+def _name_of(path: str) -> str:
+    """Of a file without its endings, of a folder, or of the folder of a pattern."""
+    found = Path(path) if matching(path) is None else Path(path).parent
+    name = found.resolve().name.partition(".")[0]
+    return name if name and matching(name) is None else "text"
 
 
 def _with_stores(cfg: RunConfig, texts: dict[str, str], folder: Path) -> RunConfig:
@@ -96,26 +104,44 @@ def _write(cfg: RunConfig, texts: dict[str, str], folder: Path, tokenizer: Token
     sources = {path: _source(path) for path in texts}
     missing = [path for path, name in texts.items() if not _is_there(path, folder / name, sources[path])]
     for path in missing:
-        _refuse_large(path, sources[path])
+        _refuse_large(path, sources[path], cfg)
     if not missing:
         return
-    with _options_named(missing[0]):
-        chosen = tokenizer or _tokenizer(cfg, texts, folder)
+    with _options_named(missing[0], cfg):
+        chosen = tokenizer or choose_tokenizer(cfg, folder)
     for path in missing:
         prefix = folder / texts[path]
         prefix.parent.mkdir(parents=True, exist_ok=True)
-        with _options_named(path):
+        with _options_named(path, cfg):
             summary = prepare([path], prefix, chosen, rules=_rules(cfg), append_eod=chosen.eod_id is not None)
+        shares = () if cfg.data.held_out_path else cfg.data.split
+        tell(f"{path} is text", summary, chosen, cut_by_position(prefix, shares))
         _note_of(prefix).write_text(json.dumps(sources[path]) + "\n", encoding="utf-8")
+
+
+def tell(what: str, summary: Summary, tokenizer: Tokenizer, pieces: int) -> None:
+    """What text has become, on the lines with which a run begins. `pieces`: into which it was cut by position."""
+    print(
+        f"data:  {what}: {counted(summary.documents, 'document')}, {counted(summary.tokens, 'token')} "
+        f"{_vocabulary(tokenizer)}, prepared as {summary.prefix}",
+        flush=True,
+    )
+    if pieces:
         print(
-            f"data:  {path} is text: {summary.documents:,} documents, {summary.tokens:,} tokens of {chosen.name} "
-            f"({chosen.vocab_size:,} tokens), prepared as {prefix}",
+            f"data:  {counted(summary.documents, 'document')} cannot be shared out as data.split asks: the text is cut "
+            f"by position into {pieces} pieces of equal length, of which the last are held out",
             flush=True,
         )
-        for line in [*(f"skipped {each}" for each in summary.skipped.first), *summary.notes]:
-            print(f"data:  {line}", flush=True)
-        if summary.skipped.count:
-            print(f"data:  {summary.skipped.count:,} lines skipped", flush=True)
+    for line in [*(f"skipped {each}" for each in summary.skipped.first), *summary.notes]:
+        print(f"data:  {line}", flush=True)
+    if summary.skipped.count:
+        print(f"data:  {counted(summary.skipped.count, 'line')} skipped", flush=True)
+
+
+def _vocabulary(tokenizer: Tokenizer) -> str:
+    if tokenizer.name in LEARNED:
+        return f"of a vocabulary of {tokenizer.vocab_size:,} learned from the text"
+    return f"of the tokenizer {tokenizer.name} ({tokenizer.vocab_size:,})"
 
 
 def _source(path: str) -> list[list[Any]]:
@@ -141,37 +167,62 @@ def _is_there(path: str, prefix: Path, source: list[list[Any]]) -> bool:
     return True
 
 
-def _refuse_large(path: str, source: list[list[Any]]) -> None:
+def _refuse_large(path: str, source: list[list[Any]], cfg: RunConfig) -> None:
     size = sum(size for _, size, _ in source)
     if size > MOST_BYTES:
         raise DataError(
             f"data.path: {path} is {size / 1e6:,.0f} MB of text; up to {MOST_BYTES / 1e6:,.0f} MB are prepared on the "
-            f"way. {_by_hand(path)}"
+            f"way. {_by_hand(path, cfg)}"
         )
 
 
-def _by_hand(path: str) -> str:
-    name = Path(path).resolve().name.partition(".")[0] or "text"
-    return f"By hand: `gptworks prepare {path} --append-eod --out data/{name}`, then data.path=data/{name}."
+def _by_hand(path: str, cfg: RunConfig, key: str = "") -> str:
+    """The command that does the same as this run would have, with its options. `key`: that is missing."""
+    command = ["gptworks", "prepare", path]
+    if key or cfg.data.key:
+        command += ["--key", key or cfg.data.key]
+    learned = _size_to_learn(cfg)
+    if cfg.data.tokenizer not in ("", CHARACTERS) or cfg.init.checkpoint:
+        command += ["--tokenizer", cfg.data.tokenizer or cfg.init.checkpoint]
+    elif learned:
+        command += ["--train-tokenizer", str(learned)]
+    store = f"data/{_name_of(path)}"
+    return f"By hand: `{shlex.join([*command, '--append-eod', '--out', store])}`, then data.path={store}."
 
 
 @contextmanager
-def _options_named(path: str) -> Iterator[None]:
+def _options_named(path: str, cfg: RunConfig) -> Iterator[None]:
     """What is wrong with a text is often mended by an option, and the command that has it is named."""
     try:
         yield
     except DataError as error:
-        said = str(error).replace("with --key", "with data.key=NAME")
-        raise DataError(f"data.path: {said} {_by_hand(path)}") from None
+        named = re.search(r"--key ([\w.-]*\w)", str(error))
+        said = re.sub(r"with --key\b", "with data.key=NAME", re.sub(r"--key ([\w.-]*\w)", r"data.key=\1", str(error)))
+        key = named[1] if named else "NAME" if said != str(error) else ""
+        raise DataError(f"data.path: {said} {_by_hand(path, cfg, key)}") from None
 
 
-def _tokenizer(cfg: RunConfig, texts: dict[str, str], folder: Path) -> Tokenizer:
-    """Named, or of the weights or the other stores; else GPT-2's, or for a smaller vocabulary one that is learned."""
+def _size_to_learn(cfg: RunConfig) -> int | str:
+    """Of a vocabulary for the text; 0 where GPT-2's fits the model."""
+    if cfg.data.tokenizer == CHARACTERS:
+        return CHARACTERS
+    return cfg.model.vocab_size if cfg.model.vocab_size < SIZE else 0
+
+
+def choose_tokenizer(cfg: RunConfig, folder: Path, in_memory: Iterable[str] | None = None) -> Tokenizer:
+    """Named, or of the weights or the other stores; else GPT-2's, or for a smaller vocabulary one that is learned.
+
+    `folder`: in which texts become stores. `in_memory`: what is trained on, where it is not in files.
+    """
+    texts = _texts_in(cfg)
     if cfg.data.tokenizer and cfg.data.tokenizer != CHARACTERS:
         return Tokenizer.from_pretrained(cfg.data.tokenizer)
     if cfg.init.checkpoint:
         opened = Pretrained.open(cfg.init.checkpoint, shape=unseen(cfg.model.model_dump()))
         return opened.require_tokenizer()
+    size = _size_to_learn(cfg)
+    if in_memory is not None:
+        return learn_tokenizer(in_memory, size) if size else Tokenizer.from_pretrained("gpt2")
     for path in (*cfg.data.path, *cfg.data.held_out_path):
         try:
             stores = locate_stores(str(folder / texts[path]) if path in texts else path)
@@ -180,7 +231,6 @@ def _tokenizer(cfg: RunConfig, texts: dict[str, str], folder: Path) -> Tokenizer
         if stores and (known := Store(stores[0]).load_tokenizer()):
             return known
     learned_from = [path for path in cfg.data.path if path in texts]
-    size = CHARACTERS if cfg.data.tokenizer == CHARACTERS else cfg.model.vocab_size
-    if not learned_from or (isinstance(size, int) and size >= SIZE):
+    if not learned_from or not size:
         return Tokenizer.from_pretrained("gpt2")
     return train_tokenizer(learned_from, size, _rules(cfg))

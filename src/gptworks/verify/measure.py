@@ -93,7 +93,7 @@ def record(cfg: RunConfig, world: World, steps: int, folder: Path, *, synthetic:
 def compare(cfg: RunConfig, world: World, steps: int, folder: Path, *, synthetic: bool) -> Found:
     """A rank of a layout, against what `record` left in the folder. All ranks get the same."""
     numbers, tensors = _steps(cfg, world, steps, folder, synthetic=synthetic, keep=False)
-    everyone: list[tuple[Numbers, dict[str, dict[str, Compared]]]] = Ranks(world).gather((numbers, tensors))
+    everyone: list[tuple[Numbers, dict[str, dict[str, Compared]]]] = Ranks.shared(world).gather((numbers, tensors))
     kinds = (WEIGHTS, GRADIENTS)
     return Found([n for n, _ in everyone], {k: reference.merge(t.get(k, {}) for _, t in everyone) for k in kinds})
 

@@ -57,12 +57,12 @@ class Located:
         return self.format.sidecar(self.main)
 
 
-def locate(path: Path) -> Located:
-    """The one dataset that `path` names."""
+def locate(path: Path, also: str = "") -> Located:
+    """The one dataset that `path` names. `also`: what else would have been taken, for the message."""
     found = _candidates(path)
     if not found:
         file_errors.refuse_unreadable(path)
-        raise DataError(_nothing_at(path))
+        raise DataError(_nothing_at(path, also))
     if len(found) > 1:
         listed = ", ".join(f"{each.main} ({each.format.NAME})" for each in found)
         raise DataError(f"{path}: names {len(found)} datasets: {listed}. Give the file you mean.")
@@ -120,7 +120,7 @@ def _nearest(path: Path) -> Path | None:
     return found[near[0]] if near and near[0] != path.name else None
 
 
-def _nothing_at(path: Path) -> str:
+def _nothing_at(path: Path, also: str) -> str:
     kinds = ", ".join(FORMATS)
     index = megatron.beside(megatron.prefix_of(path), ".idx")
     if index.is_file():
@@ -145,6 +145,6 @@ def _nothing_at(path: Path) -> str:
     near = _nearest(path)
     meant = f" Did you mean {near}?" if near else ""
     return (
-        f"{path}: no such dataset.{meant} Needed: the prefix, a file or the folder of a "
+        f"{path}: no such dataset.{meant} Needed: {also}the prefix, a file or the folder of a "
         f"dataset ({kinds}); `gptworks prepare FILE... --out PREFIX` makes one."
     )

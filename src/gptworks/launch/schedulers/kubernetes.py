@@ -1,9 +1,10 @@
 """Manifests for Kubernetes: an indexed Job, which needs nothing more, or a PyTorchJob or TrainJob of Kubeflow."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
-from gptworks.errors import UsageError
+from gptworks.errors import GPTWorksError, UsageError
 from gptworks.launch.nodes import PORT
 from gptworks.launch.schedulers import yaml_document
 from gptworks.launch.schedulers.job import ClusterJob, require_stored, require_working_time
@@ -13,6 +14,7 @@ OPTIONS = frozenset({"kind"})
 KINDS = ("job", "pytorchjob", "trainjob")
 
 _CONFIG_FOLDER, _CONFIG_FILE = "/etc/gptworks", "run.yaml"
+_STOPPED = 128 + signal.SIGTERM  # exit code of a run that was told to end before it was done, and has saved
 _RUNTIME = "torch-distributed"  # the ClusterTrainingRuntime that Kubeflow Trainer brings
 
 # Number of the pod, and where the first one is, as both of Kubeflow's operators tell them.
@@ -56,7 +58,8 @@ def _config_map(job: ClusterJob) -> Object:
 
 def _command(job: ClusterJob, node_rank: str, master: str) -> list[str]:
     """Of one pod, which is one node. $(NAME) is filled in by Kubernetes, from the variables of the pod."""
-    return [*job.train_words("-c", f"{_CONFIG_FOLDER}/{_CONFIG_FILE}"), *job.launcher_words(node_rank, master)]
+    words = [*job.train_words("-c", f"{_CONFIG_FOLDER}/{_CONFIG_FILE}"), *job.launcher_words(node_rank, master)]
+    return [*words, "--stopped-code", str(_STOPPED)]  # 0 would be taken for the end of the training
 
 
 def _volumes(job: ClusterJob) -> tuple[list[Object], list[Object]]:
@@ -124,8 +127,10 @@ def _indexed_job(job: ClusterJob) -> list[Object]:
         **_limits(job),
         "podFailurePolicy": {
             "rules": [
-                # A mistake that has to be mended; a node that was drained is no failure of the run.
-                {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2]}},
+                # A mistake that has to be mended. All else is tried again, and counted by backoffLimit, but for a run
+                # that has saved because one of its pods was told to end, and nodes that were drained.
+                {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [GPTWorksError.exit_code]}},
+                {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [_STOPPED]}},
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             ]
         },
@@ -139,7 +144,7 @@ def _pytorch_job(job: ClusterJob) -> list[Object]:
     """The operator numbers the pods and says where the first one is, by variables that are meant for torchrun."""
     nodes = job.machine.nodes
     replica = {
-        # 1 to 127 are for good; a pod that was killed has 128 or more and is started again.
+        # 1 to 127 are for good; a pod that was killed or stopped has 128 or more and is started again.
         "restartPolicy": "ExitCode",
         "template": {"spec": _pod(job, "pytorch", _command(job, *_OF_TORCHRUN))},
     }

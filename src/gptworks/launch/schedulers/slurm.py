@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from gptworks.errors import UsageError
+from gptworks.errors import TRY_AGAIN, UsageError
 from gptworks.launch.schedulers.duration import slurm_duration
 from gptworks.launch.schedulers.job import ClusterJob, ShellText, require_working_time, shell_lines
 
@@ -36,16 +36,28 @@ train() {{
   done
 }}
 
+requeue() {{
+  echo "$1; job $SLURM_JOB_ID goes back into the queue."
+  scontrol requeue "$SLURM_JOB_ID"
+  exit
+}}
+
+# Where these nodes fail again and again others may not: the job is queued again, {requeues} times at most.
+queue_again() {{
+  local failures="{name}-$SLURM_JOB_ID.failures"
+  echo "$code on $SLURM_JOB_NODELIST" >> "$failures"
+  (($(wc -l < "$failures") <= {requeues})) && requeue "The run ended with code $code"
+}}
+
 for ((attempt = 0; ; attempt++)); do
   train
   # 2 is a mistake that has to be mended: the next attempt would end the same way.
-  if [[ -n $time_is_up && $code -ne 2 ]]; then
-    echo "The time is up; job $SLURM_JOB_ID goes back into the queue."
-    scontrol requeue "$SLURM_JOB_ID"
-    exit
-  fi
+  [[ -n $time_is_up && $code -ne 2 ]] && requeue "The time is up"
   case $code in 0 | 2 | 130 | 143) exit "$code" ;; esac
-  ((attempt < {restarts})) || exit "$code"
+  if ((attempt >= {restarts})); then
+    case $code in {try_again} | 137) queue_again ;; esac # a rank was killed, or a node is gone or did not come
+    exit "$code"
+  fi
   echo "The run ended with code $code. Attempt $((attempt + 2)) of {attempts} begins from the last checkpoint."
 done
 """
@@ -80,6 +92,9 @@ def render(job: ClusterJob) -> str:
         container=_pyxis(job) if job.image and not apptainer else "",
         command=shell_lines([*apptainer, *words], "    "),
         restarts=restarts,
+        requeues=job.max_restarts,
+        try_again=TRY_AGAIN,
+        name=job.name,
         attempts=restarts + 1,
     )
 

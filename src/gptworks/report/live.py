@@ -1,0 +1,194 @@
+"""Runs that go on: read again when their files change, shown in a terminal or as a page that renews itself."""
+
+import hashlib
+import math
+import sys
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from gptworks.errors import GPTWorksError, UsageError
+from gptworks.report import page, run_data
+from gptworks.report.run_data import RunData
+from gptworks.report.thinning import Points
+from gptworks.train import metrics
+
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+_HEIGHT = 10  # lines of a chart in a terminal
+
+
+class Followed:
+    """One run. What cannot be read at the moment, on a shared disk for instance, leaves what was read before."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name = folder, name
+        self.data = run_data.read(folder, name)
+        self._seen = self._stamp()
+        self.trouble = ""
+
+    def _stamp(self) -> tuple[object, ...]:
+        found: list[object] = []
+        for name in (metrics.NAME, metrics.NONFINITE, "config.yaml", "latest", "best"):
+            try:
+                facts = (self.folder / name).stat()
+            except OSError:
+                found.append(None)
+                continue
+            found.append((facts.st_mtime_ns, facts.st_size, facts.st_ino))
+        return tuple(found)
+
+    def renew(self) -> bool:
+        """Whether there was something new."""
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return False
+        try:
+            self.data, self._seen, self.trouble = run_data.read(self.folder, self.name), stamp, ""
+        except (GPTWorksError, OSError) as error:
+            self.trouble = str(error)
+            return False
+        return True
+
+
+# In a terminal
+
+
+def drawn(followed: list[Followed], width: int) -> Group:
+    """A panel for each run: its numbers, and its loss as a chart of blocks."""
+    return Group(*[_panel(each, min(width, 100)) for each in followed])
+
+
+def _panel(followed: Followed, width: int) -> Panel:
+    run = followed.data
+    losses, held_out = run.curves.get("loss", []), run.curves.get("held_out_loss", [])
+    table = Table.grid(padding=(0, 3))
+    table.add_row(*[Text(text) for text in numbers(run)])
+    parts: list[Text | Table] = [table, *(Text(line) for line in blocks(losses, width - 14))]
+    if held_out:
+        step, lowest = min(held_out, key=lambda point: point[1])
+        parts.append(Text(f"held-out {held_out[-1][1]:.4f}, lowest {lowest:.4f} at step {step:,.0f}"))
+    if run.nonfinite:
+        parts.append(Text(f"{len(run.nonfinite)} not finite, the last at step {run.nonfinite[-1]['step']:,}", "red"))
+    if followed.trouble:
+        parts.append(Text(followed.trouble, "red"))
+    return Panel(Group(*parts), title=Text(run.name), title_align="left", width=width)
+
+
+def numbers(run: RunData) -> list[str]:
+    """Step, loss, rate, speed and how long it still takes, as far as they are known."""
+    losses, speed = run.curves.get("loss", []), run.last("tokens_per_sec")
+    if not losses:
+        return ["no losses yet"]
+    step, total = int(losses[-1][0]), run.config.get("train.steps") or 0
+    found = [f"step {step:,}" + (f" of {total:,}" if total else ""), f"loss {losses[-1][1]:.4f}"]
+    rate, tokens = run.last("lr"), run.last("tokens")
+    found += [f"lr {rate:.3g}"] if rate is not None else []
+    found += [f"{speed:,.0f} tokens/s"] if speed else []
+    if speed and tokens and total > step:
+        found.append(f"{_duration((total - step) * tokens / step / speed)} left")
+    return found
+
+
+def _duration(seconds: float) -> str:
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def blocks(points: Points, width: int) -> list[str]:
+    """A chart of eighths of characters with its highest and lowest value; the highest of each column is drawn."""
+    if len(points) < 2:
+        return []
+    first, last = points[0][0], points[-1][0]
+    columns = [-math.inf] * min(width, len(points))
+    for step, loss in points:
+        at = min(len(columns) - 1, int((step - first) / max(last - first, 1) * len(columns)))
+        columns[at] = max(columns[at], loss)
+    for at in range(1, len(columns)):  # a column in which nothing was logged is as high as the one before
+        columns[at] = columns[at - 1] if columns[at] == -math.inf else columns[at]
+    low, high = min(columns), max(columns)
+    scale = (_HEIGHT * 8 - 1) / max(high - low, 1e-12)
+    heights = [1 + round((value - low) * scale) for value in columns]
+    lines = []
+    for line in range(_HEIGHT - 1, -1, -1):
+        label = f"{high:9.3f} " if line == _HEIGHT - 1 else f"{low:9.3f} " if line == 0 else " " * 10
+        lines.append(label + "".join(_EIGHTHS[max(0, min(8, height - 8 * line))] for height in heights))
+    return [*lines, f"{'':10}{first:<{max(1, len(columns) // 2)},.0f}{last:>{max(1, -(-len(columns) // 2))},.0f}"]
+
+
+# As a page
+
+
+class LivePage:
+    """The page as it is now, written again only when a run has changed."""
+
+    def __init__(self, followed: list[Followed], every: float) -> None:
+        self.followed, self.every = followed, every
+        self._lock = threading.Lock()
+        self._text = b""
+
+    def now(self) -> tuple[bytes, str]:
+        """The page, and a tag that is another when the page is."""
+        with self._lock:
+            has_changed = [each.renew() for each in self.followed]
+            if any(has_changed) or not self._text:
+                self._text = page.written([each.data for each in self.followed], self.every).encode()
+            return self._text, f'"{hashlib.sha256(self._text).hexdigest()[:32]}"'
+
+
+class _Answer(BaseHTTPRequestHandler):
+    """Nothing but the page is answered, and nothing is written."""
+
+    server: "_Server"
+    server_version, sys_version = "gptworks", ""
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] != "/":
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        text, tag = self.server.page.now()
+        is_known = self.headers.get("If-None-Match") == tag
+        self.send_response(HTTPStatus.NOT_MODIFIED if is_known else HTTPStatus.OK)
+        for name, value in {
+            "Content-Type": "text/html; charset=utf-8",
+            "Content-Length": "0" if is_known else str(len(text)),
+            "ETag": tag,
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if not is_known:
+            self.wfile.write(text)
+
+    def log_message(self, *_: object) -> None:
+        """Nobody wants a line for each renewal."""
+
+
+class _Server(ThreadingHTTPServer):
+    def __init__(self, address: tuple[str, int], page: LivePage) -> None:
+        self.page = page
+        super().__init__(address, _Answer)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A browser that has gone away is no error of ours; all others are shown."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+def serve(followed: list[Followed], host: str, port: int, every: float, say: Callable[[str], None]) -> None:
+    """Until Ctrl-C."""
+    try:
+        server = _Server((host, port), LivePage(followed, every))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"--port: cannot listen at {host}:{port} ({reason}). Choose another port.") from None
+    with server:
+        say(f"http://{host}:{server.server_address[1]}/ (Ctrl-C ends it)")
+        server.serve_forever(poll_interval=0.2)

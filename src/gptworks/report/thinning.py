@@ -1,0 +1,38 @@
+"""Fewer points of a curve, without losing its extremes."""
+
+from itertools import pairwise
+
+Points = list[tuple[float, float]]
+
+
+def thinned(points: Points, most: int) -> Points:
+    """At most `most` points: the first, the last, and the lowest and highest of each piece between.
+
+    A spike of a single step stays, however long the run is; taking every n-th point would lose it.
+    """
+    if len(points) <= most:
+        return points
+    pieces = max(1, (most - 2) // 2)
+    inner = points[1:-1]
+    borders = [len(inner) * piece // pieces for piece in range(pieces + 1)]
+    kept = [points[0]]
+    for begin, end in pairwise(borders):
+        piece = range(begin, end)
+        lowest = min(piece, key=lambda at: inner[at][1])
+        highest = max(piece, key=lambda at: inner[at][1])
+        kept += [inner[at] for at in sorted({lowest, highest})]
+    return [*kept, points[-1]]
+
+
+def smoothed(points: Points) -> Points:
+    """The mean over a fortieth of the curve on either side; no further than back, since the first losses fall fast."""
+    reach = max(2, len(points) // 40)
+    sums = [0.0]
+    for _, value in points:
+        sums.append(sums[-1] + value)
+    found = []
+    for number, (x, _) in enumerate(points):
+        ahead = min(reach, number, len(points) - 1 - number) if number < len(points) - reach else reach
+        begin, end = max(0, number - ahead), min(len(points), number + ahead + 1)
+        found.append((x, (sums[end] - sums[begin]) / (end - begin)))
+    return found

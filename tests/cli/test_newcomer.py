@@ -1,0 +1,185 @@
+"""Where somebody stumbled who trained on texts of their own for the first time."""
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gptworks
+
+Call = Callable[..., Any]
+SMALL = ["model.num_layers=1", "model.hidden_size=16", "model.num_heads=1", "model.max_positions=16", "run.threads=1"]
+SMALL += ["model.vocab_size=300", "run.device=cpu", "batch.global_size=4", "train.log_every=1"]
+LINES = [f"On {day} morning {who} found a map." for day in ("Monday", "Friday") for who in ("Anna", "Tom", "Mei")]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def held_out_steps(run: str) -> list[int]:
+    lines = map(json.loads, Path(run, "metrics.jsonl").read_text().splitlines())
+    return [line["step"] for line in lines if "held_out_loss" in line]
+
+
+# Inputs
+
+
+def test_a_pattern_of_files_without_a_blank_line(call: Call) -> None:
+    """Each file is one document: a part of them is held out by position, which is said, and measured by eval too."""
+    Path("texts").mkdir()
+    for name in ("a", "b"):
+        Path("texts", f"{name}.txt").write_text("\n".join(LINES * 8))
+    done = call("train", *SMALL, "data.path=texts/*.txt", "train.steps=2", "--out", "run")
+    assert "data:  texts/*.txt is text: 2 documents, " in done.out and "prepared as run/.inputs/texts\n" in done.out
+    assert "data:  2 documents cannot be shared out as data.split asks: the text is cut by position into 20" in done.out
+    assert held_out_steps("run") == [1, 2] and "no evaluation" not in done.out
+    assert "held-out text (shares 949,50,1)" in call("eval", "--model", "run").out
+    # By hand the same pattern is read too.
+    prepared = call("prepare", "texts/*.txt", "--tokenizer", "run", "--append-eod", "--out", "data/texts")
+    assert "data/texts.bin: 2 documents, " in prepared.out
+    missing = call("train", *SMALL, "data.path=texts/*.md", "train.steps=2", "--out", "none", expect=2)
+    assert "texts/*.md: no file matches this pattern" in missing.err and not Path("none").exists()
+
+
+def test_one_text_in_a_list_does_not_end_the_evaluation(call: Call) -> None:
+    Path("one.txt").write_text("\n".join(LINES * 20))
+    Path("many.txt").write_text("\n\n".join(LINES * 20))
+    call("prepare", "one.txt", "many.txt", "--train-tokenizer", "300", "--append-eod", "--out", "both")
+    for name in ("one", "many"):
+        call("prepare", f"{name}.txt", "--tokenizer", "both.tokenizer.json", "--append-eod", "--out", name)
+    done = call("train", *SMALL, "data.path=[one, many]", "train.steps=1", "--out", "run")
+    assert "note:  not evaluated on: one.bin: the held_out part has 0 of 1 document and 0 tokens" in done.out
+    assert held_out_steps("run") == [1]
+
+
+def test_the_command_that_an_error_recommends_is_whole(call: Call) -> None:
+    Path("recipes.csv").write_text("name,steps\n" + "".join(f'"dish {n}","{LINES[n % 6]}"\n' for n in range(60)))
+    given = ["train", *SMALL, "train.steps=2", "--out", "run"]
+    err = call(*given, "data.path=recipes.csv", expect=2).err
+    assert "no column 'text'. Columns: name, steps. Choose one with data.key=NAME." in err
+    command = re.search(
+        r"By hand: `(gptworks prepare recipes.csv --key NAME --train-tokenizer 300 .*?)`, then (\S+)\.\n", err
+    )
+    assert command, err
+    call(*shlex.split(command[1].replace("NAME", "steps"))[1:])
+    call(*given, command[2])
+    call("train", *SMALL, "train.steps=2", "data.path=recipes.csv", "data.key=steps", "--out", "other")
+    assert gptworks.load_config("other/config.yaml").model == gptworks.load_config("run/config.yaml").model
+    Path("recipes.jsonl").write_text('{"steps": "cook it"}\n')
+    err = call(*given[:-1], "none", "data.path=recipes.jsonl", expect=2).err
+    assert "data.key=steps takes that one" in err and "prepare recipes.jsonl --key steps --train-tokenizer 300" in err
+    assert "1 line skipped" in err
+
+
+def test_text_is_evaluated_without_a_store(call: Call) -> None:
+    Path("train.txt").write_text("\n\n".join(LINES * 10))
+    call("train", *SMALL, "data.path=train.txt", "train.steps=2", "--out", "run")
+    Path("other.csv").write_text("name,steps\n" + "".join(f'"dish {n}","{LINES[n % 6]}"\n' for n in range(9)))
+    (row,) = json.loads(call("eval", "--model", "run", "--data", "other.csv", "--key", "steps", "--json").out)["rows"]
+    options = ["--tokenizer", "run", "--key", "steps", "--append-eod", "--out", "store"]
+    call("prepare", "other.csv", *options)
+    (same,) = json.loads(call("eval", "--model", "run", "--data", "store", "--split", "all", "--json").out)["rows"]
+    assert row == same and row["tokens"] > 0
+    in_python = gptworks.evaluate("run", "other.csv", key="steps", device="cpu")
+    assert in_python.tokens == row["tokens"] and in_python.loss == pytest.approx(row["loss"], rel=1e-6)
+    err = call("eval", "--model", "run", "--data", "other.csv", expect=2).err
+    assert "no column 'text'. Columns: name, steps. Choose one with --key." in err
+    Path("short.txt").write_text("Anna\n")
+    err = call("eval", "--model", "run", "--data", "short.txt", expect=2).err
+    assert err.startswith("error: short.txt: the train part has 1 of 1 document and ") and "one sample needs 17" in err
+    err = call("eval", "--model", "run", "--data", "store", "--key", "steps", expect=2).err
+    assert "--key: got 'steps', but store is not text" in err
+
+
+def test_text_is_named_among_what_a_run_can_read(call: Call) -> None:
+    err = call("train", *SMALL, "train.steps=1", "data.path=storys.jsonl", expect=2).err
+    assert "storys.jsonl: no such dataset. Needed: a file or folder of text, or the prefix, a file" in err
+    assert "Needed: a text file or a folder of text, or" in call("train", *SMALL, "train.steps=1", expect=2).err
+
+
+# Before and after the steps
+
+
+def test_how_long_is_asked_before_text_is_prepared(call: Call) -> None:
+    Path("train.txt").write_text("\n\n".join(LINES))
+    for more in ([], ["--dry-run"], ["--show-batch"], ["--nproc", "2"]):
+        done = call("train", *SMALL, "data.path=train.txt", "--out", "run", *more, expect=2)
+        assert "train.steps: how long to train is not said" in done.err and done.out == ""
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["train.steps=1"], "optim.schedule cosine comes to optim.min_lr (0) in the last step"),
+        (["train.steps=1", "optim.warmup_steps=1", "optim.warmup_from=0"], "the warmup begins at 0"),
+        (["train.steps=2"], ""),
+        (["train.steps=1", "optim.schedule=constant"], ""),
+        (["train.steps=1", "optim.min_lr=1e-5"], ""),
+        (["train.steps=1", "optim.lr=0"], ""),
+    ],
+)
+def test_a_rate_of_0_in_all_steps_is_said(settings: list[str], said: str, small_store: Path, call: Call) -> None:
+    done = call("train", *SMALL, "model.vocab_size=512", f"data.path={small_store}", *settings, "--out", "run")
+    note = "note:  the learning rate is 0 in the whole run (1 step), so nothing is learned: "
+    assert (note + said in done.out) if said else ("learning rate is 0" not in done.out)
+
+
+def test_a_run_that_is_finished_says_so(small_store: Path, call: Call) -> None:
+    given = [*SMALL, "model.vocab_size=512", f"data.path={small_store}", "optim.schedule=constant"]
+    first = call("train", *given, "train.steps=1", "--out", "run").out
+    assert "; 1 step\n" in first and "done: 1 step. Everything" in first
+    again = call("train", "-c", "run/config.yaml", "--resume", "auto").out
+    assert "done:" not in again
+    told = re.search(
+        r"nothing to do: the run has done its 1 step \(train\.steps=1\)\. .*such as: gptworks (.*)\n", again
+    )
+    assert told
+    assert "done: 2 steps." in call(*shlex.split(told[1])).out
+
+
+def test_ctrl_c_before_the_first_step(small_store: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gptworks.train import loop
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "prepare", interrupted)
+    done = call("train", *SMALL, f"data.path={small_store}", "train.steps=2", "--out", "run", expect=130)
+    assert done.err == "stopped by Ctrl-C before the first step; nothing was trained\n"
+
+
+# The best so far is of the same held-out samples
+
+
+def test_the_best_is_chosen_anew_on_another_number_of_samples(small_store: Path, call: Call) -> None:
+    given = [*SMALL, "model.vocab_size=512", f"data.path={small_store}", "data.split=80,20", "evaluate.every=1"]
+    given += ["evaluate.batches=1", "checkpoint.keep_best=true", "optim.schedule=constant"]
+    call("train", *given, "train.steps=2", "--out", "run")
+    alike = call("train", "-c", "run/config.yaml", "train.steps=3", "--resume", "auto").out
+    assert "chosen anew" not in alike
+    other = call("train", "-c", "run/config.yaml", "train.steps=4", "batch.global_size=8", "--resume", "auto").out
+    assert "step 4: evaluated on 8 samples, before on 4: the best so far is chosen anew" in other
+    assert re.search(r"step 4: held-out loss \S+ over 128 tokens, the best so far", other)
+    manifest = json.loads(Path("run/checkpoints/step-00000004/manifest.json").read_text())
+    assert manifest["best"]["step"] == 4 and manifest["held_out_samples"] == 8
+
+
+def test_the_best_of_an_old_checkpoint_is_not_compared(small_store: Path, call: Call) -> None:
+    """Version 1 did not write down what it was measured on."""
+    given = [*SMALL, "model.vocab_size=512", f"data.path={small_store}", "data.split=80,20", "evaluate.every=1"]
+    call("train", *given, "train.steps=2", "optim.schedule=constant", "--out", "run")
+    file = Path("run/checkpoints/step-00000002/manifest.json")
+    values = json.loads(file.read_text())
+    for name in ("checksum", "held_out_samples"):
+        values.pop(name)
+    file.write_text(json.dumps(values | {"version": 1, "best": {"step": 2, "held_out_loss": 0.001}}))
+    again = call("train", "-c", "run/config.yaml", "train.steps=3", "--resume", "auto").out
+    assert "samples, before on an unknown number: the best so far is chosen anew" in again
+    assert re.search(r"step 3: held-out loss .*, the best so far", again)

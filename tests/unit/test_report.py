@@ -1,0 +1,235 @@
+"""The report of runs: a page that needs nothing else, with all that the run folders tell."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gptworks.cli.main import main
+from gptworks.cli.report import distinct_names
+from gptworks.config import yaml_text
+from gptworks.config.load import load
+from gptworks.report import chart, page, run_data
+from gptworks.report.thinning import smoothed, thinned
+
+VOID = {"meta", "input", "line", "circle", "polyline", "path", "br"}
+
+
+def make_run(folder: Path, lines: list[dict[str, Any]], overrides: tuple[str, ...] = ()) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = load(preset="gpt2", overrides=["train.steps=10", *overrides])
+    (folder / "config.yaml").write_text(yaml_text.dump(config.model_dump(mode="json")))
+    (folder / "environment.json").write_text(json.dumps({"command": ["gptworks", "train"], "python": "3.11.7"}))
+    return folder
+
+
+def falling(steps: int) -> list[dict[str, Any]]:
+    return [{"step": k, "loss": 8.0 - 5.0 * k / steps, "lr": 1e-3, "tokens": 64 * k} for k in range(1, steps + 1)]
+
+
+class Checked(HTMLParser):
+    """Every element is closed in order; collects words, and whatever would be loaded from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.loads: list[str] = []
+        self.words = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.ids += [given["id"] or ""] if "id" in given else []
+        self.loads += [f"{tag} {name}={value}" for name, value in attrs if name in {"src", "href", "style", "onclick"}]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] not in {"script", "style"}:
+            self.words += data + " "
+
+
+def parsed(text: str) -> Checked:
+    found = Checked()
+    found.feed(text)
+    found.close()
+    assert found.open == []
+    return found
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=400), st.integers(6, 60))
+def test_thinning_keeps_the_ends_and_the_extremes(values: list[float], most: int) -> None:
+    points = [(float(number), value) for number, value in enumerate(values)]
+    found = thinned(points, most)
+    assert len(found) <= max(most, 4)
+    assert found == sorted(set(found)) and set(found) <= set(points)
+    assert (found[0], found[-1]) == (points[0], points[-1])
+    assert {min(y for _, y in found), max(y for _, y in found)} == {min(values), max(values)}
+
+
+@given(st.lists(st.floats(-100, 100), min_size=1, max_size=300))
+def test_the_smoothed_curve_stays_within_the_values(values: list[float]) -> None:
+    found = smoothed([(float(number), value) for number, value in enumerate(values)])
+    assert [x for x, _ in found] == list(range(len(values)))
+    assert all(min(values) - 1e-6 <= y <= max(values) + 1e-6 for _, y in found)
+
+
+def test_a_smoothed_curve_is_the_mean_of_a_window() -> None:
+    points = [(float(k), float(k % 2)) for k in range(200)]
+    assert dict(smoothed(points))[100.0] == pytest.approx(6 / 11)  # 95 to 105, of which six are odd
+
+
+def test_one_spike_among_100_000_steps_is_drawn(tmp_path: Path) -> None:
+    lines = falling(100_000)
+    lines[43_210 - 1]["loss"] = 77.125
+    (curve, *_) = page.charts_of([run_data.read(make_run(tmp_path / "long", lines))])["loss"]
+    assert len(curve.points) <= 600
+    assert (43_210.0, 77.125) in curve.points
+
+
+def test_the_page_of_long_runs_is_small_and_loads_nothing(tmp_path: Path) -> None:
+    lines = [{**line, "grad_norm": 1 + line["step"] % 7, "mfu": 0.4, "tokens_per_sec": 9.5} for line in falling(30_000)]
+    runs = [run_data.read(make_run(tmp_path / name, lines)) for name in "abcd"]
+    text = page.written(runs)
+    assert len(text.encode()) < 1_000_000
+    found = parsed(text)
+    assert found.loads == []
+    assert len(found.ids) == len(set(found.ids))
+    assert "http" not in re.sub(r"http-equiv|http://www\.w3\.org/\S+", "", text)
+
+
+def test_its_policy_admits_its_own_style_and_script_and_no_other(tmp_path: Path) -> None:
+    text = page.written([run_data.read(make_run(tmp_path / "run", falling(5)))])
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy and policy[1].startswith("default-src 'none'; ")
+    for kind, element in (("style", r"<style>(.*?)</style>"), ("script", r"<script>(.*?)</script>")):
+        inside = re.search(element, text, re.S)
+        assert inside is not None
+        digest = base64.b64encode(hashlib.sha256(inside[1].encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy[1]
+
+
+def test_names_and_values_are_text_whatever_they_are(tmp_path: Path) -> None:
+    name = "<script>alert(1)<" + chr(92) + "script>"
+    run = make_run(tmp_path / "run", falling(3), ("data.path=['</script><img src=x>']",))
+    text = page.written([run_data.read(run, name), run_data.read(run, "</script><b>")])
+    found = parsed(text)
+    assert found.loads == [] and "<script>alert" not in text and "<img" not in text and "<b>" not in text
+    assert name in found.words and "</script><img src=x>" in found.words
+
+
+def test_what_differs_between_runs_stands_in_one_table(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "one", falling(5), ("optim.lr=0.003",))
+    second = make_run(tmp_path / "two", falling(5), ("optim.lr=0.006",))
+    words = parsed(page.written([run_data.read(first), run_data.read(second)])).words
+    table = words[words.index("What differs between the runs") : words.index("Configuration")]
+    assert "optim.lr" in table and "0.003" in table and "0.006" in table
+    assert "optim.beta1" not in table
+
+
+def test_the_summary_has_the_lowest_held_out_loss_and_its_perplexity(tmp_path: Path) -> None:
+    held_out = [{"step": step, "held_out_loss": loss} for step, loss in ((2, 3.0), (4, 2.0), (6, 2.5))]
+    run = run_data.read(make_run(tmp_path / "run", [*falling(6), *held_out]))
+    words = parsed(page.written([run])).words
+    assert "2.0000" in words and "7.3891" in words  # exp(2)
+
+
+def test_both_languages_and_every_chart_that_has_numbers(tmp_path: Path) -> None:
+    lines = [{**line, "grad_norm": 0.5} for line in falling(40)]
+    text = page.written([run_data.read(make_run(tmp_path / "run", lines))])
+    assert re.findall(r'<figure data-chart="(\w+)"', text) == ["loss", "lr", "grad_norm"]
+    assert "Learning rate" in text and "学习率" in text
+    # The loss falls from 8 to 3 and can be seen on a logarithmic scale; a constant rate cannot.
+    assert len(re.findall(r'<svg class="log"', text)) == 1
+
+
+def test_steps_that_were_not_finite_and_lines_that_cannot_be_read(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [*falling(3), {"step": 4, "loss": "nan"}])
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("not json\n\xff\n{}\n")
+    (run / "nonfinite.jsonl").write_text(json.dumps({"step": 4, "samples": [17, 23]}) + "\n")
+    words = parsed(page.written([run_data.read(run)])).words
+    assert "17, 23" in words
+    assert "3 lines of metrics.jsonl that cannot be read are left out" in words.replace("  ", " ")
+
+
+def test_a_run_without_configuration_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", falling(3))
+    (run / "config.yaml").unlink()
+    (run / "environment.json").write_text("{")
+    words = parsed(page.written([run_data.read(run)])).words
+    assert f"{run / 'config.yaml'}: not there" in words
+    assert f"{run / 'environment.json'}: not JSON" in words
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 1.0), (3.97, 7.62), (-2.0, 2.0), (5.0, 5.0), (1e-9, 2e-9), (1e7, 3e9), (0.0, 0.0)]
+)
+def test_an_axis_encloses_its_values_with_few_round_numbers(low: float, high: float) -> None:
+    axis = chart.linear_axis(low, high)
+    assert axis.low <= low and high <= axis.high * (1 + 1e-12) and axis.low < axis.high
+    assert 2 <= len(axis.ticks) <= 9
+
+
+@given(st.floats(1e-12, 1e12), st.floats(1.6, 1e9))
+def test_a_logarithmic_axis_encloses_its_values(low: float, factor: float) -> None:
+    axis = chart.log_axis(low, low * factor)
+    assert axis.low <= low * (1 + 1e-9) and low * factor <= axis.high * (1 + 1e-9)
+    assert axis.ticks == sorted(set(axis.ticks)) and len(axis.ticks) <= 12
+    assert axis.share(axis.low) == pytest.approx(0) and axis.share(axis.high) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0"), (1500.0, "1,500"), (12000.0, "12k"), (3.4e6, "3.4M"), (2e9, "2G"), (2e-5, "2e-05")]
+)
+def test_numbers_of_an_axis(value: float, text: str) -> None:
+    assert chart.written(value) == text
+
+
+def test_runs_of_the_same_name_are_told_apart() -> None:
+    assert distinct_names([Path("/a/x/run"), Path("/a/y/run")]) == ["x/run", "y/run"]
+    assert distinct_names([Path("/a/one"), Path("/a/two")]) == ["one", "two"]
+
+
+def test_the_command_writes_the_page_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "run", falling(5))
+    assert main(["report", str(run)]) == 0
+    assert capsys.readouterr().out == f"report: {run / 'report.html'}\n"
+    assert (run / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert not list(run.glob(".*.new"))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (lambda run: [run / "nowhere"], "nowhere: no such folder. Needed: the folder of a training run."),
+        (lambda run: [run.parent], "no metrics.jsonl and no environment.json. Needed: the folder of a training run."),
+        (lambda run: [run, "--out", run], "is a folder. Needed: the name of a file"),
+        (lambda run: [run, "--out", run / "no" / "report.html"], "there is no folder"),
+        (lambda run: [run, "--out", "/proc/report.html"], "/proc"),
+    ],
+)
+def test_what_cannot_be_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], args: Callable[[Path], list[Any]], message: str
+) -> None:
+    run = make_run(tmp_path / "run", falling(5))
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["report", *map(str, args(run))]) == 2
+    assert message in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
