@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from gptworks.checkpoint import manifest
 from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.cli.main import main
 from gptworks.config.derive import Layout
-from gptworks.launch import process_group, supervise
+from gptworks.launch import process_group
 from gptworks.launch.nodes import free_port
 from gptworks.launch.world import World
 
@@ -170,39 +169,6 @@ def test_a_hang_ends_with_the_name_of_the_rank_and_the_collective(tmp_path: Path
     assert ", all_reduce in train_a_little." in err
     assert "Traceback" not in err
     assert is_gone(pid(tmp_path, 1))
-
-
-WAITS = """
-import os, pathlib, sys, time
-mine = pathlib.Path(sys.argv[1]) / os.environ["RANK"]
-mine.with_suffix(".new").write_text(str(os.getpid()))
-mine.with_suffix(".new").rename(mine)
-time.sleep(600)
-"""
-
-
-@pytest.mark.parametrize("stopped", [0, 1])
-def test_a_rank_that_is_stopped_while_nobody_would_notice(
-    stopped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """As in a save, for which the others wait for hours: the launcher itself sees it and ends the run."""
-    monkeypatch.setattr(supervise, "GRACE_S", 1.0)
-    (tmp_path / "script.py").write_text(WAITS)
-
-    def stop() -> None:
-        while not all((tmp_path / str(rank)).exists() for rank in range(2)):
-            time.sleep(0.02)
-        os.kill(int((tmp_path / str(stopped)).read_text()), signal.SIGSTOP)
-
-    thread = threading.Thread(target=stop)
-    thread.start()
-    job = supervise.Job((str(tmp_path / "script.py"), str(tmp_path)), 2, tmp_path / "logs", timeout=1.0)
-    assert supervise.run(job) == 75  # the same command goes on
-    thread.join()
-    err = capfd.readouterr().err
-    assert f"error: rank {stopped} of 2 has been stopped for 2.5 s by a signal (SIGSTOP)" in err
-    assert "--resume auto" in err
-    assert all(is_gone(int((tmp_path / str(rank)).read_text())) for rank in range(2))
 
 
 TWO_RANKS = """

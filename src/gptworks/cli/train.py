@@ -230,17 +230,7 @@ def _job(args: argparse.Namespace, config: Any) -> "Job":
     machines, nproc = _checked_launch(args, config)
     log_dir = Path(args.log_dir) if args.log_dir else Path(config.run.out) / run_folder.LOGS
     command = ("-m", "gptworks", *args.argv)
-    timeout = float(config.parallel.timeout)
-    return Job(
-        command,
-        nproc,
-        log_dir,
-        machines,
-        args.max_restarts,
-        timeout=timeout,
-        preload=PRELOAD,
-        stopped_code=args.stopped_code,
-    )
+    return Job(command, nproc, log_dir, machines, args.max_restarts, preload=PRELOAD, stopped_code=args.stopped_code)
 
 
 def _shared(config: Any, job: "Job") -> str:

@@ -18,7 +18,6 @@ class Job:
     nodes: Nodes = field(default_factory=Nodes)
     max_restarts: int = 0
     quiet: bool = False  # say nothing of the start
-    timeout: float = 600.0  # parallel.timeout: seconds in which the ranks find out by themselves who does not answer
     preload: tuple[str, ...] = ()  # modules that every rank will import; not the one that is run
     stopped_code: int = 0  # exit code of a run that a signal has stopped before its end, and that was saved
 

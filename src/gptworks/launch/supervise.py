@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from gptworks.errors import UsageError
@@ -24,34 +23,6 @@ from gptworks.launch.rank_process import STOPPED, log_file, unspoken_failure
 from gptworks.launch.signals import Received
 
 _POLL_S = 0.05
-_LOOK_S = 0.5  # between two looks at the states of processes
-_PATIENCE = 1.5  # times parallel.timeout
-
-
-class _Suspended:
-    """For how long processes have been stopped (SIGSTOP): the others would wait for one in a save for hours."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
-        self._looked = time.monotonic()
-
-    def longer_than(self, seconds: float, pids: Mapping[int, int]) -> list[int]:
-        """Those ranks of `pids` that have been. What is looked at late counts little: this process was itself away."""
-        now = time.monotonic()
-        if now - self._looked < _LOOK_S:
-            return []
-        passed, self._looked = min(now - self._looked, 2 * _LOOK_S), now
-        stopped = [rank for rank, pid in pids.items() if _state(pid) == "T"]
-        self._seconds = {rank: self._seconds.get(rank, 0.0) + passed for rank in stopped}
-        return [rank for rank in stopped if self._seconds[rank] > seconds]
-
-
-def _state(pid: int) -> str:
-    """As ps shows it; empty where the system does not tell."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
 
 
 class _Ranks:
@@ -59,7 +30,6 @@ class _Ranks:
 
     def __init__(self, job: Job, attempt: int, folder: Path) -> None:
         self.job, self.folder = job, folder
-        self.suspended = _Suspended()
         self.processes: dict[int, subprocess.Popen[bytes] | ForkedRank] = {}
         shared = {
             "WORLD_SIZE": str(job.nproc),
@@ -130,18 +100,6 @@ class _Ranks:
             self._write_log(rank, f"stopped by the launcher because rank {first.rank} failed: {first.message}")
         return failures.named(found, self.job.nproc)
 
-    def end_suspended(self) -> None:
-        """One that is stopped and does not go on. In a step the others find that out before, and say more."""
-        seconds = _PATIENCE * self.job.timeout + GRACE_S
-        pids = {rank: process.pid for rank, process in self.processes.items() if process.pid is not None}
-        for rank in self.suspended.longer_than(seconds, pids):
-            text = (
-                f"rank {rank} of {self.job.nproc} has been stopped for {seconds:g} s by a signal (SIGSTOP) and was not "
-                "told to go on (SIGCONT). Go on with --resume auto."
-            )
-            Failure(rank, text).write(self.folder)
-            self.processes[rank].send_signal(signal.SIGKILL)
-
     def _note_deaths(self) -> None:
         """A rank that ended without a word of its own gets one, which the others may be waiting for."""
         known = failures.read_all(self.folder)
@@ -203,7 +161,6 @@ def _attempts(job: Job, received: Received) -> int:
 def _watch(ranks: _Ranks, received: Received) -> Failure | None:
     """Until all have ended: well (None) or not."""
     while any(process.poll() is None for process in ranks.processes.values()):
-        ranks.end_suspended()
         failure = ranks.failure()
         if failure is not None:
             return failure
