@@ -21,7 +21,7 @@ AT_ONCE = 4  # readers in one child: to import what they need takes longer than 
 class Files:
     """A batch of damaged files of some readers."""
 
-    name, share = "files", 1.8
+    name, share = "files", 2.6
 
     def ready(self, folder: Path) -> None:
         self.readers = list(all_readers())
