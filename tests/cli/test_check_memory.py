@@ -35,7 +35,7 @@ def test_by_default_it_warns_and_trains(
     assert done.err.startswith("warning: train.check_memory: this run would need about ")
     for word in ("parameters", "gradients", "optimizer", "The smallest changes that keep the global batch"):
         assert word in done.err
-    assert "done: 1 steps" in done.out
+    assert "done: 1 step." in done.out
 
 
 def test_refuse_ends_before_anything_is_written(

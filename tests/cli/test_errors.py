@@ -26,6 +26,7 @@ def at_hand(tmp_path: Path, recipe: Path) -> dict[str, str]:
     (tmp_path / "twice.yaml").write_text("model:\n  num_layers: 2\n  num_layers: 3\n")
     (tmp_path / "type.yaml").write_text("model:\n  num_layers: two\n")
     (tmp_path / "unknown.yaml").write_text("modle:\n  num_layers: 2\n")
+    (tmp_path / "text.txt").write_text("A text that could be measured.\n")
     return {"here": str(tmp_path), "recipe": str(recipe)}
 
 
@@ -48,8 +49,8 @@ def at_hand(tmp_path: Path, recipe: Path) -> dict[str, str]:
         ("train -c {recipe} steps", "steps: an override has the form section.key=value"),
         ("train -c {recipe} -o =3", "=3: an override has the form section.key=value"),
         ("train --preset gpt5", "'gpt5' is not known. Did you mean gpt2? Presets: gpt2"),
-        ("eval --model {here}/nowhere --data {here}/x", "{here}/nowhere: no such folder"),
-        ("eval --model {here} --data {here}/x", "{here}: no checkpoint here"),
+        ("eval --model {here}/nowhere --data {here}/text.txt", "{here}/nowhere: no such folder"),
+        ("eval --model {here} --data {here}/text.txt", "{here}: no checkpoint here"),
         ("generate --model {here} --prompt hello", "{here}: no checkpoint here"),
         ("generate --model {here} --prompts {here}/none", "{here}/none: cannot be read"),
         ("generate --model {here} --prompts {here}/empty.txt", "{here}/empty.txt: no prompt in it"),

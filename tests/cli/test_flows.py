@@ -84,7 +84,7 @@ def test_resuming_a_run_that_is_over_changes_nothing(recipe: Path, finished: Pat
     before = {path.name: path.stat().st_mtime_ns for path in (finished / "checkpoints").iterdir()}
     lines = (finished / "metrics.jsonl").read_text()
     done = call("train", "-c", recipe, "--out", finished, "--resume", "auto")
-    assert "done: 6 steps" in done.out
+    assert "nothing to do: the run has done its 6 steps (train.steps=6)." in done.out
     assert {path.name: path.stat().st_mtime_ns for path in (finished / "checkpoints").iterdir()} == before
     assert (finished / "metrics.jsonl").read_text() == lines
 

@@ -24,8 +24,8 @@ def test_one_rank_writes_for_all(
         process_group.start = lambda *_: world  # type: ignore[assignment]
         written: list[str] = []
 
-        def noted(name: str, write: Callable[..., Any]) -> Callable[..., None]:
-            return lambda *args: (written.append(name), write(*args))[0]
+        def noted(name: str, write: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *args: (written.append(name), write(*args))[1]
 
         trainers.write_store = noted("texts", trainers.write_store)  # type: ignore[assignment]
         gw.GPT.save_pretrained = noted("model", gw.GPT.save_pretrained)  # type: ignore[method-assign]

@@ -311,7 +311,7 @@ def test_all_unusable_inputs_are_named_at_once(prepared, tmp_path: Path) -> None
 @pytest.mark.parametrize("content", ["", "\n\n \n\n"])
 def test_empty_corpus(content: str, prepared, tmp_path: Path) -> None:
     source = write(tmp_path / "empty.txt", content)
-    with pytest.raises(DataError, match=r"empty\.txt: no text found; 0 lines were skipped\."):
+    with pytest.raises(DataError, match=r"empty\.txt: no text found; 0 lines skipped\."):
         prepared(source)
     assert not list(tmp_path.glob("out*"))
 
@@ -321,7 +321,7 @@ def test_corpus_of_bad_lines_only_shows_the_first(prepared, tmp_path: Path) -> N
     with pytest.raises(DataError) as caught:
         prepared(source)
     assert str(caught.value) == (
-        f"{source}: no text found; 2 lines were skipped. "
+        f"{source}: no text found; 2 lines skipped. "
         f"First problem: {source}:1: key 'text' is missing; keys here: body; --key body takes that one."
     )
 
@@ -331,7 +331,7 @@ def test_no_text_is_said_before_anything_about_a_vocabulary(tmp_path: Path) -> N
     with pytest.raises(DataError) as caught:
         prepare.train_tokenizer([str(source)], 512, corpus.TextRules())
     assert str(caught.value) == (
-        f"{source}: no text found; 2 lines were skipped. First problem: {source}:1: key 'text' is missing; keys here: "
+        f"{source}: no text found; 2 lines skipped. First problem: {source}:1: key 'text' is missing; keys here: "
         "number."
     )
 
@@ -392,7 +392,7 @@ def test_skipped_lines_are_reported(tmp_path: Path, run_cli) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", {"text": "good"}, "{")
     done = run_cli("prepare", source, "--out", tmp_path / "x")
     assert done.stderr.splitlines()[0].startswith(f"skipped {source}:2: not JSON (")
-    assert done.stderr.splitlines()[1] == "1 lines skipped; --strict stops at the first one instead"
+    assert done.stderr.splitlines()[1] == "1 line skipped; --strict stops at the first one instead"
     failed = run_cli("prepare", source, "--out", tmp_path / "x", "--strict", expect=2)
     assert failed.stderr.startswith(f"error: {source}:2: not JSON (") and "Traceback" not in failed.stderr
 
