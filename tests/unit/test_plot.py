@@ -96,7 +96,7 @@ def test_everything_stays_inside_the_frame(
 
 @given(st.floats(0, 1e6), st.floats(1e-3, 1e6))
 def test_ticks_are_few_and_enclose_the_range(low: float, span: float) -> None:
-    ticks = plot._ticks(low, low + span)
+    ticks = plot.ticks(low, low + span)
     assert ticks[0] <= low + 1e-6 * span
     assert ticks[-1] >= (low + span) - 1e-6 * span
     assert 2 <= len(ticks) <= 9

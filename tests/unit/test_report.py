@@ -18,7 +18,8 @@ from gptworks.cli.report import distinct_names
 from gptworks.config import yaml_text
 from gptworks.config.load import load
 from gptworks.report import chart, page, run_data
-from gptworks.report.thinning import smoothed, thinned
+from gptworks.report.thinning import thinned
+from gptworks.train.plot import smoothed
 
 VOID = {"meta", "input", "line", "circle", "polyline", "path", "br"}
 
@@ -85,14 +86,20 @@ def test_thinning_keeps_the_ends_and_the_extremes(values: list[float], most: int
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=300))
 def test_the_smoothed_curve_stays_within_the_values(values: list[float]) -> None:
-    found = smoothed([(float(number), value) for number, value in enumerate(values)])
+    found = smoothed([(float(number), value) for number, value in enumerate(values)], len(values))
     assert [x for x, _ in found] == list(range(len(values)))
     assert all(min(values) - 1e-6 <= y <= max(values) + 1e-6 for _, y in found)
 
 
 def test_a_smoothed_curve_is_the_mean_of_a_window() -> None:
     points = [(float(k), float(k % 2)) for k in range(200)]
-    assert dict(smoothed(points))[100.0] == pytest.approx(6 / 11)  # 95 to 105, of which six are odd
+    assert dict(smoothed(points, 200))[100.0] == pytest.approx(6 / 11)  # 95 to 105, of which six are odd
+
+
+def test_a_spike_is_forgotten_by_the_smoothed_curve_when_it_has_passed() -> None:
+    points = [(float(k), 1e25 if k == 50 else 2.0) for k in range(4000)]
+    found = smoothed(points, 100)
+    assert len(found) == 101 and found[-1] == (3999.0, pytest.approx(2.0))
 
 
 def test_one_spike_among_100_000_steps_is_drawn(tmp_path: Path) -> None:

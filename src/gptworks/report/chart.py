@@ -10,6 +10,7 @@ from html import escape
 
 from gptworks.report.thinning import Points
 from gptworks.report.words import both
+from gptworks.train import plot
 
 WIDTH, HEIGHT = 720, 300
 _LEFT, _TOP, _RIGHT, _BOTTOM = 64, 12, 16, 40
@@ -97,11 +98,7 @@ def _line(curve: Curve, x_axis: Axis, y_axis: Axis) -> str:
 
 def linear_axis(low: float, high: float) -> Axis:
     """Round numbers that enclose the range, about six of them."""
-    span = max(high - low, 1e-6 * abs(high), 1e-12)  # of a curve that is flat, or a single point
-    power = 10.0 ** math.floor(math.log10(span / 5))
-    size = next(power * m for m in (1, 2, 2.5, 5, 10) if span / (power * m) <= 6)
-    first, last = math.floor(low / size), math.ceil(high / size)
-    ticks = [number * size for number in range(first, max(last, first + 1) + 1)]
+    ticks = plot.ticks(low, high)
     return Axis(ticks, ticks[0], ticks[-1])
 
 

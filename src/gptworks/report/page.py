@@ -10,8 +10,9 @@ from importlib import resources
 from gptworks.report import chart, tables
 from gptworks.report.chart import Curve
 from gptworks.report.run_data import RunData
-from gptworks.report.thinning import Points, smoothed, thinned
+from gptworks.report.thinning import thinned
 from gptworks.report.words import both, english
+from gptworks.train import plot
 
 # Distinguishable for most people, also those who see fewer colours, on light and on dark ground.
 COLOURS = ("#2f7ed8", "#d9762b", "#2a9d6f", "#b8448f", "#8a6fd1", "#a07c1d", "#c8453b", "#4a8fa3")
@@ -72,17 +73,10 @@ def _losses(run: RunData, number: int, most: int, *, is_alone: bool) -> list[Cur
         is_long = len(raw) >= _FEWEST_TO_SMOOTH
         found.append(Curve(prefix + english("each step"), number, thinned(raw, most), "raw" if is_long else "smooth"))
         if is_long:
-            found.append(Curve(prefix + english("smoothed"), number, _every(smoothed(raw), most)))
+            found.append(Curve(prefix + english("smoothed"), number, plot.smoothed(raw, most)))
     if held_out:
         found.append(Curve(prefix + english("held out"), number, thinned(held_out, most), "mark"))
     return found
-
-
-def _every(points: Points, most: int) -> Points:
-    """A smooth line has no extremes to be kept."""
-    every = -(-len(points) // most)
-    kept = points[::every]
-    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
 
 
 def _figure(name: str, curves: list[Curve], runs: list[RunData]) -> str:

@@ -22,17 +22,3 @@ def thinned(points: Points, most: int) -> Points:
         highest = max(piece, key=lambda at: inner[at][1])
         kept += [inner[at] for at in sorted({lowest, highest})]
     return [*kept, points[-1]]
-
-
-def smoothed(points: Points) -> Points:
-    """The mean over a fortieth of the curve on either side; no further than back, since the first losses fall fast."""
-    reach = max(2, len(points) // 40)
-    sums = [0.0]
-    for _, value in points:
-        sums.append(sums[-1] + value)
-    found = []
-    for number, (x, _) in enumerate(points):
-        ahead = min(reach, number, len(points) - 1 - number) if number < len(points) - reach else reach
-        begin, end = max(0, number - ahead), min(len(points), number + ahead + 1)
-        found.append((x, (sums[end] - sums[begin]) / (end - begin)))
-    return found

@@ -3,6 +3,7 @@
 import math
 from html import escape
 from pathlib import Path
+from typing import TypeVar
 
 from gptworks.train import metrics
 
@@ -14,6 +15,7 @@ _FEWEST_TO_SMOOTH = 30  # points; fewer show their course themselves
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 Points = list[tuple[int, float]]
+X = TypeVar("X", int, float)
 
 
 def curves(run: Path) -> dict[str, Points]:
@@ -39,8 +41,8 @@ def write(run: Path) -> None:
 
 def svg(found: dict[str, Points], title: str) -> str:
     points = [point for curve in found.values() for point in curve]
-    x_ticks = _ticks(0, max(step for step, _ in points))
-    y_ticks = _ticks(min(loss for _, loss in points), max(loss for _, loss in points))
+    x_ticks = ticks(0, max(step for step, _ in points))
+    y_ticks = ticks(min(loss for _, loss in points), max(loss for _, loss in points))
     x_low, x_high = 0.0, max(x_ticks[-1], 1.0)
     y_low, y_high = y_ticks[0], y_ticks[-1]
 
@@ -93,22 +95,29 @@ def _with_smoothed(found: dict[str, Points]) -> dict[str, Points]:
     training = found.get("training", [])
     if len(training) < _FEWEST_TO_SMOOTH:
         return found
-    reach = max(2, len(training) // 40)
-    means = []
-    for number, (step, _) in enumerate(training):
-        ahead = min(reach, number)  # no further than back: the first losses fall fast
-        window = [loss for _, loss in training[number - ahead : number + ahead + 1]]
-        means.append((step, sum(loss / len(window) for loss in window)))
+    means = smoothed(training, len(training))
     return {"training": training, _SMOOTHED: means} | {k: v for k, v in found.items() if k != "training"}
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def smoothed(points: list[tuple[X, float]], most: int) -> list[tuple[X, float]]:
+    """The mean over a fortieth of the curve on either side, at `most` of its points or fewer, and at the last."""
+    reach = max(2, len(points) // 40)
+    every: int = -(-len(points) // most)
+    means: list[tuple[X, float]] = []
+    for number in sorted({*range(0, len(points), every), len(points) - 1}):
+        ahead = min(reach, number)  # no further than back: the first losses fall fast
+        window = [loss for _, loss in points[number - ahead : number + ahead + 1]]
+        means.append((points[number][0], sum(loss / len(window) for loss in window)))
+    return means
+
+
+def ticks(low: float, high: float) -> list[float]:
     """Round numbers that enclose the range, about six of them."""
     span = max(high - low, 1e-6 * abs(high), 1e-9)  # of a curve that is flat, or a single point
     power = 10.0 ** math.floor(math.log10(span / 5))
     size = next(power * m for m in (1, 2, 2.5, 5, 10) if span / (power * m) <= 6)
     first, last = math.floor(low / size), math.ceil(high / size)
-    return [round(n * size, 10) for n in range(first, max(last, first + 1) + 1)]
+    return [float(f"{n * size:.10g}") for n in range(first, max(last, first + 1) + 1)]
 
 
 def text(run: Path, width: int = 60) -> str:
