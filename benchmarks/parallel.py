@@ -163,9 +163,9 @@ def join(name: str, rank: int, rendezvous: str) -> World:
 
 def count_bytes(step: Step, cfg: ModelConfig, name: str, world: World) -> str:
     """What the step sent, and what the formula says of it."""
-    from gptworks.parallel.traffic import Traffic
+    from gptworks.parallel.comm_counter import CommCounter
 
-    with Traffic(world) as traffic:
+    with CommCounter(world) as traffic:
         step()
     layout, batch = plan(name)
     choice = LayoutChoice(ParallelConfig(**vars(layout)), batch)

@@ -13,6 +13,7 @@ They take turns; every one must give the same ids. Seconds are those of the whol
 The text is real (../shared/data: Wikipedia, web pages, WikiText) when it is there, else what Python carries.
 
 --where   what the time of one process goes to, stage by stage
+--kinds   ours on the same documents as JSON lines, the same packed by zstandard, and parquet
 --memory  peak memory on a small corpus and on one ten times as large
 """
 
@@ -153,7 +154,7 @@ def ours(corpus: Path, out: Path, processes: int, *, quick: bool = True) -> floa
         os.environ["RAYON_NUM_THREADS"] = "1" if processes > 1 else str(processes)
     tokenizer = Tokenizer.from_pretrained("gpt2")
     before = time.perf_counter()
-    prepare.prepare([str(corpus)], out / "store", tokenizer, append_eod=True, workers=processes)
+    prepare.prepare(prepare.PrepareJob([str(corpus)], out / "store", tokenizer, append_eod=True, workers=processes))
     seconds = time.perf_counter() - before
     (out / "store.bin").rename(out / "ids")
     return seconds
@@ -283,6 +284,34 @@ def where(corpus: Path) -> None:
         print(f"  {name:36} {seconds:7.3f} s {seconds / total:6.1%}")
 
 
+def kinds(corpus: Path, processes: int, rounds: int) -> None:
+    """Seconds of the whole process for the same documents in other files; all must give the same ids."""
+    import pyarrow
+    import pyarrow.parquet
+    import zstandard
+
+    files = {"jsonl": corpus, "jsonl.zst": corpus.with_suffix(".jsonl.zst"), "parquet": corpus.with_suffix(".parquet")}
+    with files["jsonl"].open("rb") as source, files["jsonl.zst"].open("wb") as target:
+        zstandard.ZstdCompressor(level=3).copy_stream(source, target)
+    with pyarrow.parquet.ParquetWriter(files["parquet"], pyarrow.schema([("text", pyarrow.string())])) as table:
+        for batch in batches(corpus):
+            table.write_table(pyarrow.table({"text": batch}))
+    results: dict[str, list[dict[str, object]]] = {name: [] for name in files}
+    for _ in range(rounds):
+        for name, path in files.items():
+            results[name].append(run("ours", path, processes))
+    if len({result["ids"] for found in results.values() for result in found}) > 1:
+        sys.exit("the kinds of files do not give the same ids")
+    size = corpus.stat().st_size / 1e6
+    print(f"\n{size:.0f} MB as JSON lines, {processes} process(es), {rounds} rounds; the same ids from all")
+    plain = statistics.median(float(str(result["whole"])) for result in results["jsonl"])
+    for name, found in results.items():
+        times = sorted(float(str(result["whole"])) for result in found)
+        middle = statistics.median(times)
+        spread = f"{times[0]:.2f} to {times[-1]:.2f} s"
+        print(f"{name:14} {size / middle:8.1f} MB/s {plain / middle:8.2f}x jsonl   {spread}")
+
+
 def memory(folder: Path, megabytes: float) -> None:
     peaks = []
     for size in (megabytes, 10 * megabytes):
@@ -304,6 +333,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=COMPETITORS, default=list(COMPETITORS))
     parser.add_argument("--where", action="store_true")
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--kinds", action="store_true")
     parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
@@ -319,6 +349,9 @@ def main() -> None:
         write_corpus(corpus, args.megabytes)
         if args.where:
             where(corpus)
+            return
+        if args.kinds:
+            kinds(corpus, args.processes[-1], args.rounds)
             return
         for processes in args.processes:
             compare(args.only, corpus, processes, args.rounds)

@@ -81,7 +81,7 @@ def share_of_a_step(prefix: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     dataset = Dataset(DataConfig(path=(str(prefix),), seq_len=SEQ_LEN, split=(1, 0, 0)), vocab_size=50304)
     plan = solve_batch(BatchConfig(global_size=1, micro_size=1), 1)
-    batches = Batches(dataset.samples("train"), plan, dataset.borders, vocab_size=50304)
+    batches = Batches(dataset.samples("train"), plan, dataset.eod_policy, vocab_size=50304)
     loading, whole = [], []
     for _ in range(4):
         before = time.perf_counter()

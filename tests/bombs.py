@@ -5,6 +5,7 @@ Sizes are parameters, so that a test can take the smallest that passes a limit, 
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import tarfile
@@ -106,6 +107,30 @@ def repeated_parquet(path: Path, rows: int, size: int) -> Path:
 
     values = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, pyarrow.int32()), ["word " * (size // 5)])
     pyarrow.parquet.write_table(pyarrow.table({"text": values}), path, compression="zstd")
+    return path
+
+
+def empty_parquet(path: Path, rows: int) -> Path:
+    """Rows without a text take next to nothing."""
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.nulls(rows)}), path, row_group_size=rows)
+    return path
+
+
+def empty_arrow(path: Path, rows: int) -> Path:
+    """The same in arrow, where they take nothing at all: the number is written in, not the rows."""
+    import pyarrow
+
+    few = 1_234_577
+    made = io.BytesIO()
+    table = pyarrow.table({"text": pyarrow.nulls(few)})
+    with pyarrow.ipc.new_stream(made, table.schema) as stream:
+        stream.write_table(table)
+    data = made.getvalue()
+    assert few.to_bytes(8, "little") in data
+    path.write_bytes(data.replace(few.to_bytes(8, "little"), rows.to_bytes(8, "little")))
     return path
 
 

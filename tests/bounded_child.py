@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from load_clock import LoadClock
+
 MB = 1 << 20
 
 
@@ -28,7 +30,10 @@ def run(
     cwd: Path | None = None,
     env: dict[str, str] | None = None,
 ) -> Ended:
-    """`address_space`: bytes that the child may map (RLIMIT_AS), 0 for no limit. After `seconds` it is killed."""
+    """`address_space`: bytes that the child may map (RLIMIT_AS), 0 for no limit.
+
+    After `seconds`, without those that it waits for a core, it is killed.
+    """
 
     def bound() -> None:
         if address_space:
@@ -46,13 +51,16 @@ def run(
             preexec_fn=bound,
             env={**os.environ, **(env or {})},
         )
-        deadline, peak = started + seconds, 0
+        clock, deadline, peak = LoadClock(lambda: [process.pid]), started + seconds, 0
         while process.poll() is None:
             peak = max(peak, _high_water(process.pid))
             if time.monotonic() > deadline:
-                process.kill()
-                deadline = float("inf")
+                if (taken := clock.seconds()) > seconds:
+                    process.kill()
+                    break
+                deadline = time.monotonic() + seconds - taken
             time.sleep(0.005)
+        process.wait()
         texts = []
         for file in (out, err):
             file.seek(0)

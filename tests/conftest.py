@@ -68,7 +68,7 @@ def small_store(corpus_file: Path, small_tokenizer, tmp_path_factory: pytest.Tem
 
     prefix = tmp_path_factory.mktemp("small_store") / "small"
     rules = TextRules(keep_separator=False)
-    prepare.prepare([str(corpus_file)], prefix, small_tokenizer, rules=rules, append_eod=True)
+    prepare.prepare(prepare.PrepareJob([str(corpus_file)], prefix, small_tokenizer, rules=rules, append_eod=True))
     return prefix
 
 

@@ -115,6 +115,10 @@ SAMPLES = {
     "--visible_devices": ["0,1"],
     "--tokenizer-type": ["GPT2BPETokenizer"],
     "--recompute-granularity": ["full", "selective"],
+    "--position-embedding-type": ["learned_absolute", "rope"],
+    "--normalization": ["LayerNorm", "RMSNorm"],
+    "--window-size": ["4095,0"],
+    "--kv-channels": ["64", "128"],
     "Profiler.scheduler": ["[1, 5]"],
     "--lr_decay_style": ["cosine", "none"],
     "--lr-decay-style": ["cosine", "linear"],
@@ -123,7 +127,18 @@ SAMPLES = {
     "--init_checkpoint_path": ["model_state.pdparams"],
 }
 # Settings that are looked at only beside others; None: without it.
+_ROTARY: dict[str, str | None] = {"--position-embedding-type": "rope"}
+_RMS: dict[str, str | None] = {"--normalization": "RMSNorm"}
 BESIDE: dict[str, dict[str, str | None]] = {
+    "--rotary-base": _ROTARY,
+    "--rotary-percent": _ROTARY,
+    "--rotary-seq-len-interpolation-factor": _ROTARY,
+    "--use-rope-scaling": _ROTARY,
+    "--rope-scaling-factor": {**_ROTARY, "--use-rope-scaling": ""},
+    "--disable-bias-linear": _RMS,
+    "--add-qkv-bias": {**_RMS, "--disable-bias-linear": ""},
+    "--qk-layernorm": _RMS,
+    "--num-query-groups": {"--group-query-attention": ""},
     "--bf16": {"--fp16": None},
     "Generation.num_beams": {"Generation.decode_strategy": "beam_search"},
     "Generation.length_penalty": {"Generation.decode_strategy": "beam_search"},
@@ -241,11 +256,11 @@ def row(system: str, command: str, key: Key, index: int, written: str | None) ->
     """(their default, ours, remark)"""
     plain = shown(key.default).replace("\n", "\\n")  # a table's cell has one line
     default = f"`{plain}`" if key.default not in (None, "") else ""
-    ours, remarks = [key.ours] if key.ours else [], [getattr(key, "same", "") or key.why]
+    ours, remarks = [key.ours] if key.ours else [], [getattr(key, "same_effect", "") or key.ignored_because]
     stands_for = getattr(registry.dialect(DIALECT.get(system, system)), "FLAGS", {}).get(key.theirs)
     if stands_for and not any([*ours, *remarks]):
         return default, "", f"the same as `{stands_for}`"
-    is_ignored = bool(key.why)
+    is_ignored = bool(key.ignored_because)
     if not key.ours and not remarks[0]:
         notes, refusal = notes_on(system, command, key, index, written)
         is_ignored = bool(notes) and all(note.how == "ignored" for note in notes)
@@ -258,8 +273,8 @@ def row(system: str, command: str, key: Key, index: int, written: str | None) ->
             remarks = [f"refused: {refusal}" if refusal else "by a rule, together with other settings"]
     told = "; ".join(filter(None, remarks)).replace("|", "\\|")
     ignored = "ignored: " if is_ignored and not ours else ""
-    if ignored and key.usual:
-        usual = " or ".join(f"`{value}`" if value else "empty" for value in key.usual)
+    if ignored and key.harmless_values:
+        usual = " or ".join(f"`{value}`" if value else "empty" for value in key.harmless_values)
         ignored = f"the same if {usual}; else {ignored}"
     return default, ", ".join(f"`{name}`" for name in ours), ignored + told
 

@@ -21,7 +21,7 @@ INTRODUCTION = """\
 Made from the docstrings by `docs/reference/make_api_reference.py`; do not edit. How these go together:
 [in Python](../howto/python.md).
 
-Everything below is a name of `gptworks`, imported when it is first used. What a user can mend is a `GPTWorksError`.
+Everything below is a name of `gptworks`, imported when it is first used. What a user can fix is a `GPTWorksError`.
 """
 
 # In the order in which they are met; the methods that people call, where a class has more.
@@ -34,6 +34,7 @@ NAMES: dict[str, list[str]] = {
     "pipeline": [],
     "Trainer": ["train", "finetune", "evaluate", "predict"],
     "load_config": [],
+    "prepare": [],
     "train": [],
     "evaluate": [],
     "GPTWorksError": [],
@@ -63,8 +64,8 @@ def _keys(section: Any) -> str:
     """The keys of a section, which are the keywords of its class."""
     rows = []
     for name, field in section.model_fields.items():
-        default = "4 x hidden_size" if field.default_factory else repr(field.default)
-        rows.append(f"| `{name}` | `{default}` | {field.description} |")
+        default = "derived" if field.default_factory else f"`{field.default!r}`"
+        rows.append(f"| `{name}` | {default} | {field.description} |")
     return "\n".join(["| keyword | default | |", "|---|---|---|", *rows, ""])
 
 

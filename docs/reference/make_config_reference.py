@@ -83,6 +83,8 @@ def _kind(annotation: Any, limits: list[Any]) -> str:
     if get_origin(annotation) in (Union, UnionType):
         return " or ".join(_kind(choice, []) for choice in get_args(annotation))
     assert annotation not in (None, NoneType, Any), annotation
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"{{{', '.join(annotation.model_fields)}}}"
     word = {int: "whole number", float: "number", bool: "true or false", str: "text"}[annotation]
     shown = [text for limit in limits if (text := _limit(limit))]
     return f"{word} {' and '.join(shown)}".strip()

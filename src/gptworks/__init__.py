@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gptworks.api.configuration import load_config
     from gptworks.api.evaluate import evaluate
     from gptworks.api.pipeline import pipeline
+    from gptworks.api.preparation import prepare
     from gptworks.api.trainer import Trainer
     from gptworks.checkpoint.pretrained import PretrainedGPT as GPT
     from gptworks.config.schema import ModelConfig
@@ -29,6 +30,7 @@ _HOMES = {
     "generations": ("gptworks.generate.engine", "generations"),
     "load_config": ("gptworks.api.configuration", "load_config"),
     "pipeline": ("gptworks.api.pipeline", "pipeline"),
+    "prepare": ("gptworks.api.preparation", "prepare"),
 }
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "generations",
     "load_config",
     "pipeline",
+    "prepare",
     "train",
 ]
 

@@ -3,10 +3,13 @@
 The model (`model/gpt.py`) is one reading of these tables and a test compares the two; fresh weights, weight decay,
 tensor and pipeline parallelism, checkpoints of other systems and the plan look here. A new kind of block is a few rows
 of `BLOCK`, a size in `_sizes`, and keys of `ModelConfig`, which are part of `variant` without being named here.
+
+Queries, keys and values are rows of one matrix, ordered (head of keys and values, [queries of its heads | key | value],
+head size): so tensor parallelism cuts it plainly, and where every head has its own key and value it is (head, q|k|v).
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import Literal
@@ -26,8 +29,14 @@ class Role:
     kind: Kind
     init: Init
     tp_dim: int | None = None  # the dimension that tensor parallelism cuts; None: whole on each rank
-    fused: tuple[str, ...] = ()  # pieces that alternate along dimension 0, head by head; a cut goes between heads
+    # Pieces that alternate along dimension 0, one head of keys and values after the other; a cut goes between those.
+    fused: tuple[str, ...] = ()
     exists: Callable[[ModelConfig], bool] = lambda model: True
+
+    @property
+    def sees_own_heads(self) -> bool:
+        """Whole on each tensor-parallel rank, which uses it on its own heads only: gradients of ranks are summed."""
+        return self.dims == ("head",)
 
 
 def _matrix(outputs: str, inputs: str, *, tp_dim: int, init: Init = "normal", fused: tuple[str, ...] = ()) -> Role:
@@ -35,26 +44,37 @@ def _matrix(outputs: str, inputs: str, *, tp_dim: int, init: Init = "normal", fu
 
 
 def _bias(size: str, *, tp_dim: int | None = None, fused: tuple[str, ...] = ()) -> Role:
-    return Role((size,), "bias", "zeros", tp_dim, fused)
+    wanted = ("all", "qkv") if fused else ("all",)
+    return Role((size,), "bias", "zeros", tp_dim, fused, lambda model: model.bias in wanted)
 
 
 _GAIN = Role(("hidden",), "gain", "ones")
+_SHIFT = replace(_bias("hidden"), exists=lambda model: model.norm == "layernorm" and model.bias == "all")
+_HEAD_GAIN = Role(("head",), "gain", "ones", exists=lambda model: model.qk_norm)
 _QKV = ("q", "k", "v")
 
 # In the order of the network. Matrices are [outputs, inputs].
 EMBEDDING = {
     "wte.weight": Role(("vocabulary", "hidden"), "embedding", "normal", tp_dim=0),
-    "wpe.weight": Role(("positions", "hidden"), "embedding", "normal"),
+    "wpe.weight": Role(
+        ("positions", "hidden"), "embedding", "normal", exists=lambda model: model.positions == "learned"
+    ),
 }
 BLOCK = {  # names within block i, which stands at blocks.i
     "ln1.weight": _GAIN,
-    "ln1.bias": _bias("hidden"),
+    "ln1.bias": _SHIFT,
     "attn.qkv.weight": _matrix("qkv", "hidden", tp_dim=0, fused=_QKV),
     "attn.qkv.bias": _bias("qkv", tp_dim=0, fused=_QKV),
+    "attn.q_norm.weight": _HEAD_GAIN,
+    "attn.k_norm.weight": _HEAD_GAIN,
     "attn.out.weight": _matrix("hidden", "heads", tp_dim=1, init="residual"),
     "attn.out.bias": _bias("hidden"),
     "ln2.weight": _GAIN,
-    "ln2.bias": _bias("hidden"),
+    "ln2.bias": _SHIFT,
+    "mlp.gate.weight": replace(_matrix("ffn", "hidden", tp_dim=0), exists=lambda model: model.mlp == "swiglu"),
+    "mlp.gate.bias": replace(
+        _bias("ffn", tp_dim=0), exists=lambda model: model.mlp == "swiglu" and model.bias == "all"
+    ),
     "mlp.up.weight": _matrix("ffn", "hidden", tp_dim=0),
     "mlp.up.bias": _bias("ffn", tp_dim=0),
     "mlp.down.weight": _matrix("hidden", "ffn", tp_dim=1, init="residual"),
@@ -62,7 +82,7 @@ BLOCK = {  # names within block i, which stands at blocks.i
 }
 HEAD = {
     "ln_f.weight": _GAIN,
-    "ln_f.bias": _bias("hidden"),
+    "ln_f.bias": _SHIFT,
     # A tied head is the word embedding; on the last of several pipeline stages it is a copy of it (`around_blocks`).
     "head.weight": replace(_matrix("vocabulary", "hidden", tp_dim=0), exists=lambda model: not model.tied),
 }
@@ -74,15 +94,16 @@ def _sizes(model: ModelConfig) -> dict[str, int]:
         "vocabulary": model.vocab_size,
         "positions": model.max_positions,
         "hidden": model.hidden_size,
+        "head": model.head_size,
         "heads": heads,
-        "qkv": 3 * heads,
+        "qkv": heads + 2 * model.num_kv_heads * model.head_size,
         "ffn": model.ffn_size,
     }
 
 
 def _rows_of_a_head(model: ModelConfig) -> dict[str, int]:
-    """How many rows of each fused piece belong to one head."""
-    return dict.fromkeys(_QKV, model.head_size)
+    """How many rows of each fused piece belong to one head of keys and values: queries of the heads that share it."""
+    return {"q": model.heads_per_kv * model.head_size, "k": model.head_size, "v": model.head_size}
 
 
 @dataclass(frozen=True)
@@ -92,7 +113,7 @@ class TensorSpec:
     name: str
     shape: tuple[int, ...]
     role: Role
-    pieces: tuple[int, ...] = ()  # rows of each of the fused pieces of one head
+    pieces: tuple[int, ...] = ()  # rows of each of the fused pieces of one head of keys and values
 
     @property
     def size(self) -> int:
@@ -104,6 +125,10 @@ class TensorSpec:
         dim = self.role.tp_dim
         if dim is None or tp == 1:
             return self
+        kv_heads = self.shape[0] // sum(self.pieces) if self.pieces else tp
+        if tp > kv_heads:  # each has the head of keys and values that it needs, several a copy of one
+            queries, *others = self.pieces
+            return replace(self, shape=(queries // (tp // kv_heads) + sum(others), *self.shape[1:]))
         return replace(self, shape=(*self.shape[:dim], chunk(self.shape[dim], tp, rank), *self.shape[dim + 1 :]))
 
 
@@ -126,10 +151,10 @@ def block_tensors(model: ModelConfig) -> dict[str, TensorSpec]:
 
 def around_blocks(model: ModelConfig, *, is_first: bool, is_last: bool) -> dict[str, TensorSpec]:
     """What a pipeline stage holds beside its blocks. Far from the embedding, a tied head is a copy."""
-    found = [*(_specs(EMBEDDING, model) if is_first else ()), *(_specs(HEAD, model) if is_last else ())]
+    specs = [*(_specs(EMBEDDING, model) if is_first else ()), *(_specs(HEAD, model) if is_last else ())]
     if model.tied and is_last and not is_first:
-        found.append(_spec("head.weight", HEAD["head.weight"], model))
-    return {spec.name: spec for spec in found}
+        specs.append(_spec("head.weight", HEAD["head.weight"], model))
+    return {spec.name: spec for spec in specs}
 
 
 def role_of(name: str) -> Role:
@@ -176,6 +201,7 @@ _NUMBERS = {
     "vocab_size",
     "max_positions",
     "layernorm_eps",
+    "rope_theta",  # of positions: rope
 }
 # What changes how a model is trained or which kernel computes it, and no prediction.
 _NOT_SEEN_IN_PREDICTIONS = {"attention", "dropout_embed", "dropout_hidden", "dropout_attention"}
@@ -188,16 +214,57 @@ def variant(model: ModelConfig) -> dict[str, object]:
     >>> variant(ModelConfig(gelu="erf", dropout_hidden=0.1))
     {'gelu': 'erf'}
     """
-    return {
+    differing = {
         key: value
         for key, default in _defaults(model).items()
         if key not in _NUMBERS | _NOT_SEEN_IN_PREDICTIONS and (value := getattr(model, key)) != default
     }
+    if "rope_scaling" in differing:  # its other numbers belong to its type
+        differing["rope_scaling"] = model.rope_scaling.type
+    return differing
 
 
+class _AnyValue(Collection[object]):
+    """Of a number that an implementation takes from the config, whatever it is."""
+
+    def __contains__(self, value: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+ANY = _AnyValue()
 Known = Mapping[str, Collection[object]]  # values of keys, beside GPT-2's own, that an implementation computes
 # The variations that GPT-2 has always had here.
 GPT2: Known = {"tied": (False,), "gelu": ("erf", "sigmoid")}
+# Those of Llama, Mistral, Qwen2 and Qwen3 as well. What the model learns beyond them gets a table of its own, so that
+# nobody who names this one is taken to compute it.
+LLAMA: Known = {
+    **GPT2,
+    "norm": ("rmsnorm",),
+    "positions": ("rope", "none"),
+    "rope_scaling": ("linear", "llama3", "yarn"),
+    "mlp": ("swiglu",),
+    "num_kv_heads": ANY,
+    "head_size": ANY,
+    "bias": ("qkv", "none"),
+    "qk_norm": (True,),
+    "sliding_window": ANY,
+}
+
+
+def union(tables: Iterable[Known]) -> Known:
+    """What one or the other of several implementations computes."""
+    every: dict[str, Collection[object]] = {}
+    for known in tables:
+        for key, values in known.items():
+            before = every.get(key, ())
+            every[key] = ANY if ANY in (before, values) else tuple(dict.fromkeys((*before, *values)))
+    return every
 
 
 def unknown(model: ModelConfig, known: Known) -> str:
@@ -206,17 +273,28 @@ def unknown(model: ModelConfig, known: Known) -> str:
     >>> unknown(ModelConfig(gelu="erf", tied=False), {"tied": (False,)})
     'model.gelu: erf (known: tanh)'
     """
-    defaults = _defaults(model)
+    defaults = {**_defaults(model), "rope_scaling": "none"}
     return " and ".join(
-        f"model.{key}: {value} (known: {', '.join(map(str, (defaults[key], *known.get(key, ()))))})"
+        f"model.{key}: {value} (known: {', '.join(map(str, dict.fromkeys((defaults[key], *known.get(key, ())))))})"
         for key, value in variant(model).items()
         if value not in known.get(key, ())
     )
 
 
+def unmet(model: ModelConfig, needs: Known, known: Known) -> str:
+    """The same for a format whose models always have some values of keys (`needs`), GPT-2's own or not."""
+    of_needs = [
+        f"model.{key}: {getattr(model, key)} (known: {', '.join(map(str, values))})"
+        for key, values in needs.items()
+        if getattr(model, key) not in values
+    ]
+    others = {**known, **dict.fromkeys(needs, ANY)}
+    return " and ".join([*of_needs, *filter(None, [unknown(model, others)])])
+
+
 def require_known(model: ModelConfig, known: Known, what: str, error: type[GPTWorksError]) -> None:
-    if found := unknown(model, known):
-        raise error(f"{what} cannot compute what this model asks for: {found}.")
+    if missing := unknown(model, known):
+        raise error(f"{what} cannot compute what this model asks for: {missing}.")
 
 
 def _defaults(model: ModelConfig) -> dict[str, object]:

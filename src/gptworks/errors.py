@@ -7,7 +7,7 @@ TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the same command, started again, go
 
 
 class GPTWorksError(Exception):
-    """Something the user can mend. Anything else that escapes is our own fault.
+    """Something the user can fix. Anything else that escapes is our own fault.
 
     >>> import gptworks
     >>> try:

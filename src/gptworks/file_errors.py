@@ -12,7 +12,7 @@ _CHECKED_ENTRIES = 1000  # of a folder in which nothing is recognised
 
 
 def explain(error: OSError, otherwise: str | Path = "") -> str:
-    """The message for an error of files; empty for one that is not about files, which nobody but us can mend.
+    """The message for an error of files; empty for one that is not about files, which nobody but us can fix.
 
     `otherwise`: the path, where the error names none.
     """
@@ -45,7 +45,7 @@ def explain(error: OSError, otherwise: str | Path = "") -> str:
         errno.EISDIR: "is a folder. Needed: a file. Check the path.",
         errno.EEXIST: "exists already. Name another place, or remove it first.",
         errno.ENOTEMPTY: "is a folder that is not empty. Name another place, or remove it first.",
-        errno.ELOOP: "is a link that leads to itself. Mend the link.",
+        errno.ELOOP: "is a link that leads to itself. Fix the link.",
         errno.EMFILE: "too many files are open in this process. Raise the limit: ulimit -n.",
         errno.ENFILE: "too many files are open on this machine. Close some programs.",
         errno.EIO: "the disk or the network could not read or write it. Look into the log of the system (dmesg).",

@@ -31,12 +31,12 @@ class Limit:
         text = os.environ.get(self.variable, "").strip()
         if not text:
             return self.default
-        found = re.fullmatch(r"([0-9][0-9_]*)([KMG]?)", text.upper())
-        if not found or int(found[1]) == 0:
+        match = re.fullmatch(r"([0-9][0-9_]*)([KMG]?)", text.upper())
+        if not match or int(match[1]) == 0:
             raise UsageError(
                 f"{self.variable}: got {text!r}; needs a whole number above 0, such as {self.default} or 8M."
             )
-        return int(found[1]) * _UNITS[found[2]]
+        return int(match[1]) * _UNITS[match[2]]
 
     def advice(self, needed: int) -> str:
         """The last words of an error: what to set when the file is meant so."""

@@ -17,16 +17,20 @@ _is_command_line: ContextVar[bool] = ContextVar("is_command_line", default=False
 
 # Options that are keywords in Python; the others belong to commands, and stay.
 _KEYWORDS = (
-    "batch-size|data|device|download|limit|model|out|overlap|per-document|protocol|resume|seq-len|shares|split|task|"
-    "tokenizer|weights|window"
+    "append-eod|batch-size|data|device|download|format|limit|model|out|overlap|per-document|protocol|resume|row-length|"
+    "seq-len|shares|split|strict|task|tokenizer|train-tokenizer|weights|window|workers"
 )
 _VALUES = "auto|never|cpu|cuda|mps|slide|refuse|held-out|test|train|all|fp32|bf16|int8"
-_SWITCHES = {"download"}
-_OPTION = re.compile(rf"(?<![\w-])--({_KEYWORDS})(?![\w-])(?:[ =]((?<=--task )\w+|{_VALUES})(?![\w-]))?")
+_SWITCHES = {"append_eod", "download", "strict"}
+_OPTION = re.compile(
+    rf"(?<![\w-])--({_KEYWORDS})(?![\w-])(?:[ =]((?<=--task )\w+|(?<=--format )[\w-]*\w|{_VALUES})(?![\w-]))?"
+)
 _QUOTED = re.compile(r"(`[^`]*`)")  # a command that is shown stays as it is
 _KEY = re.compile(r"(?<![\w`-])--key ([\w.-]*\w)(?= takes)")
 # A setting of generation: what a line is about, one with its value, or by its whole name.
 _SETTING = re.compile(r"(?m)(?<![\w.-])(?:(?P<begin>^\s*)?generate\.)?(?P<name>[a-z_]+)(?P<value>: (?=[\w-]))?")
+# A key that is meant by an unknown keyword.
+_MEANT = re.compile(r"'(\w+)\.(\w+)'(?=[^\n]*\(argument\))")
 _GENERATE = re.compile(r"(?<![\w.])generate\.(?=[a-z_]+\b)")
 
 P = ParamSpec("P")
@@ -48,7 +52,7 @@ def reworded(text: str, *, without_section: bool = False) -> str:
             return f"{name}=True"
         return f'{name}="{found[2]}"' if found[2] else f"{name}="
 
-    text = _KEY.sub(r'key="\1"', text)
+    text = _MEANT.sub(r"\1={'\2': ...}", _KEY.sub(r'key="\1"', text))
     pieces = _QUOTED.split(text)
     said = "".join(piece if number % 2 else _OPTION.sub(keyword, piece) for number, piece in enumerate(pieces))
     return _GENERATE.sub("", said) if without_section else said

@@ -1,9 +1,28 @@
-"""The names in a run folder, DIR/{config.yaml, checkpoints/step-.../manifest.json, latest, best}, and what is one."""
+"""The names in a run folder, and what is one. docs/reference/run-folder.md says what each holds."""
 
 from pathlib import Path
 
-CONFIG, CHECKPOINTS, MANIFEST = "config.yaml", "checkpoints", "manifest.json"
+CONFIG, ENVIRONMENT = "config.yaml", "environment.json"
+METRICS, NONFINITE, EVENTS = "metrics.jsonl", "nonfinite.jsonl", "events.jsonl"
+TEXTS, EVALUATIONS = "texts.jsonl", "evaluations.jsonl"
+LOSS_CURVE, REPORT = "loss.svg", "report.html"
+LOGS = "logs"  # of the ranks, begun by the launcher before the run itself
+TRACKERS, FOREIGN_NAMES = "trackers.json", "foreign_names.json"
+INPUTS, LOCK = ".inputs", ".lock"
 LATEST, BEST = "latest", "best"  # files that point to a checkpoint
+CHECKPOINTS = "checkpoints"
+# In a checkpoint.
+MANIFEST, STATE, PORTABLE, TOKENIZER = "manifest.json", "state", "portable", "tokenizer"
+
+
+def step_name(step: int) -> str:
+    """What the checkpoint of a step is called, in the folder of checkpoints."""
+    return f"step-{step:08d}"
+
+
+def was_begun(path: Path) -> bool:
+    """A run of ours began there, whether or not it came to a checkpoint."""
+    return (path / ENVIRONMENT).is_file()
 
 
 def is_run(path: Path) -> bool:

@@ -112,7 +112,14 @@ def metrics() -> Callable[[Path], list[dict[str, Any]]]:
 
     def read(run: Path) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        return [{k: v for k, v in line.items() if k not in {"tokens_per_sec", "mfu"}} for line in lines]
+        return [
+            {
+                k: v
+                for k, v in line.items()
+                if k not in {"tokens_per_sec", "mfu", "memory"} and not k.endswith("_seconds")
+            }
+            for line in lines
+        ]
 
     return read
 

@@ -109,7 +109,7 @@ def test_out_of_memory_is_told_with_what_was_predicted_and_what_helps(
     def step(*args: Any, **more: Any) -> None:
         raise error
 
-    monkeypatch.setattr(loop, "train_step", step)
+    monkeypatch.setattr(loop, "backward", step)
     large = ["batch.global_size=64", "batch.micro_size=64"]
     done = call("train", "-c", recipe, "--out", tmp_path / "run", *large, expect=2)
     assert done.err.startswith("error: out of memory (cpu): ")
@@ -130,7 +130,7 @@ def test_other_errors_are_not_taken_for_it(
     def step(*args: Any, **more: Any) -> None:
         raise RuntimeError("expected scalar type Half but found Float")
 
-    monkeypatch.setattr(loop, "train_step", step)
+    monkeypatch.setattr(loop, "backward", step)
     done = call("train", "-c", recipe, "--out", tmp_path / "run", expect=1)
     assert "expected scalar type Half" in done.err and "out of memory" not in done.err
 
@@ -141,7 +141,7 @@ def test_a_real_limit(recipe: Path, tmp_path: Path, run_cli: Call) -> None:
     code = """
 import resource
 import gptworks.train.loop as loop
-step = loop.train_step
+step = loop.backward
 
 def with_less(*args, **more):
     from gptworks.plan import machine
@@ -149,7 +149,7 @@ def with_less(*args, **more):
     resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))
     return step(*args, **more)
 
-loop.train_step = with_less
+loop.backward = with_less
 """
     wide = ["model.hidden_size=256", "batch.global_size=256", "batch.micro_size=256", "train.steps=1"]
     command = ["train", "-c", recipe, "--out", tmp_path / "run", *wide]

@@ -30,7 +30,7 @@ def test_options_name_every_format() -> None:
 
 def test_a_checkpoint_is_inspected(source: Path, call: Callable[..., Any]) -> None:
     out = call("inspect", source).out
-    assert f"{source}: hf (Hugging Face GPT-2 folder)" in out
+    assert f"{source}: hf (Hugging Face folder (" in out
     assert "2 layers of 24, 4 heads, feed-forward 96, vocabulary 48, 16 positions, head tied" in out
     assert "blocks.{0..1}.attn.qkv.weight" in out
     assert json.loads(call("inspect", source, "--json").out)["model"]["num_heads"] == 4

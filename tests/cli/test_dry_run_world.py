@@ -118,10 +118,9 @@ def test_what_would_be_refused_is_refused(world_size: str, settings: list[str], 
 
 def test_world_is_for_a_dry_run(call: Call) -> None:
     assert "--world: 8 without --dry-run" in call("train", "--preset", "tiny", "--world", "8", expect=2).err
-    assert (
-        "--stopped-code: 300. Needed: an exit code"
-        in call("train", "--preset", "tiny", "--stopped-code", "300", expect=2).err
-    )
+    for option in ("--stopped-code", "--try-again-code"):
+        error = call("train", "--preset", "tiny", option, "300", expect=2).err
+        assert f"{option}: 300. Needed: an exit code" in error
 
 
 def test_a_dry_run_says_what_plan_says(call: Call) -> None:

@@ -1,4 +1,4 @@
-"""Exit codes: 2 without a traceback for what a user can mend, 1 with one for our own faults."""
+"""Exit codes: 2 without a traceback for what a user can fix, 1 with one for our own faults."""
 
 import errno
 import json
@@ -72,7 +72,6 @@ def test_what_a_user_can_mend(command: str, said: str, at_hand: dict[str, str], 
     ("command", "said"),
     [
         ([], "VERB"),
-        (["eval", "--data", "x"], "--model"),
         (["generate", "--model", "x"], "--prompt"),
         (["generate", "--model", "x", "--prompt", "a", "--prompts", "b"], "not allowed with"),
         (["config"], "ACTION"),
@@ -82,6 +81,12 @@ def test_a_command_that_is_none(command: list[str], said: str, call: Call) -> No
     done = call(*command, expect=2)
     assert done.err.startswith("usage: gptworks")
     assert said in done.err
+
+
+def test_an_evaluation_without_a_model(call: Call) -> None:
+    assert call("eval", "--data", "x", expect=2).err == (
+        "error: eval: no model. Needed: --model DIR, such as the folder of a run (runs/...).\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,7 @@ def test_what_a_run_leaves_behind(recipe: Path, tmp_path: Path, run_cli: Callabl
     )
     trace = json.loads((run / "profile" / "steps-2-3.json").read_text())
     names = {event.get("name", "") for event in trace["traceEvents"]}
-    assert any("scaled_dot_product" in name for name in names)
+    assert any("_BlockFunction" in name or "scaled_dot_product" in name for name in names)
     assert sum(name.startswith("ProfilerStep") for name in names) == 2
 
     root = ElementTree.fromstring((run / "loss.svg").read_text())
@@ -294,7 +294,7 @@ def test_plot(finished: Path, tmp_path: Path, call: Call) -> None:
     assert done.out.startswith("loss 6.")
     assert (finished / "loss.svg").is_file()
     done = call("plot", tmp_path / "nowhere", expect=2)
-    assert f"{tmp_path / 'nowhere' / 'metrics.jsonl'}: no losses there yet" in done.err
+    assert f"{tmp_path / 'nowhere'}" in done.err and "no such" in done.err.lower()
 
 
 def test_early_stop(recipe: Path, tmp_path: Path, call: Call, checked: Callable[[Path], int]) -> None:

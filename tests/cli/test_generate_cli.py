@@ -225,10 +225,10 @@ def test_through_a_real_pipe(model_folder: Path, run_cli: Any) -> None:
 
 def test_weights_in_fewer_bits(model_folder: Path, model: Any, call: Call) -> None:
     greedy = ["generate", "--model", model_folder, "--prompt", "Anna", *SHORT, "--strategy", "greedy", "--json"]
-    found = {kind: json.loads(call(*greedy, "--weights", kind).out) for kind in ("fp32", "bf16", "int8")}
+    found = {kind: json.loads(call(*greedy, "--weights", kind).out) for kind in ("fp32", "bf16", "int8", "int4")}
     exact = generations(model, "Anna", strategy="greedy", max_new_tokens=6)[0]
     assert found["fp32"]["logprobs"] == pytest.approx(exact.logprobs, abs=1e-5)
-    for kind, closeness in (("bf16", 0.02), ("int8", 0.1)):
+    for kind, closeness in (("bf16", 0.02), ("int8", 0.1), ("int4", 0.5)):
         assert found[kind]["logprobs"] != found["fp32"]["logprobs"]
         assert found[kind]["logprobs"][0] == pytest.approx(exact.logprobs[0], abs=closeness)
 

@@ -44,7 +44,7 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel: Path) -> None:
         for file in (source / "gptworks").rglob("*")
         if file.is_file() and not made_here & {file.suffix, *file.parts}
     }
-    assert {"gptworks/plan/devices.toml", "gptworks/generate/fast_decode.cpp", "gptworks/py.typed"} <= needed
+    assert {"gptworks/plan/devices.toml", "gptworks/generate/kernels/read.cpp", "gptworks/py.typed"} <= needed
     assert packed == needed
 
 

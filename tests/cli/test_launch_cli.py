@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gptworks.errors import LostRunError, UsageError
 from gptworks.launch import rank_env, rdma, supervise
 from gptworks.launch.nodes import PORT, Nodes
 
@@ -87,6 +88,35 @@ def test_processes_of_one_machine(recipe: Path, tmp_path: Path, call: Call, jobs
     preload = ("gptworks.cli.train", "gptworks.train.run")
     assert jobs == [supervise.Job(command, 2, log_dir, Nodes(), 3, preload=preload)]
     assert not (tmp_path / "run").exists(), "this process writes nothing of the run"
+
+
+@pytest.mark.parametrize(
+    ("ended", "options", "code"),
+    [
+        (75, [], 75),
+        (75, ["--try-again-code", "203"], 203),
+        (LostRunError("node 0 is gone"), ["--try-again-code", "203"], 203),
+        (2, ["--try-again-code", "203"], 2),
+        (UsageError("no"), ["--try-again-code", "203"], 2),
+        (1, ["--try-again-code", "203"], 1),
+    ],
+)
+def test_a_scheduler_may_have_its_own_code_for_what_is_to_be_tried_again(
+    ended: int | Exception,
+    options: list[str],
+    code: int,
+    recipe: Path,
+    tmp_path: Path,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(_: supervise.Job) -> int:
+        if isinstance(ended, Exception):
+            raise ended
+        return ended
+
+    monkeypatch.setattr(supervise, "run", run)
+    call("train", "-c", recipe, "--out", tmp_path / "run", "--nproc", "2", *options, expect=code)
 
 
 @pytest.mark.parametrize(

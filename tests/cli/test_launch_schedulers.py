@@ -18,6 +18,7 @@ import yaml
 
 from gptworks.cli.main import build_parser
 from gptworks.config.load import load
+from gptworks.errors import GPTWorksError
 
 Call = Callable[..., Any]
 FILES = Path(__file__).parents[1] / "fixtures" / "schedulers"
@@ -119,6 +120,37 @@ def test_every_file_starts_16_processes_by_options_that_there_are(file: str) -> 
         assert (args.node_rank, args.master) == (None, ""), "srun says it"
     else:
         assert args.node_rank == 1 and args.master in ("first:29400", "run-0.run:29400")
+
+
+def answer(document: dict[str, Any], code: int) -> str:
+    """What Kubernetes or Kubeflow does about a pod that ended with that code, by the words of the manifest alone."""
+    policies = [node["podFailurePolicy"] for node in nodes_of(document) if "podFailurePolicy" in node]
+    restart = {node["restartPolicy"] for node in nodes_of(document) if "restartPolicy" in node}
+    if document["kind"] == "PyTorchJob":  # the operator takes 128 and more for what passes
+        assert restart == {"ExitCode"} and not policies
+        return "again" if code >= 128 else "failed"
+    assert restart == {"Never"}, "Kubernetes looks at exit codes only then"
+    rules = [rule for rule in policies[0]["rules"] if "onExitCodes" in rule]
+    actions = [rule["action"] for rule in rules if code in rule["onExitCodes"]["values"]]
+    return {"FailJob": "failed", "Ignore": "again, not counted"}[actions[0]] if actions else "again"
+
+
+@pytest.mark.parametrize("file", [file for file in make_files.COMMANDS if file.endswith(".k8s.yaml")])
+def test_a_mistake_is_final_and_what_passes_is_tried_again(file: str) -> None:
+    text = (FILES / file).read_text(encoding="utf-8")
+    pods = next(each for each in yaml.safe_load_all(text) if any("restartPolicy" in node for node in nodes_of(each)))
+    args = build_parser().parse_args(command_in(text))
+    assert answer(pods, GPTWorksError.exit_code) == "failed"
+    assert answer(pods, args.try_again_code).startswith("again"), "a rank was killed, or a machine is gone"
+    assert answer(pods, 137).startswith("again"), "a pod was killed"
+    stopped = answer(pods, args.stopped_code)
+    assert stopped == ("again" if file.startswith("pytorchjob") else "again, not counted"), "it has saved"
+
+
+def test_a_train_job_is_of_the_runtime_beside_it() -> None:
+    made = {each["kind"]: each for each in yaml.safe_load_all((FILES / "trainjob.k8s.yaml").read_text())}
+    runtime, job = made["TrainingRuntime"], made["TrainJob"]
+    assert job["spec"]["runtimeRef"] == {"name": runtime["metadata"]["name"], "kind": runtime["kind"]}
 
 
 SLURM = ["--to", "slurm", "-c", "run.yaml", "--nodes", "2", "--gpus-per-node", "8"]

@@ -1,8 +1,14 @@
 """Where somebody stumbled who trained on texts of their own for the first time."""
 
+import csv
 import json
+import os
 import re
 import shlex
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +16,8 @@ from typing import Any
 import pytest
 
 import gptworks
+from gptworks.data.corpus import Skipped, read_documents
+from gptworks.data.text_blocks import TextRules
 
 Call = Callable[..., Any]
 SMALL = ["model.num_layers=1", "model.hidden_size=16", "model.num_heads=1", "model.max_positions=16", "run.threads=1"]
@@ -62,7 +70,9 @@ def test_the_command_that_an_error_recommends_is_whole(call: Call) -> None:
     Path("recipes.csv").write_text("name,steps\n" + "".join(f'"dish {n}","{LINES[n % 6]}"\n' for n in range(60)))
     given = ["train", *SMALL, "train.steps=2", "--out", "run"]
     err = call(*given, "data.path=recipes.csv", expect=2).err
-    assert "no column 'text'. Columns: name, steps. Choose one with data.key=NAME." in err
+    assert (
+        "no column 'text'. Columns: name, steps. Choose one with data.key=NAME, or several with commas between" in err
+    )
     command = re.search(
         r"By hand: `(gptworks prepare recipes.csv --key NAME --train-tokenizer 300 .*?)`, then (\S+)\.\n", err
     )
@@ -89,7 +99,7 @@ def test_text_is_evaluated_without_a_store(call: Call) -> None:
     in_python = gptworks.evaluate("run", "other.csv", key="steps", device="cpu")
     assert in_python.tokens == row["tokens"] and in_python.loss == pytest.approx(row["loss"], rel=1e-6)
     err = call("eval", "--model", "run", "--data", "other.csv", expect=2).err
-    assert "no column 'text'. Columns: name, steps. Choose one with --key." in err
+    assert "no column 'text'. Columns: name, steps. Choose one with --key, or several with commas between." in err
     Path("short.txt").write_text("Anna\n")
     err = call("eval", "--model", "run", "--data", "short.txt", expect=2).err
     assert err.startswith("error: short.txt: the train part has 1 of 1 document and ") and "one sample needs 17" in err
@@ -155,6 +165,114 @@ def test_ctrl_c_before_the_first_step(small_store: Path, call: Call, monkeypatch
     assert done.err == "stopped by Ctrl-C before the first step; nothing was trained\n"
 
 
+def test_make_does_not_go_on_after_ctrl_c(recipe: Path) -> None:
+    """The rest of a script would evaluate a model that is not finished."""
+    command = f"{sys.executable} -m gptworks train -c {recipe} --out run train.steps=1000000 checkpoint.every=0"
+    Path("Makefile").write_text(f"all:\n\techo $$$$ > pid; exec {command}\n\ttouch evaluated\n")
+    with subprocess.Popen(["make"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as make:
+        while not Path("run/metrics.jsonl").exists() or not Path("run/metrics.jsonl").read_text():
+            assert make.poll() is None, make.communicate()
+            time.sleep(0.05)
+        os.kill(int(Path("pid").read_text()), signal.SIGINT)
+        out, err = make.communicate()
+    assert make.returncode == 2 and "Error 130" in err, err
+    assert "and saved. Go on with: gptworks train -c run/config.yaml --resume auto" in out
+    assert not Path("evaluated").exists()
+
+
+# Recipes: a folder of tables, whose texts lie in several columns
+
+
+RECIPES = [
+    ['Käse stew, "Omas Art"', "200 g Käse, 2 个 豆腐", "1. Chop, then fry.\n2. Serve hot.", 86],
+    ["Plain soup", "", "1. Boil 米饭.", 5],
+]
+JOINED = [
+    'Käse stew, "Omas Art"\n200 g Käse, 2 个 豆腐\n1. Chop, then fry.\n2. Serve hot.\n86',
+    "Plain soup\n1. Boil 米饭.\n5",
+]
+COLUMNS = ["title", "ingredients", "steps", "minutes"]
+
+
+def write_recipes(kind: str) -> None:
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in RECIPES]
+    if kind == "csv":
+        with Path("recipes.csv").open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            table.writerows([COLUMNS, *RECIPES])
+    elif kind == "jsonl":
+        Path("recipes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == "json":
+        Path("recipes.json").write_text(json.dumps(rows))
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        import pyarrow.parquet as parquet
+
+        columns = pyarrow.Table.from_pylist(rows)
+        if kind == "parquet":
+            parquet.write_table(columns, "recipes.parquet")
+        else:
+            with pyarrow.ipc.new_stream("recipes.arrow", columns.schema) as stream:
+                stream.write_table(columns)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json", "parquet", "arrow"])
+def test_a_text_of_several_columns(kind: str) -> None:
+    """Numbers are written out, and what is empty leaves no line."""
+    write_recipes(kind)
+    rules = TextRules(("title, ingredients,steps,minutes",))
+    assert list(read_documents([f"recipes.{kind}"], rules, Skipped(strict=True))) == [(text,) for text in JOINED]
+    pair = TextRules(("title,ingredients", "steps"))
+    found = list(read_documents([f"recipes.{kind}"], pair, Skipped(strict=True)))
+    assert found[1] == ("Plain soup", "1. Boil 米饭.") and found[0][1] == RECIPES[0][2]
+
+
+def test_a_column_whose_own_name_has_a_comma() -> None:
+    Path("a.csv").write_text('a,"a,b",b\n1,2,3\n')
+    Path("a.jsonl").write_text('{"a": "1", "a,b": "2", "b": "3"}\n')
+    for name in ("a.csv", "a.jsonl"):
+        assert list(read_documents([name], TextRules(("a,b",)), Skipped(strict=True))) == [("2",)]
+
+
+def test_recipes_are_trained_on_written_and_evaluated(call: Call) -> None:
+    Path("recipes").mkdir()
+    for part in range(3):
+        with Path("recipes", f"{part}.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([COLUMNS, *RECIPES * 10])
+    given = ["train", *SMALL, "data.path=recipes", "train.steps=2", "--out", "run"]
+    missing = call(*given, expect=2).err
+    assert "no column 'text'. Columns: title, ingredients, steps, minutes. Choose one with data.key=NAME, or" in missing
+    misspelt = call(*given, "data.key=title,stpes", expect=2).err
+    assert "no column 'stpes'. " in misspelt and "Did you mean steps? " in misspelt
+    assert not Path("run").exists()
+    done = call(*given, "data.key=title,ingredients,steps")
+    assert "data:  recipes is text: 60 documents, " in done.out
+    # The folder of a run is enough, as for plot and report.
+    assert "held-out text" in call("eval", "run").out
+    assert call("generate", "run", "--prompt", "Käse", "--max-new-tokens", "2").out.startswith("Käse")
+    assert call("generate", "--prompt", "Käse", "--max-new-tokens", "2", "run").out.startswith("Käse")
+
+
+def test_a_model_that_is_not_there_or_not_named(call: Call) -> None:
+    assert call("eval", "--model", "runs/nope", expect=2).err.startswith(
+        "error: runs/nope: no such folder. Needed: a run"
+    )
+    assert (
+        call("eval", expect=2).err
+        == "error: eval: no model. Needed: --model DIR, such as the folder of a run (runs/...).\n"
+    )
+    assert "generate: no model." in call("generate", "--prompt", "a", expect=2).err
+    assert "generate: unknown argument b" in call("generate", "a", "b", "--prompt", "c", expect=2).err
+
+
+@pytest.mark.parametrize("name", ["recipes", "none.csv", "data/none"])
+def test_a_path_without_its_key(name: str, call: Call) -> None:
+    Path("recipes").mkdir()
+    said = call("train", "--preset", "tiny", name, "train.steps=2", expect=2).err
+    assert f"A text or dataset to train on is data.path={name}." in said
+    assert "data.path" not in call("train", "--preset", "tiny", "nonsense", "train.steps=2", expect=2).err
+
+
 # The best so far is of the same held-out samples
 
 
@@ -183,3 +301,59 @@ def test_the_best_of_an_old_checkpoint_is_not_compared(small_store: Path, call: 
     again = call("train", "-c", "run/config.yaml", "train.steps=3", "--resume", "auto").out
     assert "samples, before on an unknown number: the best so far is chosen anew" in again
     assert re.search(r"step 3: held-out loss .*, the best so far", again)
+
+
+# Second walk
+
+
+@pytest.fixture
+def small_llama(tmp_path: Path) -> Path:
+    """A folder as Hugging Face writes it, without a tokenizer."""
+    sizes = {"num_layers": 1, "hidden_size": 16, "num_heads": 4, "num_kv_heads": 1, "vocab_size": 300}
+    llama = {"norm": "rmsnorm", "positions": "rope", "mlp": "swiglu", "bias": "none"}
+    gptworks.GPT(gptworks.ModelConfig(**sizes, **llama)).save_pretrained(tmp_path / "llama")
+    (tmp_path / "texts.txt").write_text("\n\n".join(LINES))
+    return tmp_path / "llama"
+
+
+def test_a_dry_run_refuses_the_weights_of_another_model(small_llama: Path, call: Call) -> None:
+    tune = ["train", f"init.checkpoint={small_llama}", "data.path=texts.txt", "data.tokenizer=gpt2", "train.steps=1"]
+    for dry in ([], ["--dry-run"]):
+        done = call(*tune, "--preset", "tiny", "data.seq_len=4", *dry, expect=2)
+        assert "holds another model:" in done.err and "model.num_layers: 1 there, 4 here" in done.err
+        assert "Leave out --preset and these keys" in done.err
+
+
+def test_text_for_weights_without_a_tokenizer(small_llama: Path, call: Call) -> None:
+    done = call("train", f"init.checkpoint={small_llama}", "data.path=texts.txt", "train.steps=1", expect=2)
+    assert "has no tokenizer, and texts.txt is text. Name one with data.tokenizer=gpt2" in done.err
+
+
+def test_a_tokenizer_that_is_too_large_for_the_weights(small_llama: Path, call: Call) -> None:
+    tune = ["train", f"init.checkpoint={small_llama}", "data.path=texts.txt", "data.tokenizer=gpt2", "train.steps=1"]
+    done = call(*tune, "data.seq_len=4", expect=2)
+    assert "has 50257 tokens, but model.vocab_size is 300. Prepare it with the tokenizer of the model" in done.err
+
+
+def test_a_model_that_nobody_chose_is_named(tmp_path: Path, call: Call) -> None:
+    (tmp_path / "texts.txt").write_text("\n\n".join(LINES * 200))
+    words = ["train", "data.path=texts.txt", "data.seq_len=16", "train.steps=1", "--dry-run"]
+    note = "no model is chosen, so it is GPT-2 with 12 layers of 768"
+    assert note in call(*words).out
+    assert note not in call(*words, *SMALL).out
+
+
+def test_no_command_shows_all_of_them(call: Call) -> None:
+    told = call(expect=2).err
+    assert all(f"\n    {verb} " in told for verb in ("prepare", "train", "serve"))
+
+
+def test_a_short_run_is_planned_in_minutes(call: Call) -> None:
+    told = call("plan", "--preset", "tiny", "--device", "a100-80g", "--tokens", "1e7").out
+    took = re.search(r"take ([\d.]+) minutes, ([\d.]+) device-hours", told)
+    assert took and float(took[1]) > 0 and float(took[2]) > 0
+
+
+def test_serve_takes_a_folder_as_the_others_do(call: Call) -> None:
+    assert call("serve", expect=2).err.startswith("error: serve: no model. Needed: --model DIR")
+    assert "runs/nowhere" in call("serve", "runs/nowhere", expect=2).err

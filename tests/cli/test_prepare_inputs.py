@@ -85,7 +85,7 @@ def test_raw_text_that_is_refused(tmp_path: Path, call: Any, monkeypatch: Any) -
     table(tmp_path)
     (tmp_path / "other.csv").write_text("n,body\n1,a\n", encoding="utf-8")
     told = call("train", *SHAPE, "data.path=other.csv", "train.steps=1", "--out", "a", expect=2).err
-    assert "other.csv:1: no column 'text'. Columns: n, body. Choose one with data.key=NAME." in told
+    assert "other.csv:1: no column 'text'. Columns: n, body. Choose one with data.key=NAME, or several" in told
     assert "`gptworks prepare other.csv --key NAME --train-tokenizer 400 --append-eod --out data/other`" in told
     monkeypatch.setattr(text_inputs, "MOST_BYTES", 1000)
     told = call("train", *SHAPE, "data.path=recipes.csv", "train.steps=1", "--out", "b", expect=2).err
@@ -107,4 +107,4 @@ def test_a_table_and_a_folder_of_datasets_become_stores(tmp_path: Path, call: An
     said = call("prepare", table(tmp_path), "--key", "n", "--append-eod", "--out", tmp_path / "n", "--json")
     assert json.loads(said.out)["documents"] == 40
     told = call("prepare", table(tmp_path), "--key", "body", "--out", tmp_path / "t", expect=2).err
-    assert "recipes.csv:1: no column 'body'. Columns: n, text. Choose one with --key." in told
+    assert "recipes.csv:1: no column 'body'. Columns: n, text. Choose one with --key, or several" in told

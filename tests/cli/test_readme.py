@@ -62,7 +62,7 @@ def test_every_shell_block_runs(document: str, tmp_path: Path) -> None:
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("document", ["README", "docs/howto/prepare"])
+@pytest.mark.parametrize("document", ["README", "docs/tutorial", "docs/howto/prepare"])
 def test_the_translation_has_the_same_commands(document: str) -> None:
     ours, theirs = ([text for _, text in blocks(document + ending)] for ending in (".md", ".zh.md"))
 

@@ -87,6 +87,7 @@ WITHOUT_OUTPUT = {
     "translate",
     "doctor",
     "plot",
+    "serve",
     "watch",
     "config",
     "completion",
@@ -221,7 +222,8 @@ def test_every_verb_is_driven() -> None:
     from gptworks.cli.main import VERBS
 
     reading, writing = ({name.partition(",")[0].partition(" ")[0] for name in table} for table in (READS, WRITES))
-    assert reading | {"completion"} == set(VERBS)
+    # A server runs until it is ended: what it cannot read at its start is in tests/serve.
+    assert reading | {"completion", "serve"} == set(VERBS)
     assert writing | WITHOUT_OUTPUT == set(VERBS)
 
 

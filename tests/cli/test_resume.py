@@ -95,17 +95,17 @@ def test_a_kill_while_saving_changes_nothing(
     metrics: Callable[[Path], list[dict[str, Any]]],
     checked: Callable[[Path], int],
 ) -> None:
-    left_alone, killed = tmp_path / "left-alone", tmp_path / "killed"
+    unknown_classes, killed = tmp_path / "left-alone", tmp_path / "killed"
     shorter = [*SETTINGS, "train.steps=12", "evaluate.every=4"]
-    call("train", "-c", recipe, *shorter, "--out", left_alone)
+    call("train", "-c", recipe, *shorter, "--out", unknown_classes)
     saving = lambda: any((killed / "checkpoints").glob(".writing-*")) and last_logged(killed) >= 4  # noqa: E731
     wait_and_kill(start(recipe, killed, *shorter), saving, 0)
     assert 3 <= checked(killed) <= last_logged(killed) < 12, "the kill came too early or too late to matter"
     assert "resuming from" in call("train", "-c", recipe, *shorter, "--out", killed, "--resume", "auto").out
-    assert metrics(killed) == metrics(left_alone)
+    assert metrics(killed) == metrics(unknown_classes)
     assert not list((killed / "checkpoints").glob(".*")), "leftovers of the kill are still there"
     weights = Path("checkpoints") / "step-00000012" / "portable" / "model.safetensors"
-    assert (killed / weights).read_bytes() == (left_alone / weights).read_bytes()
+    assert (killed / weights).read_bytes() == (unknown_classes / weights).read_bytes()
 
 
 @pytest.mark.slow
@@ -115,15 +115,15 @@ def test_ten_kills_change_nothing(
     metrics: Callable[[Path], list[dict[str, Any]]],
     checked: Callable[[Path], int],
 ) -> None:
-    left_alone, killed = tmp_path / "left-alone", [tmp_path / "killed-1", tmp_path / "killed-2"]
-    undisturbed = start(recipe, left_alone)
+    unknown_classes, killed = tmp_path / "left-alone", [tmp_path / "killed-1", tmp_path / "killed-2"]
+    undisturbed = start(recipe, unknown_classes)
     with ThreadPoolExecutor() as pool:  # five kills each
         chains = [pool.submit(killed_run, recipe, run, seed, checked) for seed, run in enumerate(killed)]
         killed_while_writing = sum(chain.result() for chain in chains)
     assert killed_while_writing, "no kill came while a checkpoint was being written"
 
     finish(undisturbed)
-    expected = metrics(left_alone)
+    expected = metrics(unknown_classes)
     assert [line["step"] for line in expected if "loss" in line] == list(range(1, STEPS + 1))
     assert sum("held_out_loss" in line for line in expected) == STEPS // 20 + 1
     weights = Path("checkpoints") / f"step-{STEPS:08d}" / "portable" / "model.safetensors"
@@ -131,8 +131,8 @@ def test_ten_kills_change_nothing(
         assert metrics(run) == expected
         assert not list((run / "checkpoints").glob(".*")), "leftovers of a kill are still there"
         for name in ("latest", "best"):
-            assert (run / name).read_text() == (left_alone / name).read_text()
-        assert (run / weights).read_bytes() == (left_alone / weights).read_bytes()
+            assert (run / name).read_text() == (unknown_classes / name).read_text()
+        assert (run / weights).read_bytes() == (unknown_classes / weights).read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["fp16", "bf16", "recompute"])

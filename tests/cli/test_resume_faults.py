@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from gptworks.checkpoint import manifest as manifests
 from gptworks.checkpoint.folder import CheckpointFolder
+from gptworks.errors import DamagedCheckpoint
 
 Call = Callable[..., Any]
 Lines = Callable[[Path], list[dict[str, Any]]]
@@ -46,6 +48,11 @@ def test_the_advised_command_goes_on_from_the_last_good_checkpoint(
     assert "step 6: loss nan" in done.err
     good = out / "checkpoints" / "step-00000004"
     assert f"The last good checkpoint is {good}." in done.err
+    assert names(out) == {"step-00000004", "stopped-step-00000005"}, "also where step 5 was saved before it was known"
+    assert CheckpointFolder(out).pointed("latest") == good
+    again = Path(shutil.copytree(out, tmp_path / "unattended"))
+    done_again = call("train", "-c", recipe, "--out", again, "train.steps=9", *settings, "--resume", "auto")
+    assert f"resuming from {again / 'checkpoints' / 'step-00000004'}" in done_again.out, "auto with a lower rate"
     command = advised(done.err)
     assert command[command.index("--resume") + 1] == str(good)
     assert "optim.lr=0.003" in command, "the rate that the checkpoint was trained with"
@@ -55,6 +62,41 @@ def test_the_advised_command_goes_on_from_the_last_good_checkpoint(
     assert len(losses) == 9 and all(math.isfinite(loss) for loss in losses)
     assert max(losses[4:]) < losses[0]
     assert CheckpointFolder(out).pointed("latest") == out / "checkpoints" / "step-00000009"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [1, 4])
+def test_two_ranks_that_explode_while_they_save_in_the_background(
+    every: int, recipe: Path, tmp_path: Path, call: Call
+) -> None:
+    out = tmp_path / "run"
+    settings = ["checkpoint.keep_last=1", f"checkpoint.every={every}", "checkpoint.asynchronous=true"]
+    words = ["train", "-c", recipe, "--out", out, *settings, "--nproc", "2", "parallel.fsdp=2"]
+    call(*words, "train.steps=4")
+    done = call(*words, "train.steps=9", *EXPLODES, "--resume", "auto", expect=2)
+    good = out / "checkpoints" / "step-00000004"
+    assert f"The last good checkpoint is {good}." in done.err
+    assert names(out) == {"step-00000004", "stopped-step-00000005"}
+    command = advised(done.err)
+    assert command[command.index("--nproc") + 1] == "2"
+    call(*words, "train.steps=9", "--resume", "auto")
+    assert names(out) == {"step-00000009", "stopped-step-00000005"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["state/__1_0.distcp", "manifest.json"])
+def test_two_ranks_set_a_damaged_newest_checkpoint_aside(
+    name: str, recipe: Path, tmp_path: Path, call: Call, metrics: Lines
+) -> None:
+    """What one of them has found, both go back for."""
+    out = tmp_path / "run"
+    words = ["train", "-c", recipe, "--out", out, "--nproc", "2", "parallel.fsdp=2"]
+    call(*words)
+    wanted = metrics(out)
+    empty(out / "checkpoints" / "step-00000006" / name)
+    call(*words, "--resume", "auto")
+    assert names(out) == {"step-00000002", "step-00000004", "step-00000006", "damaged-step-00000006"}
+    assert metrics(out) == wanted
 
 
 def test_what_has_exploded_is_neither_counted_nor_chosen(
@@ -181,9 +223,9 @@ def test_a_refusal_that_is_no_damage_stays_one(finished: Path, recipe: Path, cal
     done = call("train", "-c", recipe, "--out", finished, "--resume", "auto", "train.seed=5", expect=2)
     assert "train.seed: 1234 -> 5" in done.err
     manifest = finished / "checkpoints" / "step-00000006" / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 3}))
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 4}))
     done = call("train", "-c", recipe, "--out", finished, "--resume", "auto", expect=2)
-    assert f"{manifest}: version 3, needed 2" in done.err
+    assert f"{manifest}: version 4, needed 3" in done.err
     assert names(finished) == {"step-00000002", "step-00000004", "step-00000006"}
 
 
@@ -207,20 +249,33 @@ def test_garbage_in_the_records_does_not_end_a_run(finished: Path, recipe: Path,
 # Checkpoints of an earlier version
 
 
-def test_a_checkpoint_of_version_1_goes_on(
-    tmp_path: Path, call: Call, metrics: Lines, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_checkpoint_of_an_earlier_version_goes_on(
+    version: int, tmp_path: Path, call: Call, metrics: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(FIXTURES / "version1", tmp_path, dirs_exist_ok=True)
+    fixture = FIXTURES / f"version{version}"
+    shutil.copytree(fixture, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     first = tmp_path / "run" / "checkpoints" / "step-00000002"
     manifest = json.loads((first / "manifest.json").read_text())
-    assert manifest["version"] == 1 and "checksum" not in manifest
+    assert manifest["version"] == version and ("checksum" in manifest) == (version > 1) and "guard" not in manifest
     (tmp_path / "run" / "environment.json").write_text("{}")
     (tmp_path / "c.yaml").write_text(json.dumps(manifest["config"]))
     call("generate", "--model", first, "--prompt", "the", "--max-new-tokens", 3)
     done = call("train", "-c", "c.yaml", "--resume", "auto", "train.steps=4")
     assert "resuming from run/checkpoints/step-00000002 (4 samples done)" in done.out
-    wanted = json.loads((FIXTURES / "version1" / "losses.json").read_text())
-    assert {str(line["step"]): line["loss"] for line in metrics(tmp_path / "run")} == pytest.approx(wanted, rel=1e-5)
+    wanted = json.loads((fixture / "losses.json").read_text())
+    losses = {str(line["step"]): line["loss"] for line in metrics(tmp_path / "run") if "loss" in line}
+    assert losses == pytest.approx(wanted, rel=1e-5)
     newer = json.loads((tmp_path / "run" / "checkpoints" / "step-00000004" / "manifest.json").read_text())
-    assert newer["version"] == 2 and newer["smoothed_loss"] > 5
+    assert newer["version"] == 3 and newer["smoothed_loss"] > 5 and newer["guard"] == {}
+
+
+def test_a_changed_checkpoint_of_version_2_is_damaged(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "version2", tmp_path, dirs_exist_ok=True)
+    step = tmp_path / "run" / "checkpoints" / "step-00000002"
+    assert manifests.read(step).rollbacks == 0
+    text = (step / "manifest.json").read_text()
+    (step / "manifest.json").write_text(text.replace('"consumed": 4', '"consumed": 5'))
+    with pytest.raises(DamagedCheckpoint, match="does not fit its own checksum"):
+        manifests.read(step)

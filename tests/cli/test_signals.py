@@ -40,7 +40,7 @@ def num_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGUSR1, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGUSR1, 0), (signal.SIGUSR1, 143)])
 def test_the_first_signal_saves_and_ends(
     number: signal.Signals,
     code: int,
@@ -51,7 +51,7 @@ def test_the_first_signal_saves_and_ends(
     metrics: Callable[[Path], list[dict[str, Any]]],
 ) -> None:
     out = tmp_path / "run"
-    endless = ["train.steps=1000000", "checkpoint.every=0", *(["--stopped-code", str(code)] if code else [])]
+    endless = ["train.steps=1000000", "checkpoint.every=0", *(["--stopped-code", str(code)] if code == 143 else [])]
     with training(recipe, out, *endless) as process:
         wait_for(process, lambda: num_lines(out / "metrics.jsonl") >= 3)
         process.send_signal(number)

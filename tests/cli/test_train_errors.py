@@ -27,7 +27,7 @@ def other_store(tmp_path: Path, small_tokenizer, corpus_file: Path) -> Path:
 
     text = tmp_path / "other.txt"
     text.write_text(corpus_file.read_text(encoding="utf-8").upper(), encoding="utf-8")
-    prepare.prepare([str(text)], tmp_path / "other", small_tokenizer, append_eod=True)
+    prepare.prepare(prepare.PrepareJob([str(text)], tmp_path / "other", small_tokenizer, append_eod=True))
     return tmp_path / "other"
 
 
@@ -38,7 +38,7 @@ def foreign_store(tmp_path: Path, corpus_file: Path) -> Path:
     from gptworks.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.train(["quite another text, from which other pieces are learned " * 40], 300)
-    prepare.prepare([str(corpus_file)], tmp_path / "foreign", tokenizer, append_eod=True)
+    prepare.prepare(prepare.PrepareJob([str(corpus_file)], tmp_path / "foreign", tokenizer, append_eod=True))
     return tmp_path / "foreign"
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 import yaml
 
+from gptworks.checkpoint.lazy_tensor import in_memory
 from gptworks.checkpoint.rules import our_shapes
-from gptworks.checkpoint.stored import in_memory
 from gptworks.checkpoint.systems import oneflow, paddlenlp
 from gptworks.checkpoint.systems.contract import Weights
 from gptworks.cli.main import main

@@ -431,7 +431,7 @@ OTHER_WORDS = {
 def idle(keys: list[Key], read: Callable[[dict[str, str]], Translation], beside: dict[str, dict[str, str]]) -> set[str]:
     """Keys said to become something of ours whose value changes nothing. `beside`: what makes them count."""
     left = set()
-    for key in [key for key in keys if not (key.same or key.why)]:
+    for key in [key for key in keys if not (key.same_effect or key.ignored_because)]:
         with_it, means, claims = beside.get(key.theirs, {}), set(), False
         values = [""] if key.switch else OTHER_WORDS.get(key.theirs) or KINDS.get(key.read, ["x", "y"])
         for value in [None, *values]:

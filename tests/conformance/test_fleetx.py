@@ -57,7 +57,7 @@ BATCH = {"batch.global_size": 16, "batch.micro_size": 2, "batch.accumulation": 4
 def test_s0_04_any_one_of_the_batch_sizes_may_be_missing(missing: str | None, layout: list[str]) -> None:
     given = [f"{key}={value}" for key, value in BATCH.items() if key != missing]
     config = load(overrides=[*given, *layout])
-    plan = solve_batch(config.batch, Layout.known(config.parallel).data_parallel)
+    plan = solve_batch(config.batch, Layout.from_config(config.parallel).data_parallel)
     assert (plan.global_size, plan.micro_size, plan.accumulation, plan.data_parallel) == (16, 2, 4, 2)
 
 

@@ -51,7 +51,10 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
 
 def deterministic(run: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in line.items() if k not in {"tokens_per_sec", "mfu"}} for line in lines_of(run)]
+    return [
+        {k: v for k, v in line.items() if k not in {"tokens_per_sec", "mfu", "memory"} and not k.endswith("_seconds")}
+        for line in lines_of(run)
+    ]
 
 
 # S0-12: max_steps, num_train_epochs, accumulate_steps, logging_freq, eval_freq, eval_iters

@@ -8,7 +8,7 @@ import pytest
 
 from gptworks.cli.main import main
 from gptworks.config import Layout, load
-from gptworks.data.prepare import prepare
+from gptworks.data.prepare import PrepareJob, prepare
 
 TINY = [
     *("model.num_layers=1", "model.hidden_size=32", "model.num_heads=2", "model.vocab_size=512"),
@@ -27,7 +27,13 @@ def test_s4_02_train_finetune_eval_and_predict(
     text = corpus_file.read_text(encoding="utf-8")[:6000]
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
     prepare(
-        [str(tmp_path / "text.txt")], tmp_path / "rows" / "train", small_tokenizer, format="mindrecord", row_length=33
+        PrepareJob(
+            [str(tmp_path / "text.txt")],
+            tmp_path / "rows" / "train",
+            small_tokenizer,
+            format="mindrecord",
+            row_length=33,
+        )
     )
     data, out, tuned = f"data.path={tmp_path / 'rows'}", str(tmp_path / "run"), str(tmp_path / "tuned")
     assert main(["train", *TINY, data, "--out", out]) == 0
@@ -62,4 +68,4 @@ def test_s4_05_the_13b_layout_dry_runs_on_16_ranks(capsys: pytest.CaptureFixture
     shown = capsys.readouterr().out
     assert "fsdp2.tp8: 16 processes" in shown and "12,848,384,000" in shown
     config = load(overrides=[*layout, *batch, "model.num_heads=8", "model.hidden_size=64"])
-    assert Layout.known(config.parallel).data_parallel == 2
+    assert Layout.from_config(config.parallel).data_parallel == 2

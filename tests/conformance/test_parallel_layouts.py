@@ -53,7 +53,7 @@ def test_s1_10_s1_13_world_and_accumulation_follow_from_the_degrees(
     degrees: dict[str, int], world_size: int, data_parallel: int
 ) -> None:
     config = load(overrides=["batch.global_size=64", "batch.micro_size=2", *_model_for(degrees)])
-    layout = Layout.known(config.parallel)
+    layout = Layout.from_config(config.parallel)
     assert (layout.world_size, layout.data_parallel) == (world_size, data_parallel)
     plan = solve_batch(config.batch, layout.data_parallel)
     assert plan.global_size == plan.micro_size * data_parallel * plan.accumulation == 64

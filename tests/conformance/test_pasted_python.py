@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import gptworks as gw
 from gptworks.cli.main import main
 from gptworks.config.schema import InitConfig, ModelConfig
-from gptworks.data.prepare import prepare
+from gptworks.data.prepare import PrepareJob, prepare
 from gptworks.interop import python_imports
 from gptworks.launch.world import World
 from gptworks.parallel.build import FreshWeights, build_gpt
@@ -61,7 +61,7 @@ def test_s4_06_s4_07_s4_08_the_lines_of_mindformers(
     # With a file and a shape of a reader: that of gpt2, afresh, would take long.
     tokenizer = gw.Tokenizer.from_pretrained("gpt2")
     (tmp_path / "text.txt").write_text("On day 3 Anna found a map by the river and took it home.\n\n" * 60)
-    prepare([str(tmp_path / "text.txt")], tmp_path / "made", tokenizer, format="megatron")
+    prepare(PrepareJob([str(tmp_path / "text.txt")], tmp_path / "made", tokenizer, format="megatron"))
     for theirs, ours in {"your data file path": "made", "model='gpt2'": f"model={SHAPE}"}.items():
         assert theirs in trainer
         trainer = trainer.replace(theirs, ours)

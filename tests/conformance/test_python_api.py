@@ -130,13 +130,13 @@ def test_s4_06_logits_in_evaluation_and_loss_in_training(published: GPT2LMHeadMo
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A MindRecord file with rows of S + 1 tokens, as the document wants the data: it does not say the tokenizer."""
-    from gptworks.data.prepare import prepare
+    from gptworks.data.prepare import PrepareJob, prepare
 
     folder = tmp_path_factory.mktemp("rows")
     texts = "\n\n".join(f"On day {day} Anna found a map by the river and took it home." for day in range(60))
     (folder / "text.txt").write_text(texts)
     tokenizer = gw.Tokenizer.from_pretrained("gpt2")
-    prepare([str(folder / "text.txt")], folder / "made", tokenizer, format="mindrecord", row_length=129)
+    prepare(PrepareJob([str(folder / "text.txt")], folder / "made", tokenizer, format="mindrecord", row_length=129))
     for sidecar in [*folder.glob("*.json"), *folder.glob("*.tokenizer.*")]:
         sidecar.unlink()
     (file,) = [path for path in folder.glob("made*") if path.suffix != ".db"]

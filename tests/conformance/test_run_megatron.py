@@ -10,7 +10,7 @@ import pytest
 
 from gptworks.checkpoint.systems import registry
 from gptworks.cli.main import main
-from gptworks.config.load import load
+from gptworks.config.load import from_dict, load
 from gptworks.data.store import Store
 from gptworks.interop import megatron
 from gptworks.train import setup
@@ -66,6 +66,16 @@ TODAY = (
     "--tokenizer-type GPT2BPETokenizer --data-path 0.3 a 0.7 b --norm-epsilon 1e-6 --reset-position-ids "
     "--reset-attention-mask --eod-mask-loss --no-bias-gelu-fusion --distributed-timeout-minutes 5 --async-save "
     "--ffn-hidden-size 1024 --adam-beta2 0.95 --init-method-std 0.006"
+)
+
+LLAMA = (
+    "torchrun --nproc_per_node 2 pretrain_gpt.py --tensor-model-parallel-size 2 --num-layers 4 --hidden-size 256 "
+    "--num-attention-heads 8 --seq-length 128 --max-position-embeddings 256 --micro-batch-size 2 "
+    "--global-batch-size 4 --train-iters 10 --lr 1e-4 --data-path x --tokenizer-type HuggingFaceTokenizer "
+    "--vocab-size 512 --swiglu --normalization RMSNorm --position-embedding-type rope --rotary-base 500000 "
+    "--rotary-percent 1.0 --use-rope-scaling --rope-scaling-factor 32 --group-query-attention --num-query-groups 2 "
+    "--kv-channels 48 --disable-bias-linear --add-qkv-bias --qk-layernorm --window-size 63,0 "
+    "--untie-embeddings-and-output-weights --norm-epsilon 1e-6 --no-rope-fusion --no-bias-swiglu-fusion --save out"
 )
 
 
@@ -219,10 +229,64 @@ def test_a_mapped_switch_changes_the_configuration(switch: str, capsys: pytest.C
     assert _meaning(foreign.translate(capsys, base)) != _meaning(foreign.translate(capsys, changed))
 
 
-@pytest.mark.parametrize("refused", ["--swiglu", "--num-experts 8", "--position-embedding-type rope", "--fp8"])
+@pytest.mark.parametrize("refused", ["--num-experts 8", "--fp8", "--multi-latent-attention", "--rotary-interleaved"])
 def test_another_kind_of_model_is_refused_with_a_reason(refused: str, capsys: pytest.CaptureFixture[str]) -> None:
     told = foreign.error_of(capsys, ["translate", "--", f"{TRAIN.strip()} {refused}"])
-    assert refused.split()[0] in told and "the model is GPT-2's" in told
+    assert refused.split()[0] in told and "is not supported" in told
+
+
+def test_flags_of_a_llama(capsys: pytest.CaptureFixture[str]) -> None:
+    found = foreign.translate(capsys, LLAMA)
+    assert foreign.noted(found) == foreign.flags_in(LLAMA)
+    model = found["config"]["model"]
+    wanted = {
+        "norm": "rmsnorm", "positions": "rope", "rope_theta": 500000.0, "mlp": "swiglu", "bias": "qkv", "qk_norm": True,
+        "num_heads": 8, "num_kv_heads": 2, "head_size": 48, "sliding_window": 64, "tied": False, "layernorm_eps": 1e-6,
+        "max_positions": 256, "vocab_size": 512, "ffn_size": 640,  # 2/3 of 1024, rounded down to a multiple of 64
+    }  # fmt: skip
+    assert model == model | wanted and "gelu" not in model
+    assert model["rope_scaling"] == {"type": "llama3", "factor": 32.0, "original_max_positions": 8192}
+    cfg = from_dict({"model": model, "train": {"steps": 1}}).model
+    assert (cfg.rope_scaling.low_freq_factor, cfg.rope_scaling.high_freq_factor) == (1.0, 4.0)
+    plain = foreign.translate(capsys, foreign.without(LLAMA, "--add-qkv-bias"))["config"]["model"]
+    assert plain["bias"] == "none"
+    older = LLAMA.replace("--position-embedding-type rope", "--use-rotary-position-embeddings")
+    assert foreign.translate(capsys, older)["config"]["model"] == model
+    stretched = LLAMA.replace("--use-rope-scaling --rope-scaling-factor 32", "--rotary-seq-len-interpolation-factor 4")
+    scaling = foreign.translate(capsys, stretched)["config"]["model"]["rope_scaling"]
+    assert scaling == {"type": "linear", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("--normalization RMSNorm", "", "--qk-layernorm: queries and keys have an RMSNorm here"),
+        ("--normalization RMSNorm", "--normalization L2Norm", "--normalization: got 'L2Norm'; needs one of LayerNorm"),
+        ("--rotary-percent 1.0", "--rotary-percent 0.5", "--rotary-percent: 0.5; heads that are turned in part"),
+        ("--window-size 63,0", "--window-size 63", "--window-size: got '63'; needs two numbers"),
+        ("--position-embedding-type rope", "--position-embedding-type alibi", "got 'alibi'; needs one of"),
+        ("--save out", "--rotary-seq-len-interpolation-factor 2", "give one of them"),
+    ],
+)
+def test_flags_of_a_llama_that_do_not_fit(
+    before: str, after: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = foreign.error_of(capsys, ["translate", "--", LLAMA.replace(before, after)])
+    assert said in " ".join(told.split())
+
+
+def test_biases_beside_a_layernorm_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    told = foreign.error_of(capsys, ["translate", "--", f"{TRAIN.strip()} --disable-bias-linear"])
+    assert "--disable-bias-linear: with LayerNorm" in told
+
+
+def test_a_llama_is_trained_and_leaves_a_checkpoint_of_megatron_core(folder: Path) -> None:
+    command = LLAMA.replace("torchrun --nproc_per_node 2", "python").replace("--tensor-model-parallel-size 2", "")
+    command = command.replace("--use-rope-scaling --rope-scaling-factor 32", "").replace("--save out", "--save llama")
+    command = foreign.with_value(foreign.without(command, "--add-qkv-bias"), "--train-iters", "2")
+    assert foreign.run(folder, foreign.with_value(command, "--data-path", "my-gpt2_text_document")) == 0
+    opened = registry.open_any(folder / "llama" / "iter_0000002").require_whole()
+    assert opened.system == "megatron-core" and opened.model.num_kv_heads == 2 and opened.model.qk_norm
 
 
 def test_mistakes_are_answered(capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,11 +144,11 @@ def test_s4_01_wikitext_becomes_rows_of_one_more_than_the_model_reads(corpus_fil
 @pytest.fixture(scope="module")
 def rows(corpus_file: Path, small_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows of S + 1 tokens, as the document wants them. A small vocabulary: fp16 is slow on a CPU."""
-    from gptworks.data.prepare import prepare
+    from gptworks.data.prepare import PrepareJob, prepare
 
     folder = tmp_path_factory.mktemp("data") / "wikitext-2-mindrecord"
     folder.mkdir()
-    prepare([str(corpus_file)], folder / "train", small_tokenizer, format="mindrecord", row_length=1025)
+    prepare(PrepareJob([str(corpus_file)], folder / "train", small_tokenizer, format="mindrecord", row_length=1025))
     return folder
 
 

@@ -118,7 +118,7 @@ def test_changing_a_mapped_key_changes_the_configuration(key: str, capsys: pytes
 
 
 def test_every_key_that_is_mapped_is_in_that_test() -> None:
-    free = {key.theirs for key in nanogpt.TRAINING if key.why or key.same} | {"eval_only", "bias"}
+    free = {key.theirs for key in nanogpt.TRAINING if key.ignored_because or key.same_effect} | {"eval_only", "bias"}
     assert {key.theirs for key in nanogpt.TRAINING} == set(OTHER_VALUES) | free
 
 

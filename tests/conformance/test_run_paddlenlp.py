@@ -465,9 +465,9 @@ def test_s2_01_the_check_of_an_installation_is_ours(
     assert main(["run", "--", *words]) == 0
     told = capsys.readouterr().out
     assert "$ gptworks doctor" in told and told.splitlines()[-1] == "ready"
-    ready.append(Finding("gloo", "problem", "does not answer", "Mend the network."))
+    ready.append(Finding("gloo", "problem", "does not answer", "Fix the network."))
     assert main(["run", "--", *words]) == 2
-    assert "gloo: Mend the network." in capsys.readouterr().out
+    assert "gloo: Fix the network." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", [10, 50, 69, 1990])

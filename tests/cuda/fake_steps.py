@@ -23,10 +23,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from gptworks.checkpoint.background import Background  # noqa: E402
-from gptworks.config.contradictions import fit_layout  # noqa: E402
+from gptworks.config.checks import fit_layout  # noqa: E402
 from gptworks.config.derive import BatchPlan, Layout, solve_batch, solve_layout  # noqa: E402
 from gptworks.config.load import from_dict  # noqa: E402
-from gptworks.data.loader import Batch, Batches, Borders  # noqa: E402
+from gptworks.data.loader import Batch, Batches, EodPolicy  # noqa: E402
 from gptworks.data.windows import Sample  # noqa: E402
 from gptworks.evaluate.heldout import held_out_loss  # noqa: E402
 from gptworks.launch import process_group  # noqa: E402
@@ -143,7 +143,7 @@ def run(case: Case, rank: int = 0) -> dict[str, Seen]:
     sizes = [size for size in case.sections.get("parallel", {}).items() if size[0] in vars(Layout())]
     layout = solve_layout(cfg.parallel, int(np.prod([size for _, size in sizes])) if sizes else 1)
     fitted, plan = fit_layout(cfg, layout), solve_batch(cfg.batch, layout.data_parallel)
-    borders = Borders.from_config(cfg.data, EOD)
+    borders = EodPolicy.from_config(cfg.data, EOD)
     found = {}
     with world_of(layout, rank) as world, contextlib.ExitStack() as stack:
         if world.mesh is not None:
@@ -188,10 +188,11 @@ def sum_and_read(part: Part) -> None:
     next(parameter for _, parameter in part.named_parameters() if parameter.grad is not None).grad.sum().item()
 
 
-def share_with_a_table(parameters: list[Any], world: World) -> torch.Tensor:
+def share_with_a_table(part: Part) -> torch.Tensor:
     """The numbers of copies as a tensor, which is made on the host and copied."""
-    norms = torch.stack([parameter.grad.norm() for parameter in parameters])
-    return (norms.double().square() / torch.tensor([2] * len(parameters), device=DEVICE)).sum()
+    gradients = [gradient for gradient, _ in part.gradient_shares()]
+    norms = torch.stack([gradient.norm() for gradient in gradients])
+    return (norms.double().square() / torch.tensor([2] * len(gradients), device=DEVICE)).sum()
 
 
 MUTANTS: dict[str, tuple[str, Any, str, Any]] = {
@@ -219,7 +220,7 @@ def devices_of_threads() -> list[tuple[str, int | None]]:
     saving = Background(device)
     saving.start(lambda: None)
     saving.wait()
-    batches = Batches(Numbers(), BatchPlan(2, 2, 1, 1), Borders(None, False, False, False), vocab_size=VOCAB)
+    batches = Batches(Numbers(), BatchPlan(2, 2, 1, 1), EodPolicy(None, False, False, False), vocab_size=VOCAB)
     with contextlib.closing(Prefetch(batches, device)) as reader:
         (batch,) = reader.next_step()
         assert fake_cuda.is_pinned(batch.tokens) and fake_cuda.is_pinned(batch.labels)

@@ -16,7 +16,8 @@ from torch import distributed
 
 from gptworks.config.schema import RunFolderConfig
 from gptworks.errors import DataError
-from gptworks.launch import failures, heartbeat, process_group, rank_env, rank_process
+from gptworks.launch import heartbeat, process_group, rank_env, rank_process
+from gptworks.launch.reporting import reporting
 from gptworks.train.run_folder import Interrupts
 
 
@@ -84,7 +85,7 @@ if __name__ == "__main__":
     parser.add_argument("--slow-save", type=float, default=0.0)
     parser.add_argument("--slow-end", type=float, default=0.0)
     parsed = parser.parse_args()
-    with failures.reporting(parsed.folder):
+    with reporting(parsed.folder):
         train_a_little(parsed)
     if int(os.environ.get("RANK", "0")):
         time.sleep(parsed.slow_end)  # threads and libraries that take their time to end

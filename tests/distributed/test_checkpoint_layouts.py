@@ -419,7 +419,7 @@ def test_a_damaged_shard_fails_all_ranks(damage, run_layout: RunLayout, tmp_path
     def load(world: World) -> tuple[str, str]:
         ranks = Ranks(world)
         share = {"share": world.rank, "shares": ranks.size}
-        found = message_of(lambda: ranks.all_do(lambda: manifests.verify(step, manifests.read(step), **share)))
+        found = message_of(lambda: ranks.on_all(lambda: manifests.verify(step, manifests.read(step), **share)))
         _, _, state = state_of(world, filled=False)
         return found, message_of(lambda: dcp.load_into(step / folders.STATE, to_fill(state, tied=True), ranks))
 

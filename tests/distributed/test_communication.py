@@ -12,7 +12,7 @@ from gptworks.config.derive import BatchPlan, Layout
 from gptworks.config.schema import ModelConfig, ParallelConfig, PrecisionConfig, ScalerConfig
 from gptworks.launch.world import World
 from gptworks.parallel import pipeline  # noqa: F401  as above
-from gptworks.parallel.traffic import Traffic
+from gptworks.parallel.comm_counter import CommCounter
 from gptworks.plan import communication
 from gptworks.plan.communication import Term
 from gptworks.plan.workload import LayoutChoice, Workload
@@ -49,7 +49,7 @@ def counted(world: World, case: Case) -> tuple[Layout, Bytes]:
     optimizer = new_optimizer(part)
     scaler = LossScaler(ScalerConfig(), enabled=False)
     for step in (1, 2):
-        traffic = Traffic(world)
+        traffic = CommCounter(world)
         batches = micro_batches(world, step, case.accumulation)
         with traffic:
             report = train_step(part, optimizer, batches, world, scaler, clip=1.0, seed=1, step=step)

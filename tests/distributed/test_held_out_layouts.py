@@ -20,7 +20,9 @@ VOCAB = 512
 
 
 def measure(world: World, part: Any, dataset: Dataset, **which: Any) -> HeldOut:
-    return held_out_loss(part, dataset.samples("held_out"), dataset.borders, device=world.device, world=world, **which)
+    return held_out_loss(
+        part, dataset.samples("held_out"), dataset.eod_policy, device=world.device, world=world, **which
+    )
 
 
 @pytest.fixture

@@ -35,14 +35,14 @@ from pathlib import Path
 from gptworks.launch import supervise
 restarts, nproc, stopped, folder, *rest = sys.argv[1:]
 command = ({script!r}, folder, *rest)
-more = dict(max_restarts=int(restarts), stopped_code=int(stopped), preload=("torch",))
+more = dict(max_restarts=int(restarts), stopped_code=int(stopped) if stopped else None, preload=("torch",))
 sys.exit(supervise.run(supervise.Job(command, int(nproc), Path(folder) / "logs", **more)))
 """
 
 
 @contextmanager
 def launched(
-    folder: Path, *args: str | int, restarts: int = 0, nproc: int = 2, stopped: int = 0
+    folder: Path, *args: str | int, restarts: int = 0, nproc: int = 2, stopped: int | str = ""
 ) -> Iterator[subprocess.Popen[str]]:
     folder.mkdir(exist_ok=True)
     code = LAUNCHER.format(script=str(SCRIPT))
@@ -125,7 +125,7 @@ def test_two_processes_sum_and_rank_0_is_what_the_user_sees(tmp_path: Path) -> N
 
 
 def test_the_error_of_the_first_rank_that_fails_is_what_the_user_sees(tmp_path: Path) -> None:
-    """It is the user's to mend, so that it is not tried again."""
+    """It is the user's to fix, so that it is not tried again."""
     with launched(tmp_path, 6, "--mishap", "1:3:user", restarts=3) as process:
         _, err = finish(process, code=2)
     assert err == "error: rank 1 of 2: data/corpus: the store is too small.\n"
@@ -197,6 +197,7 @@ def two_ranks(logs: Path, script: Path, *args: str, **environment: str) -> Itera
         process.communicate()
 
 
+@pytest.mark.slow
 def test_a_hang_that_no_group_notices_gets_its_name_from_the_heartbeat(settings: list[str], tmp_path: Path) -> None:
     """As under NCCL, whose own limit comes later and ends the process without a word."""
     out, here = tmp_path / "run", Path(__file__).with_name("hanging_rank.py")
@@ -236,11 +237,16 @@ def test_every_group_of_the_mesh_gives_up_after_the_timeout(
     run_layout(Layout(dp=2, tp=2), wait_in_vain)
 
 
-def test_ctrl_c_lets_all_ranks_save_and_end(tmp_path: Path) -> None:
-    with launched(tmp_path, 100000, "--pause", "0.02", restarts=2, stopped=143) as process:
+@pytest.mark.parametrize(
+    ("number", "asked", "code"), [(signal.SIGINT, "", 130), (signal.SIGTERM, "", 0), (signal.SIGINT, 143, 143)]
+)
+def test_a_signal_lets_all_ranks_save_and_end(
+    number: signal.Signals, asked: int | str, code: int, tmp_path: Path
+) -> None:
+    with launched(tmp_path, 100000, "--pause", "0.02", restarts=2, stopped=asked) as process:
         wait_for(process, lambda: len(values(tmp_path)) >= 3)
-        process.send_signal(signal.SIGINT)
-        out, err = finish(process, code=143)
+        process.send_signal(number)
+        out, err = finish(process, code=code)
     step, value = json.loads((tmp_path / "saved.json").read_text())
     assert expected(step)[step] == value
     assert out.splitlines()[-1] == f"rank 0 ends after step {step}"
@@ -284,6 +290,7 @@ def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
     assert "TrainingError: stopped because rank 1 failed: data/corpus: the store is too small." in done.stderr
 
 
+@pytest.mark.slow
 def test_torchrun_does_not_try_a_mistake_of_the_user_again(tmp_path: Path) -> None:
     """It starts ranks again after any failure; the next ones end at once, with the same words."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
@@ -301,6 +308,7 @@ def test_torchrun_does_not_try_a_mistake_of_the_user_again(tmp_path: Path) -> No
 # The command itself
 
 
+@pytest.mark.slow
 def test_repeated_signals_to_all_processes_do_not_interrupt_a_save(
     settings: list[str], one_process: dict[int, float], tmp_path: Path
 ) -> None:

@@ -33,7 +33,7 @@ from steps import (
 from gptworks.architecture import canonical_name
 from gptworks.config.derive import BatchPlan, Layout
 from gptworks.config.schema import GenerateConfig, ScalerConfig
-from gptworks.data.loader import Batches, Borders
+from gptworks.data.loader import Batches, EodPolicy
 from gptworks.data.windows import Sample
 from gptworks.generate.decode_state import DecodeState
 from gptworks.generate.engine import continue_tokens
@@ -80,7 +80,7 @@ class Trained:
 
 def batches_of(world: World, accumulation: int) -> Batches:
     plan = BatchPlan(ROWS, ROWS // (accumulation * world.data_parallel), accumulation, world.data_parallel)
-    return Batches(Texts(), plan, Borders(EOD, True, True, True), vocab_size=VOCAB, data_rank=world.data_rank)
+    return Batches(Texts(), plan, EodPolicy(EOD, True, True, True), vocab_size=VOCAB, data_rank=world.data_rank)
 
 
 def trained(world: World, case: Case = PLAIN, part: Any = None, see: Callable[..., Any] | None = None) -> Trained:

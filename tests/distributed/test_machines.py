@@ -30,7 +30,7 @@ from gptworks.launch import membership, nodes, supervise, torchrun
 torchrun.LAST_CALL_S, torchrun.KEEP_ALIVE_S, torchrun.KEEP_ALIVE_TRIES = 2, 1, 6
 settings, folder, *rest = sys.argv[1:]
 settings = json.loads(settings)
-ahead = settings["clock"]
+ahead, membership.BEAT_S = settings["clock"], settings["beat"]
 membership.time = types.SimpleNamespace(time=lambda: time.time() + ahead, monotonic=time.monotonic, sleep=time.sleep)
 torchrun.JOIN_TIMEOUT_S = settings["join"]
 found = nodes.solve(**settings["nodes"])
@@ -62,6 +62,7 @@ class Cluster:
         nproc: int = 1,
         restarts: int = 0,
         clock: float = 0.0,
+        beat: float = 1.0,
         join: int = 120,
         number: int | None = None,
         nodes: dict[str, Any] | None = None,
@@ -69,15 +70,19 @@ class Cluster:
     ) -> subprocess.Popen[str]:
         usual = {"nnodes": nnodes, "node_rank": machine if number is None else number, "master": self.where}
         settings = {"nodes": nodes or usual, "nproc": nproc, "restarts": restarts, "clock": clock, "join": join}
+        settings["beat"] = beat
         settings["stopped"] = stopped
         command = [sys.executable, "-c", LAUNCHER.format(script=str(SCRIPT)), json.dumps(settings), str(self.folder)]
+        return self.run(machine, [*command, *(str(arg) for arg in args)])
+
+    def run(self, machine: int, command: list[str], **environment: str) -> subprocess.Popen[str]:
         self.started.append(
             subprocess.Popen(
-                self.machines[machine].command([*command, *(str(arg) for arg in args)]),
+                self.machines[machine].command(command),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+                env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | environment,
             )
         )
         return self.started[-1]
@@ -380,11 +385,49 @@ def test_machines_that_disagree_end_together(mistake: dict[str, Any], message: s
         assert all(is_gone(pid) for pid in started)
 
 
+OTHER_VERSION = "import gptworks\ngptworks.__version__ = '0.0.1'\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ("configuration", "optim.lr: 0.003 there, 0.002 here. Needed: the same versions and the same configuration"),
+        ("version", "there, 0.0.1 here. Needed: the same versions and the same configuration on all machines"),
+    ],
+    ids=["configuration", "version"],
+)
+def test_machines_with_another_configuration_or_version(
+    other: str, message: str, cluster: Cluster, small_store: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "sitecustomize.py").write_text(OTHER_VERSION)
+    shape = "model.num_layers=2 model.hidden_size=16 model.num_heads=2 model.vocab_size=512 model.max_positions=16"
+    rest = "data.seq_len=16 batch.global_size=4 train.steps=4 parallel.dp=2 run.device=cpu run.threads=1"
+    settings = [*shape.split(), *rest.split(), f"data.path={small_store}", "--out", str(tmp_path / "run")]
+    train = [sys.executable, "-m", "gptworks", "train", *settings, "--nproc", "1", "--max-restarts", "3"]
+    first, second = (
+        cluster.run(
+            machine,
+            [*train, f"optim.lr={lr}", "--nnodes", "2", "--node-rank", str(machine), "--master", cluster.where],
+            **({"PYTHONPATH": str(tmp_path / "other")} if machine and other == "version" else {}),
+        )
+        for machine, lr in enumerate(["0.003", "0.002" if other == "configuration" else "0.003"])
+    )
+    for process in (first, second):
+        started = family(process.pid)
+        _, err = finish(process, code=2)
+        assert "rank 1 (process " in err and "was started with other settings than rank 0 (" in err
+        assert message in err and "starting again" not in err
+        assert all(is_gone(pid) for pid in started)
+    assert not (tmp_path / "run" / "checkpoints").exists(), "nothing was trained"
+
+
 @pytest.mark.slow
 def test_two_machines_with_the_same_number(cluster: Cluster) -> None:
     first = cluster.start(0, 3, nnodes="3")
-    second = cluster.start(1, 3, nnodes="3")
-    third = cluster.start(1, 3, nnodes="3")
+    second = cluster.start(1, 3, nnodes="3", beat=2.0)  # it hears later than machine 0, which keeps the store
+    third = cluster.start(1, 3, nnodes="3", beat=2.0)
     for process in (first, second, third):
         _, err = finish(process, code=2)
         assert "error: --node-rank: node 1 of 3 has come already, on " in err

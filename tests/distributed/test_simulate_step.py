@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch._dynamo  # here, so that forked ranks need not import it one by one
 
-from gptworks.config.contradictions import fit_layout
+from gptworks.config.checks import fit_layout
 from gptworks.config.derive import BatchPlan, Layout, solve_batch
 from gptworks.config.load import load
 from gptworks.config.schema import RunConfig, ScalerConfig
@@ -121,6 +121,15 @@ REAL: list[tuple[str, int, dict[str, Any]]] = [
     ("pp2", 4, {"parallel__schedule": "interleaved", "parallel__virtual_stages": 2, "model__num_layers": 5}),
     ("pp2", 4, {"parallel__schedule": "zero_bubble"}),
 ]
+LLAMA = {
+    "model__norm": "rmsnorm",
+    "model__positions": "rope",
+    "model__mlp": "swiglu",
+    "model__bias": "none",
+    "model__num_kv_heads": 2,
+    "model__tied": False,
+}
+VIRTUAL = {"model__num_layers": 4, "parallel__schedule": "zero_bubble", "parallel__virtual_stages": 2}
 IMAGINED: list[tuple[str, int, dict[str, Any]]] = [
     ("fsdp2", 2, {"parallel__zero": 0}),
     ("dp2.fsdp4", 3, {"parallel__zero": 2}),
@@ -130,7 +139,14 @@ IMAGINED: list[tuple[str, int, dict[str, Any]]] = [
     ("pp2.fsdp2", 3, {"parallel__zero": 2}),
     ("pp2.fsdp2", 3, {"parallel__zero": 3}),
     ("pp2.dp2.fsdp2.tp2", 2, {"precision__compute": "bf16"}),
-    ("pp2.tp2", 4, {"model__num_layers": 4, "parallel__schedule": "zero_bubble", "parallel__virtual_stages": 2}),
+    ("pp2.tp2", 4, VIRTUAL),
+    ("tp2", 2, LLAMA | {"model__qk_norm": True, "parallel__sequence": False}),
+    ("pp2.fsdp2.tp2", 2, LLAMA | {"model__qk_norm": True, "parallel__sequence": True, "precision__compute": "bf16"}),
+    (
+        "pp2.tp2",
+        4,
+        LLAMA | {"model__num_layers": 4, "parallel__schedule": "zero_bubble", "parallel__virtual_stages": 2},
+    ),
 ]
 
 
@@ -203,6 +219,23 @@ def test_flops_are_those_of_theory() -> None:
     assert simulate(config(train__recompute="full"), 1, 0, 2).flops == whole + forward * tokens
     # Written out, attention computes what is masked away too.
     assert simulate(config(model__attention="math"), 1, 0, 2).flops == whole + 3 * layers * 2 * h * LENGTH * tokens
+
+
+def test_flops_of_grouped_queries_and_a_gate_are_those_of_theory() -> None:
+    cfg = config(**LLAMA)
+    assert simulate(cfg, 1, 0, 2).flops == sizes.flops_per_token(cfg.model, LENGTH) * 2 * 2 * LENGTH
+    gpt2, llama = config().model, cfg.model
+    h, f = llama.hidden_size, llama.ffn_size
+    kv = llama.num_kv_heads * llama.head_size
+    more = f * h - 2 * (h - kv) * h  # the gate, less what keys and values of fewer heads save
+    difference = sizes.flops_per_token(llama, LENGTH) - sizes.flops_per_token(gpt2, LENGTH)
+    assert difference == 6 * llama.num_layers * more
+    # A window of w tokens: the first see fewer.
+    w = LENGTH // 4
+    seen = sum(min(t + 0.5, w) for t in range(LENGTH)) / LENGTH  # of itself, half
+    windowed = sizes.flops_per_token(llama.model_copy(update={"sliding_window": w}), LENGTH)
+    saved = 3 * llama.num_layers * 4 * h * (LENGTH / 2 - seen)
+    assert sizes.flops_per_token(llama, LENGTH) - windowed == pytest.approx(saved)
 
 
 @pytest.mark.parametrize("name", ["dp2", "pp2.tp2"])

@@ -267,7 +267,7 @@ def test_a_cut_stream_keeps_fewer_activations(run_layout) -> None:
         tokens, _ = batch(0)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
             x_BTD = part.wte(tokens) + part.wpe(torch.arange(T))
-            part.blocks["0"](x_BTD, None, None)
+            part.blocks["0"](x_BTD, None, None, None)
         return sum(saved.untyped_storage().nbytes() for saved in storages.values())
 
     def run(world: World) -> tuple[int, int]:

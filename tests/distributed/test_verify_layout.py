@@ -131,6 +131,23 @@ def test_a_mistake_is_caught_and_its_tensor_named(
     assert said in text
 
 
+LLAMA = [f"model.{word}" for word in ("norm=rmsnorm", "positions=rope", "mlp=swiglu", "bias=none", "qk_norm=true")]
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "tensor_named"),
+    [
+        (2, "blocks.0.attn.q_norm.weight"),  # of which each rank has seen its own heads
+        pytest.param(1, "blocks.0.attn.qkv.weight", marks=pytest.mark.slow),  # of which both have a copy of some rows
+    ],
+)
+def test_a_block_of_llama_and_a_mistake_in_it(compared: Compare, kv_heads: int, tensor_named: str) -> None:
+    settings = [*LLAMA, f"model.num_kv_heads={kv_heads}", "parallel.sequence=false"]
+    assert compared("tp2", *settings).is_equal
+    wrong = compared("tp2", *settings, broken=leave_out(tensor, "finish_gradients", lambda *_: None))
+    assert not wrong.is_equal and wrong.first_divergence == tensor_named
+
+
 # Numbers that are not finite
 
 
@@ -175,6 +192,19 @@ def test_the_scaled_model_is_cut_as_the_model_is() -> None:
     assert small.model.num_layers == 5, "97 layers on 4 stages are uneven, and so are 5"
     assert small.model.vocab_size == 50257 and small.data.seq_len == small.model.max_positions == 64
     assert (batch.global_size, batch.micro_size, batch.accumulation) == (32, 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("preset", "tp", "heads", "kv_heads"), [("llama3-8b", 4, 16, 8), ("llama3-8b", 16, 32, 8), ("mistral-7b", 8, 16, 8)]
+)
+def test_groups_of_heads_of_the_scaled_model_are_cut_or_copied_as_those_of_the_model(
+    preset: str, tp: int, heads: int, kv_heads: int
+) -> None:
+    cfg = load(preset=preset, overrides=["batch.global_size=8", "batch.micro_size=1", "data.seq_len=2048"])
+    choice = LayoutChoice(with_layout(cfg.parallel, Layout(tp=tp)), solve_batch(cfg.batch, 1))
+    small = scaled_model.scale_down(cfg, choice)[0].model
+    assert (small.num_heads, small.num_kv_heads) == (heads, kv_heads)
+    assert small.hidden_size == heads * small.head_size and small.norm == "rmsnorm"
 
 
 def test_a_model_that_does_not_fit_is_shrunk_unless_asked_not_to(monkeypatch: pytest.MonkeyPatch) -> None:

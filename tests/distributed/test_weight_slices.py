@@ -14,10 +14,10 @@ import torch
 from gptworks.architecture import canonical_name
 from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.checkpoint.formats import raw_bytes
+from gptworks.checkpoint.lazy_tensor import in_memory
 from gptworks.checkpoint.manifest import Manifest
-from gptworks.checkpoint.stored import in_memory
 from gptworks.checkpoint.systems import huggingface, ours, registry
-from gptworks.checkpoint.systems.contract import Cut, Opened, Weights
+from gptworks.checkpoint.systems.contract import Opened, SplitSpec, Weights
 from gptworks.config.derive import Layout
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.launch import process_group
@@ -127,7 +127,7 @@ def require_regions(opened: Opened) -> None:
             assert torch.equal(opened.tensor(name, stored.shape, scaled), whole[scaled]), (name, scaled)
 
 
-@pytest.mark.parametrize("system", [name for name in registry.NAMES if name != "gptworks"])
+@pytest.mark.parametrize("system", [name for name in registry.WRITTEN if name != "gptworks"])
 def test_regions_of_every_system_are_those_of_the_whole(
     system: str, one: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
@@ -135,7 +135,7 @@ def test_regions_of_every_system_are_those_of_the_whole(
     path = tmp_path / f"model{writer.SUFFIX}"
     if not writer.SUFFIX:
         path.mkdir()
-    cut = Cut(tp=2) if writer.CUTS else Cut()
+    cut = SplitSpec(tp=2) if writer.CUTS else SplitSpec()
     writer.write(path, Weights(MODEL, {name: in_memory(tensor) for name, tensor in one.items()}), cut)
     require_regions(writer.open(path, {"num_heads": 4, "gelu": MODEL.gelu, "layernorm_eps": 1e-5}).require_whole())
 

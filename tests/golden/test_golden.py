@@ -28,7 +28,7 @@ def tiny_run(folder: Path) -> dict[str, Any]:
     """Prepare, train, evaluate and generate, as a user does."""
     rules = corpus.TextRules(keep_separator=False)
     tokenizer = prepare.train_tokenizer([str(CORPUS)], 400, rules)
-    prepare.prepare([str(CORPUS)], folder / "store", tokenizer, rules=rules, append_eod=True)
+    prepare.prepare(prepare.PrepareJob([str(CORPUS)], folder / "store", tokenizer, rules=rules, append_eod=True))
     cfg = from_dict(
         {
             "model": {"num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": 400, "max_positions": 64},

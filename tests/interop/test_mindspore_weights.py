@@ -11,7 +11,7 @@ import torch
 from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint.convert import convert
 from gptworks.checkpoint.formats import mindspore_ckpt
-from gptworks.checkpoint.stored import in_memory
+from gptworks.checkpoint.lazy_tensor import in_memory
 from gptworks.checkpoint.systems import huggingface, mindspore
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.launch.world import World

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint.formats import pdparams
+from gptworks.checkpoint.lazy_tensor import in_memory
 from gptworks.checkpoint.rules import our_shapes
-from gptworks.checkpoint.stored import in_memory
 from gptworks.checkpoint.systems import fleetx, paddlenlp
-from gptworks.checkpoint.systems.contract import Cut, Weights
+from gptworks.checkpoint.systems.contract import SplitSpec, Weights
 from gptworks.config.schema import ModelConfig
 
 pytestmark = pytest.mark.interop
@@ -153,12 +153,12 @@ def test_a_fused_state_is_loaded(paddle_python: str, tmp_path: Path) -> None:
 def test_stages_are_loaded_into_paddles_own_pipeline(paddle_python: str, tmp_path: Path) -> None:
     folder = tmp_path / "pipeline"
     folder.mkdir()
-    fleetx.write(folder, ours(), Cut(tp=1, pp=2))
+    fleetx.write(folder, ours(), SplitSpec(tp=1, pp=2))
     close(run(paddle_python, CONFIG + STAGES, folder, tmp_path, TOKENS)["logits"])
 
 
 def test_shards_are_those_that_paddlenlp_cuts(paddle_python: str, tmp_path: Path) -> None:
-    for name, cut in (("whole", Cut()), ("shards", Cut(tp=2))):
+    for name, cut in (("whole", SplitSpec()), ("shards", SplitSpec(tp=2))):
         (tmp_path / name).mkdir()
         fleetx.write(tmp_path / name, ours(), cut)
     assert run(paddle_python, CONFIG + SHARDS, tmp_path, tmp_path, TOKENS)["ok"]

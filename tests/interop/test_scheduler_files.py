@@ -24,9 +24,10 @@ from types import SimpleNamespace
 
 import yaml
 from kubeflow.training.api_client import ApiClient as Kubeflow
-from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
+from kubeflow_trainer_api.models import TrainerV1alpha1TrainingRuntime, TrainerV1alpha1TrainJob
 from kubernetes.client import ApiClient as Kubernetes
 
+TRAINER = {"TrainJob": TrainerV1alpha1TrainJob, "TrainingRuntime": TrainerV1alpha1TrainingRuntime}
 CLASSES = {
     "ConfigMap": (Kubernetes, "V1ConfigMap"),
     "Service": (Kubernetes, "V1Service"),
@@ -36,8 +37,8 @@ CLASSES = {
 
 
 def returned(document):
-    if document["kind"] == "TrainJob":
-        return TrainerV1alpha1TrainJob.from_dict(document).to_dict()
+    if document["kind"] in TRAINER:
+        return TRAINER[document["kind"]].from_dict(document).to_dict()
     client, name = CLASSES[document["kind"]]
     client = client()
     return client.sanitize_for_serialization(client.deserialize(SimpleNamespace(data=json.dumps(document)), name))
@@ -81,7 +82,8 @@ def test_the_models_of_the_api_give_back_every_field(file: str, tmp_path: Path) 
 
 
 def test_a_field_of_another_name_would_be_found(tmp_path: Path) -> None:
-    for file, field in (("job", "completions"), ("pytorchjob", "nprocPerNode"), ("trainjob", "numNodes")):
+    fields = {"job": "completions", "pytorchjob": "nprocPerNode", "trainjob": "backoffLimit"}
+    for file, field in fields.items():
         text = (FILES / f"{file}.k8s.yaml").read_text(encoding="utf-8")
         assert f"  {field}: " in text
         (tmp_path / "wrong.yaml").write_text(text.replace(f"  {field}: ", f"  {field}s: "), encoding="utf-8")

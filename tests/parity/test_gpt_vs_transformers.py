@@ -21,6 +21,7 @@ from transformers import AutoTokenizer, GPT2LMHeadModel
 import gptworks
 from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.checkpoint.systems import huggingface
+from gptworks.checkpoint.systems.huggingface_families import GPT2
 from gptworks.config import from_dict
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.launch.world import World
@@ -76,10 +77,10 @@ def assert_same_model(ours: GPT, theirs: GPT2LMHeadModel, tolerance: float) -> N
     loss.backward()
     assert_close(loss.detach(), expected.detach(), tolerance, "loss")
     wanted = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    mine = {huggingface.rule_of(name).theirs[0]: (name, parameter.grad) for name, parameter in ours.named_parameters()}
+    mine = {GPT2.rule(name).theirs[0]: (name, parameter.grad) for name, parameter in ours.named_parameters()}
     assert set(mine) == set(wanted)
     for theirs_name, (name, gradient) in mine.items():
-        (as_theirs,) = huggingface.rule_of(name).to_theirs(gradient, ours.cfg.head_size)
+        (as_theirs,) = GPT2.rule(name).to_theirs(gradient, ours.cfg.head_size)
         assert_close(as_theirs, wanted[theirs_name], tolerance, f"gradient of {name}")
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import gptworks
-from gptworks.checkpoint.systems import huggingface
+from gptworks.checkpoint.systems.huggingface_families import GPT2
 from gptworks.config.schema import GenerateConfig, ModelConfig
 from gptworks.generate.engine import continue_tokens
 from gptworks.launch.world import World
@@ -58,7 +58,7 @@ class MinGPTWeights:
 
     def tensor(self, name: str, shape: torch.Size, region: Region | None = None) -> Tensor:
         assert region is None  # one process has it whole
-        rule = huggingface.rule_of(name)
+        rule = GPT2.rule(name)
         theirs = tensor_of(self.file[rule.theirs[0]])
         is_matrix = name.startswith("blocks.") and theirs.dim() == 2
         return rule.from_theirs([theirs.T if is_matrix else theirs], self.cfg.head_size)

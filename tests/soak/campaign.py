@@ -27,6 +27,7 @@ class Part(Protocol):
 
     name: str
     share: float  # of the campaign's time
+    goal: int  # faults in 30 minutes, whatever share of the time they take; 0: as many as its share allows
 
     def ready(self, folder: Path) -> None:
         """Once, before the first try: what tries compare with goes into this folder. May raise LeftOut."""
@@ -56,15 +57,20 @@ class Tally:
         """Time it has had for its share: the part with the least comes next."""
         return (self.seconds + 5.0 * self.under_way) / self.part.share
 
+    def is_behind(self, minutes: float) -> bool:
+        """Of the faults that are wanted by now; it is ahead when it can be, so that the last try is not needed."""
+        return not self.under_way and self.faults.total() < self.part.goal * (minutes + 3) / 30
+
 
 class Campaign:
     def __init__(self, parts: list[Part], folder: Path, seed: int) -> None:
         self.tallies = [Tally(part, next_seed=seed * 1_000_000) for part in parts]
-        self.folder, self.lock = folder, threading.Lock()
+        self.folder, self.lock, self.began = folder, threading.Lock(), time.monotonic()
         self.most_failures = 20  # of one part; the rest of the time is for the others
 
     def run(self, seconds: float, jobs: int) -> None:
-        deadline = time.monotonic() + seconds
+        self.began = time.monotonic()
+        deadline = self.began + seconds
         with ThreadPoolExecutor(jobs) as pool:
             for done in [pool.submit(self._work, deadline) for _ in range(jobs)]:
                 done.result()
@@ -80,7 +86,8 @@ class Campaign:
             there = [each for each in self.tallies if not each.left_out and len(each.failures) < self.most_failures]
             if not there:
                 return None
-            chosen = min(there, key=Tally.backlog)
+            minutes = (time.monotonic() - self.began) / 60
+            chosen = next((each for each in there if each.is_behind(minutes)), min(there, key=Tally.backlog))
             chosen.under_way += 1
             chosen.next_seed += 1
             return chosen

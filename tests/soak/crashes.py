@@ -45,6 +45,7 @@ def add_run(folder: Path) -> None:
 
 class Crashes:
     name, share = "crashes", 2.8
+    goal = 0
 
     def ready(self, folder: Path) -> None:
         if not has_strace():

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from load_clock import LoadClock
+
 from soak.campaign import Found, require
 
 TESTS = Path(__file__).resolve().parents[1]
 CORPUS = TESTS / "fixtures" / "corpus.txt"
-LONGEST = 400.0  # seconds that any one command may take: it hangs, or the machine is far too busy
-NOT_COMPARED = {"tokens_per_sec", "mfu"}
+LONGEST = 400.0  # seconds that any one command may take, without those that it waits for a core: else it hangs
+NOT_COMPARED = {"tokens_per_sec", "mfu", "memory"}
 
 ENVIRONMENT = {
     **os.environ,
@@ -78,29 +80,47 @@ def started(words: list[str], log: Path, seconds: float = LONGEST, **options: An
             start_new_session=True,
             **options,
         )
-    timer = threading.Timer(seconds, lambda: kill_all(process.pid))
-    timer.start()
+    with limited(process.pid, log, seconds, " ".join(words)):
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                kill_all(process.pid)
+            process.wait()
+
+
+@contextmanager
+def limited(pid: int, log: Path, seconds: float, what: str) -> Iterator[None]:
+    """A process is killed with its children when it takes longer than this, and that is a failure."""
+    clock = LoadClock(lambda: [pid, *descendants(pid)])
+    ended, is_late = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.5):
+            if clock.seconds() > seconds:
+                is_late.set()
+                kill_all(pid)
+                return
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     try:
-        yield process
+        yield
     finally:
-        timer.cancel()
-        if process.poll() is None:
-            kill_all(process.pid)
-        process.wait()
+        ended.set()
+        watcher.join()
+        if is_late.is_set():
+            told = log.read_text(errors="replace")[-3000:]
+            raise Found(f"{what[-300:]} had not ended after {seconds:.0f} s\n{told}")
 
 
 def run(*args: str | Path, log: Path, prefix: tuple[str, ...] = (), **options: Any) -> Done:
     began = log.stat().st_size if log.exists() else 0
-    started_at = time.monotonic()
     with started([*prefix, *command(*args)], log, **options) as process:
         process.wait()
     with log.open("rb") as file:
         file.seek(began)
         text = file.read().decode(errors="replace")
-    require(
-        time.monotonic() - started_at < LONGEST,
-        lambda: f"{args[0]} had not ended after {LONGEST:.0f} s\n{text[-3000:]}",
-    )
     return Done(process.returncode, text)
 
 
@@ -136,9 +156,9 @@ def kill_all(pid: int) -> None:
 
 def require_gone(pids: list[int], seconds: float = 30.0) -> None:
     """Nobody outlives its launcher."""
-    deadline = time.monotonic() + seconds
+    clock = LoadClock(lambda: pids)
     while alive := [pid for pid in pids if _is_alive(pid)]:
-        if time.monotonic() > deadline:
+        if clock.seconds() > seconds:
             for pid in alive:
                 os.kill(pid, signal.SIGKILL)
             raise Found(f"{len(alive)} processes outlived their launcher by {seconds:.0f} s")
@@ -152,14 +172,11 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until(process: subprocess.Popen[bytes], arrived: Callable[[], bool], seconds: float = LONGEST) -> bool:
-    """False when the process ended before."""
-    deadline = time.monotonic() + seconds
+def wait_until(process: subprocess.Popen[bytes], arrived: Callable[[], bool]) -> bool:
+    """False when the process ended before. It has a limit of its own: see `started`."""
     while not arrived():
         if process.poll() is not None:
             return False
-        if time.monotonic() > deadline:
-            raise Found(f"nothing happened for {seconds:.0f} s")
         time.sleep(0.002)
     return True
 
@@ -168,7 +185,10 @@ def lines_of(run_folder: Path) -> list[dict[str, Any]]:
     """Metrics without those numbers that depend on the clock."""
     text = (run_folder / "metrics.jsonl").read_text(encoding="utf-8")
     found = [json.loads(line) for line in text.splitlines()]
-    return [{key: value for key, value in line.items() if key not in NOT_COMPARED} for line in found]
+    return [
+        {key: value for key, value in line.items() if key not in NOT_COMPARED and not key.endswith("_seconds")}
+        for line in found
+    ]
 
 
 def last_step(run_folder: Path) -> int:

@@ -67,6 +67,7 @@ class References:
 
 class Kills:
     name, share = "kills", 4.0
+    goal = 0
 
     def ready(self, folder: Path) -> None:
         self.references = References(folder)
@@ -128,6 +129,7 @@ class Ranks:
     """A rank of two that is lost, stopped or slow, in a run that may start again."""
 
     name, share = "ranks", 2.0
+    goal = 0
 
     def ready(self, folder: Path) -> None:
         self.references = References(folder)

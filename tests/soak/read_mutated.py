@@ -1,34 +1,38 @@
-"""In a child: read damaged files one after another. python -m soak.read_mutated SEED FOLDER READER:COUNT...
+"""In a child: damaged files are read one after another.
 
-Prints how many were read and how many of them were refused; exit 1 with the number of the file that did something else.
+It writes how many were read and how many were refused; exit 1 with the number of the file that did something else.
 """
 
+import os
 import random
 import resource
 import shutil
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "unit"), str(TESTS / "cli")]
+from load_clock import of_thread
 
-from soak.campaign import Found  # noqa: E402
-from soak.mutate import mutated  # noqa: E402
-from soak.readers import Reader, all_readers  # noqa: E402
+from soak.campaign import Found
+from soak.mutate import mutated
+from soak.readers import Reader, all_readers
 
 MEMORY = 2 << 30  # beyond what the process has when the first file comes
-SECONDS = 30
+SECONDS = 30  # without those that it waits for a core
+THIS = Path("/proc/self/schedstat")
 
 
-def main() -> int:
-    seed, folder = int(sys.argv[1]), Path(sys.argv[2])
-    for asked in sys.argv[3:]:
-        name, _, count = asked.rpartition(":")
-        if not _survives(name, seed, int(count), folder / name):
-            return 1
-    return 0
+def read_all(seed: int, place: Path, asked: dict[str, int], log: Path) -> None:
+    """`asked`: how many files of each reader. What did something else is left in the place."""
+    os.setsid()
+    with log.open("ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
+    sys.exit(not all(_survives(name, seed, count, place / name) for name, count in asked.items()))
 
 
 def _survives(name: str, seed: int, count: int, folder: Path) -> bool:
@@ -68,11 +72,23 @@ def _files(reader: Reader, folder: Path) -> dict[Path, bytes]:
 def _is_refused(reader: Reader, folder: Path) -> bool:
     from gptworks.errors import GPTWorksError
 
-    signal.signal(signal.SIGALRM, _too_long)
+    began, (_, waited) = time.monotonic(), of_thread(THIS)
+
+    late: list[Found] = []
+
+    def look(*_: object) -> None:
+        if time.monotonic() - began - (of_thread(THIS)[1] - waited) / 1e9 > SECONDS:
+            late.append(Found(f"not read after {SECONDS} s"))
+            raise late[0]
+        signal.alarm(1)
+
+    signal.signal(signal.SIGALRM, look)
     signal.alarm(SECONDS)
     try:
         reader.read(folder)
     except GPTWorksError as error:
+        if late:  # taken for a fault of the file
+            raise late[0] from None
         if len(str(error)) > 20_000:
             raise Found(f"a message of {len(str(error)):,} characters: {str(error)[:500]}") from None
         return True
@@ -81,15 +97,7 @@ def _is_refused(reader: Reader, folder: Path) -> bool:
     return False
 
 
-def _too_long(*_: object) -> None:
-    raise Found(f"not read after {SECONDS} s")
-
-
 def _bound_memory() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from test_dataset_fuzz import dataset, located_outcome
 from test_hostile_weights import MODEL, weights
+from test_llama2c import llama2c_model
 from test_refused_by_the_system import RANK_TABLE
 from test_text_in import parquet
 
@@ -61,7 +62,7 @@ def _dataset(name: str) -> Reader:
 
 def _weights(name: str) -> Reader:
     from gptworks.checkpoint.systems import registry
-    from gptworks.checkpoint.systems.contract import Cut
+    from gptworks.checkpoint.systems.contract import SplitSpec
 
     system = registry.system(name)
 
@@ -70,13 +71,17 @@ def _weights(name: str) -> Reader:
 
     def make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        system.write(target(folder), weights(), Cut(1, 1))
+        if name == "llama2c":
+            llama2c_model(target(folder))
+        else:
+            system.write(target(folder), weights(), SplitSpec(1, 1))
 
     def read(folder: Path) -> None:
         # Some formats do not carry the number of heads.
         found = registry.open_any(target(folder), {"num_heads": MODEL.num_heads}, name=name).require_whole()
         for tensor in found.tensors.values():
             tensor.read()
+        found.open_tokenizer()
 
     return Reader(make, read)
 

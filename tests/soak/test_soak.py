@@ -1,12 +1,15 @@
 """The campaign itself, in short: its states are those that a disk can have, and faults that are planted are found."""
 
+import os
 import random
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from load_clock import LoadClock
 
 from soak import crash_states, driver, recorded
 from soak.campaign import Campaign, Found
@@ -95,6 +98,7 @@ class Fails:
     """A part whose every third try fails."""
 
     name, share = "fails", 1.0
+    goal = 0
 
     def ready(self, folder: Path) -> None:
         pass
@@ -115,6 +119,53 @@ def test_a_failure_is_repeated_alone_by_its_seed(tmp_path: Path) -> None:
     again = Campaign([Fails()], tmp_path / "again", seed=99)
     again.repeat("fails", seed)
     assert again.tallies[0].failures == [(seed, told)]
+
+
+def test_a_part_that_is_behind_its_goal_comes_first(tmp_path: Path) -> None:
+    class Aims(Fails):
+        name, goal = "aims", 3000
+
+    campaign = Campaign([Fails(), Aims()], tmp_path, seed=3)
+    fails, aims = campaign.tallies
+    aims.seconds = 1000.0  # it has had far more than its share
+    assert campaign._next() is aims
+    assert campaign._next() is fails  # one try at a time is enough
+    aims.under_way = 0
+    aims.faults["one"] = 299  # of a tenth: it begins three minutes ahead
+    assert campaign._next() is aims
+    aims.under_way = 0
+    aims.faults["one"] = 400
+    assert campaign._next() is fails
+
+
+BUSY = "import time\nwhile True: pass"
+ASLEEP = "import time\ntime.sleep(1000)"
+
+
+@pytest.mark.parametrize("program", [BUSY, ASLEEP])
+def test_who_turns_in_a_loop_or_sleeps_comes_to_the_limit(program: str, tmp_path: Path) -> None:
+    with (
+        pytest.raises(Found, match="had not ended after 1 s"),
+        driver.started([sys.executable, "-c", program], tmp_path / "log", seconds=1.0) as process,
+    ):
+        process.wait()
+
+
+def test_waiting_for_a_core_is_not_counted(tmp_path: Path) -> None:
+    """Eight processes on one core: each has an eighth of it, and by its own clock as long as if it were alone."""
+    core = min(os.sched_getaffinity(0))
+    children = [
+        subprocess.Popen([sys.executable, "-c", BUSY], preexec_fn=lambda: os.sched_setaffinity(0, {core}))
+        for _ in range(8)
+    ]
+    try:
+        clock, began = LoadClock(lambda: [children[0].pid]), time.monotonic()
+        time.sleep(4)
+        assert clock.seconds() < (time.monotonic() - began) / 2
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +207,7 @@ PLANTED = {
     "no_rename": ("crashes:1000009", "is none of old, new and refused"),  # of a conversion
     "flipped_byte": ("crashes:1000000", "no checkpoint is whole"),  # of a save
     "deletes_best": ("crashes:1000003", "best names step-00000001, which is gone"),  # of a save that keeps the best
-    "no_limit": ("bombs:1000003", "nested: exit 0"),
+    "no_limit": ("bombs:1000005", "nested: exit 0"),
     "leak": ("long:1000000", "grew from"),
 }
 

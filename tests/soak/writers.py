@@ -27,6 +27,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 class Writers:
     name, share = "writers", 0.7
+    goal = 0
 
     def ready(self, folder: Path) -> None:
         self.folder = folder

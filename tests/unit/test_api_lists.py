@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import gptworks as gw
 from gptworks.data.store import Store
-from gptworks.errors import UsageError
+from gptworks.errors import ConfigError, UsageError
 
 SHAPE = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "vocab_size": 300, "max_positions": 6}
 FEW: dict[str, Any] = {"train": {"steps": 2, "log_every": 1}, "batch": {"global_size": 2}, "run": {"device": "cpu"}}
@@ -109,3 +110,47 @@ def test_a_fresh_model_without_a_tokenizer_says_how_it_gets_one() -> None:
     trainer = gw.Trainer(model=gw.GPT.from_config(SHAPE), train_dataset=TEXTS, out="run", **FEW)
     trainer.train()
     assert trainer.model.tokenizer is not None
+
+
+ROWS = [{"title": f"Soup {number}", "steps": text, "minutes": number} for number, text in enumerate(TEXTS)]
+
+
+def test_dictionaries_with_keys_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """As the columns of a file: the same documents, and the same in evaluate."""
+    for key in ("title,steps", "steps"):
+        joined = [str(row["steps"]) if key == "steps" else f"{row['title']}\n{row['steps']}" for row in ROWS]
+        named = gw.Trainer(model=SHAPE, train_dataset=ROWS, eval_dataset=ROWS[:4], data={"key": key}, out=key, **FEW)
+        plain = gw.Trainer(model=SHAPE, train_dataset=joined, eval_dataset=joined[:4], out=f"{key} plain", **FEW)
+        assert named.train().held_out_loss == plain.train().held_out_loss
+        assert gw.evaluate(named.model, ROWS[:4], key=key).loss == gw.evaluate(plain.model, joined[:4]).loss
+    assert "data:  train_dataset: 24 documents, " in capsys.readouterr().out
+
+
+def test_what_is_said_of_keys_that_are_not_there() -> None:
+    with pytest.raises(UsageError, match=r'or choose some: data=\{"key": "title,steps"\}\.$'):
+        gw.Trainer(model=SHAPE, train_dataset=ROWS, out="run", **FEW)
+    with pytest.raises(
+        UsageError, match=r"train_dataset: item 1 has no key 'stps'\. Its keys: title, steps, minutes\.$"
+    ):
+        gw.Trainer(model=SHAPE, train_dataset=ROWS, data={"key": "title,stps"}, out="run", **FEW)
+    with pytest.raises(UsageError, match=r"item 1 has a int under 'minutes', not a text"):
+        gw.Trainer(model=SHAPE, train_dataset=ROWS, data={"key": "minutes"}, out="run", **FEW)
+    with pytest.raises(UsageError, match=r"item 2 is 'a text', which has no key 'steps'"):
+        gw.Trainer(model=SHAPE, train_dataset=[ROWS[0], "a text"], data={"key": "steps"}, out="run", **FEW)
+    with pytest.raises(UsageError, match=r'or choose some: key="title,steps"\.$'):
+        gw.evaluate("none", ROWS)
+
+
+def test_habits_from_the_trainer_of_hugging_face() -> None:
+    with pytest.raises(ConfigError) as wrong:
+        gw.Trainer(preset="tiny", train_dataset=TEXTS, max_steps=6, learning_rate=3e-4)
+    assert [problem.partition(" (")[0] for problem in wrong.value.problems] == [
+        "max_steps: unknown key; did you mean train={'steps': ...}?",
+        "learning_rate: unknown key; did you mean optim={'lr': ...}?",
+    ]
+    assert gw.Trainer(preset="tiny", train_dataset=TEXTS).config.model == gw.load_config(preset="tiny").model
+    trainer = gw.Trainer(model=SHAPE, train_dataset=TEXTS, out="run", **FEW)
+    trainer.train()
+    trainer.save_model("mine")
+    saved = gw.GPT.from_pretrained("mine").state_dict()
+    assert all(torch.equal(saved[name], value) for name, value in trainer.model.state_dict().items())

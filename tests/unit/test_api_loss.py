@@ -82,7 +82,7 @@ def test_calling_the_model_gives_logits_in_either_mode(model: gw.GPT, folder: Pa
 def test_the_loss_is_that_of_training_on_the_same_window(model: gw.GPT, small_store: Path) -> None:
     data = DataConfig(path=(str(small_store),), seq_len=CONTEXT)
     dataset = Dataset(data, vocab_size=VOCAB)
-    batch = collate(dataset.samples("train").at(0, 3), 0, dataset.borders)
+    batch = collate(dataset.samples("train").at(0, 3), 0, dataset.eod_policy)
     windows = torch.cat([batch.tokens, batch.labels[:, -1:]], 1)
     assert windows.shape == (3, CONTEXT + 1)
     ours = {training: model.train(training).loss(windows).item() for training in (True, False)}

@@ -9,7 +9,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import gptworks as gw
-from gptworks import names
+from gptworks import model_hub
 from gptworks.checkpoint import folder as folders
 from gptworks.errors import CheckpointError, TokenizerError
 
@@ -60,15 +60,15 @@ def cached(weights: Path, hub: Path, hub_name: str, revision: str = "abc123", ma
 def test_names_of_gpt2_are_found_in_our_home_and_in_the_hubs_cache(
     name: str, weights: Path, empty_machine: Path
 ) -> None:
-    assert names.find(name) is None
+    assert model_hub.find(name) is None
     size = name.removeprefix("openai-community/").removesuffix("-en")
     in_cache = cached(weights, empty_machine / "hf" / "hub", f"openai-community/{size}")
-    assert names.find(name) == in_cache
+    assert model_hub.find(name) == in_cache
     short = place(weights, empty_machine / "home" / "models" / size)
-    assert names.find(name) == short, "our own home comes first"
+    assert model_hub.find(name) == short, "our own home comes first"
     if name != size:
         own = place(weights, empty_machine / "home" / "models" / name)
-        assert names.find(name) == own, "the very name comes before the short one"
+        assert model_hub.find(name) == own, "the very name comes before the short one"
 
 
 def test_a_folder_of_that_path_comes_first(weights: Path, empty_machine: Path) -> None:
@@ -92,31 +92,31 @@ def test_the_cache_is_where_the_hubs_library_has_it(
     monkeypatch.delenv("HF_HOME")
     monkeypatch.setenv(variable, value.format(here=empty_machine))
     in_cache = cached(weights, empty_machine / hub, "gpt2")  # the short name: what caches from before 2024 hold
-    assert names.find("gpt2-en") == in_cache
+    assert model_hub.find("gpt2-en") == in_cache
 
 
 def test_our_home_may_be_below_the_users(empty_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(empty_machine))
     monkeypatch.setenv("GPTWORKS_HOME", "~/mine")
-    assert names.home() == empty_machine / "mine"
+    assert model_hub.home() == empty_machine / "mine"
     monkeypatch.delenv("GPTWORKS_HOME")
-    assert names.home() == empty_machine / ".gptworks"
+    assert model_hub.home() == empty_machine / ".gptworks"
 
 
 def test_the_main_branch_is_taken_or_the_only_revision(weights: Path, empty_machine: Path) -> None:
     hub = empty_machine / "hf" / "hub"
     only = cached(weights, hub, "somebody/model", "aaa", main=False)
-    assert names.find("somebody/model") == only
+    assert model_hub.find("somebody/model") == only
     cached(weights, hub, "somebody/model", "bbb", main=False)
-    assert names.find("somebody/model") is None, "which of the two is not said"
+    assert model_hub.find("somebody/model") is None, "which of the two is not said"
     newest = cached(weights, hub, "somebody/model", "ccc")
-    assert names.find("somebody/model") == newest
+    assert model_hub.find("somebody/model") == newest
 
 
 def test_a_cache_that_holds_the_tokenizer_only_has_no_weights(small_tokenizer, empty_machine: Path) -> None:
     small_tokenizer.save(empty_machine / "tokenizer")
     at = cached(empty_machine / "tokenizer", empty_machine / "hf" / "hub", "somebody/model")
-    assert names.find("somebody/model") is None and names.find_tokenizer("somebody/model") == at
+    assert model_hub.find("somebody/model") is None and model_hub.find_tokenizer("somebody/model") == at
     assert gw.Tokenizer.from_pretrained("somebody/model").vocab_size == 512
     with pytest.raises(CheckpointError, match="somebody/model: no such folder"):
         gw.GPT.from_pretrained("somebody/model")
@@ -173,7 +173,7 @@ def test_what_to_put_where_is_said(empty_machine: Path) -> None:
         assert part in text
     for other in ("nowhere", "no/where", "/no/where/at/all", ""):
         with pytest.raises(CheckpointError, match=f"{other}: no such folder"):
-            names.resolve(other)
+            model_hub.resolve(other)
     with pytest.raises(TokenizerError, match="no/where: not a tokenizer"):
         gw.Tokenizer.from_pretrained("no/where")
 
@@ -226,30 +226,30 @@ def test_pickled_weights_are_fetched_where_there_are_no_others(
     empty = empty_machine / "empty"
     empty.mkdir()
     hub = with_hub(monkeypatch, empty, weights)
-    assert names.resolve("somebody/old", download=True) == weights
+    assert model_hub.resolve("somebody/old", download=True) == weights
     assert "pytorch_model.bin" in hub.asked[1][2]
     with_hub(monkeypatch, empty, empty)
     with pytest.raises(CheckpointError, match=r"somebody/old: downloaded to .*empty, but there is no config\.json"):
-        names.resolve("somebody/old", download=True)
+        model_hub.resolve("somebody/old", download=True)
 
 
 def test_downloads_that_fail_say_why(empty_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_hub(monkeypatch, OSError("no route to host\nmore"))
     with pytest.raises(CheckpointError, match=r"openai-community/gpt2: could not be downloaded \(no route to host\)"):
-        names.resolve("gpt2", download=True)
+        model_hub.resolve("gpt2", download=True)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(CheckpointError, match=r"huggingface_hub, which is not installed.*gptworks\[hub\]"):
-        names.resolve("gpt2", download=True)
+        model_hub.resolve("gpt2", download=True)
     monkeypatch.setenv("GPTWORKS_DOWNLOAD", "perhaps")
     with pytest.raises(CheckpointError, match="GPTWORKS_DOWNLOAD: got 'perhaps'"):
-        names.resolve("gpt2")
+        model_hub.resolve("gpt2")
 
 
 def test_the_real_library_offline_is_answered_in_one_line() -> None:
     """tests/conftest.py keeps every test offline."""
     pytest.importorskip("huggingface_hub")
     with pytest.raises(CheckpointError, match="openai-community/gpt2: could not be downloaded") as caught:
-        names.resolve("gpt2", download=True)
+        model_hub.resolve("gpt2", download=True)
     assert "\n" not in str(caught.value)
 
 

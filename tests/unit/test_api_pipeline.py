@@ -125,7 +125,7 @@ def test_evaluate_is_the_held_out_loss(model: gw.GPT, folder: Path, small_store:
     dataset = Dataset(cfg, vocab_size=512)
     for split, part in (("held-out", "held_out"), ("train", "train")):
         expected = held_out_loss(
-            model, dataset.samples(part), dataset.borders, micro_size=8, device=torch.device("cpu"),
+            model, dataset.samples(part), dataset.eod_policy, micro_size=8, device=torch.device("cpu"),
             byte_lengths=model.tokenizer.byte_lengths,
         )  # fmt: skip
         got = gw.evaluate(folder, small_store, split=split, device="cpu")

@@ -3,14 +3,14 @@
 import re
 import subprocess
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from gptworks import architecture
-from gptworks.architecture import TensorSpec, require_known, tensors, variant
-from gptworks.config.schema import ModelConfig
+from gptworks.architecture import ANY, TensorSpec, require_known, tensors, union, variant
+from gptworks.config.schema import ModelConfig, RopeScalingConfig
 from gptworks.errors import UsageError
 from gptworks.model import GPT
 
@@ -18,14 +18,40 @@ SHAPE = {"num_layers": 3, "hidden_size": 24, "num_heads": 4, "ffn_size": 40, "vo
 
 
 class Spiral(ModelConfig):
-    """An invented variant: positions of a kind that nobody knows."""
+    """An invented variant: a curve that nobody knows."""
 
-    positions: Literal["learned", "spiral"] = "learned"
+    curve: Literal["straight", "spiral"] = "straight"
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_the_tensors_of_the_model_are_those_that_are_described(tied: bool) -> None:
-    cfg = ModelConfig(**SHAPE, tied=tied)
+KINDS: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "untied": {"tied": False},
+    "llama": {
+        "norm": "rmsnorm",
+        "positions": "rope",
+        "mlp": "swiglu",
+        "bias": "none",
+        "tied": False,
+        "num_kv_heads": 2,
+    },
+    "qwen3": {
+        "norm": "rmsnorm",
+        "positions": "rope",
+        "mlp": "swiglu",
+        "bias": "none",
+        "qk_norm": True,
+        "num_kv_heads": 1,
+        "head_size": 10,
+    },
+    "qwen2": {"norm": "rmsnorm", "positions": "rope", "mlp": "swiglu", "bias": "qkv", "num_kv_heads": 2},
+    "all biases": {"norm": "rmsnorm", "positions": "none", "mlp": "swiglu"},
+    "no biases": {"bias": "none"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tensors_of_the_model_are_those_that_are_described(kind: str) -> None:
+    cfg = ModelConfig(**SHAPE, **KINDS[kind])
     with torch.device("meta"):
         model = GPT(cfg)
     found = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -54,6 +80,18 @@ def test_what_is_described_beside_the_shapes() -> None:
         "head.weight": "matrix",
     }
     assert {spec.role.init for spec in described.values() if spec.role.kind == "bias"} == {"zeros"}
+
+
+def test_what_is_described_of_grouped_queries() -> None:
+    """By hand: 4 heads of 6 in 2 groups, so 2 x (12 + 6 + 6) rows; a gate beside each up; gains on all ranks."""
+    described = tensors(ModelConfig(**SHAPE, **KINDS["llama"], qk_norm=True))
+    qkv = described["blocks.2.attn.qkv.weight"]
+    assert qkv.shape == (48, 24) and qkv.pieces == (12, 6, 6)
+    assert qkv.on_rank(2, 1).shape == (24, 24)
+    assert described["blocks.0.mlp.gate.weight"].role.tp_dim == described["blocks.0.mlp.up.weight"].role.tp_dim == 0
+    q_norm = described["blocks.0.attn.q_norm.weight"]
+    assert q_norm.shape == (6,) and q_norm.role.tp_dim is None and q_norm.role.sees_own_heads
+    assert not any(name.endswith("bias") or name.startswith("wpe") for name in described)
 
 
 def test_what_a_stage_has_beside_its_blocks() -> None:
@@ -90,10 +128,10 @@ def test_the_description_is_read_without_torch() -> None:
 
 def test_a_key_that_is_new_is_part_of_the_tag() -> None:
     assert variant(Spiral(**SHAPE)) == {}
-    assert variant(Spiral(**SHAPE, positions="spiral", gelu="erf", tied=False, dropout_hidden=0.1)) == {
+    assert variant(Spiral(**SHAPE, curve="spiral", gelu="erf", tied=False, dropout_hidden=0.1)) == {
         "tied": False,
         "gelu": "erf",
-        "positions": "spiral",
+        "curve": "spiral",
     }
 
 
@@ -101,10 +139,32 @@ def test_a_default_that_follows_from_other_keys_is_no_variant() -> None:
     assert variant(ModelConfig(**{**SHAPE, "ffn_size": 7})) == {}
 
 
+def test_a_number_that_any_value_will_do_for() -> None:
+    cfg = ModelConfig(**SHAPE, **KINDS["llama"], rope_scaling=RopeScalingConfig(type="yarn", factor=2.0))
+    assert variant(cfg) == {**KINDS["llama"], "rope_scaling": "yarn"}
+    knows: dict[str, Any] = {key: (value,) for key, value in KINDS["llama"].items()}
+    knows |= {"num_kv_heads": ANY, "rope_scaling": ("yarn",)}
+    require_known(cfg, knows, "this file", UsageError)
+    knows["rope_scaling"] = ("linear",)
+    with pytest.raises(UsageError, match=r": model\.rope_scaling: yarn \(known: none, linear\)\.$"):
+        require_known(cfg, knows, "this file", UsageError)
+    with pytest.raises(UsageError, match=r"model\.num_kv_heads: 2 \(known: 4\)"):
+        require_known(cfg, architecture.GPT2, "this file", UsageError)
+
+
+def test_what_several_know_together() -> None:
+    window, erf = {"sliding_window": ANY, "gelu": ("erf",)}, {"gelu": ("sigmoid", "erf")}
+    for tables in ([window, erf, {"sliding_window": (8,)}], [{"sliding_window": (8,)}, window, erf]):
+        together = union(tables)
+        assert together["sliding_window"] is ANY and together["gelu"] == ("erf", "sigmoid")
+
+
 def test_what_is_unknown_is_named() -> None:
     knows = {"gelu": ("erf",), "tied": (False,)}
     require_known(Spiral(**SHAPE, gelu="erf", tied=False), knows, "this file", UsageError)
-    with pytest.raises(UsageError, match=r"this file .*: model\.positions: spiral \(known: learned\)\."):
-        require_known(Spiral(**SHAPE, positions="spiral", gelu="erf"), knows, "this file", UsageError)
+    with pytest.raises(UsageError, match=r"this file .*: model\.curve: spiral \(known: straight\)\."):
+        require_known(Spiral(**SHAPE, curve="spiral", gelu="erf"), knows, "this file", UsageError)
     with pytest.raises(UsageError, match=r"model\.gelu: sigmoid \(known: tanh, erf\)"):
         require_known(Spiral(**SHAPE, gelu="sigmoid"), knows, "this file", UsageError)
+    with pytest.raises(UsageError, match=r"model\.gelu: sigmoid \(known: tanh, erf\)"):  # each value once
+        require_known(Spiral(**SHAPE, gelu="sigmoid"), {"gelu": ("tanh", "erf")}, "this file", UsageError)

@@ -1,5 +1,6 @@
 """Benchmarks go on without a competitor that is not installed, does not start, or dies, and say which and why."""
 
+import argparse
 import importlib.util
 import sys
 from pathlib import Path
@@ -73,13 +74,14 @@ def test_comparisons_go_on_without_peers(
     train, generate = benchmark("train", monkeypatch), benchmark("generate", monkeypatch)
     for module in (train, generate):
         monkeypatch.setattr(module, "__file__", str(tmp_path / "worker.py"))
-    monkeypatch.setattr(generate, "read_speed", lambda threads: 10.0)
+    monkeypatch.setattr(generate, "read_speed", lambda threads, clock: 10.0)
     train.compare("small", ["gptworks", "transformers"], 0.0, seconds=0.0)
     said = capsys.readouterr().out
     assert "0.5 1.25" not in said and "no peer" in said and "     1.25\n" in said
     assert said.endswith("  left out: transformers: killed by SIGILL\n")
     names = ["gptworks fp32", "CTranslate2 int8", "llama.cpp q8_0"]
-    generate.compare(names, [1], 2, 1, tmp_path, {"CTranslate2 int8": "ctranslate2 is not installed"})
+    asked = argparse.Namespace(only=names, task=["batch 1"], rounds=2, threads=1, shape="gpt2", clock="wall")
+    generate.compare(asked, tmp_path, {"CTranslate2 int8": "ctranslate2 is not installed"})
     said = capsys.readouterr().out
     assert "gptworks fp32              256.0" in said and "128 of 128" in said
     assert said.endswith(
@@ -88,7 +90,7 @@ def test_comparisons_go_on_without_peers(
 
 
 @pytest.mark.parametrize(
-    "name", ["train", "generate", "parallel", "prepare", "read", "convert", "startup", "plan_ourselves"]
+    "name", ["train", "generate", "parallel", "prepare", "read", "convert", "startup", "plan_ourselves", "speculate"]
 )
 def test_every_measurement_names_the_processor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cpu.name() in benchmark("competitors", monkeypatch).machine()

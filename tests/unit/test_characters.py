@@ -14,7 +14,7 @@ from gptworks.config.load import from_dict
 from gptworks.data.convert import convert
 from gptworks.data.dataset import Dataset
 from gptworks.data.formats.registry import FORMATS
-from gptworks.data.prepare import prepare, train_tokenizer
+from gptworks.data.prepare import PrepareJob, prepare, train_tokenizer
 from gptworks.data.store import Store
 from gptworks.data.text_blocks import TextRules
 from gptworks.errors import GPTWorksError, TokenizerError
@@ -78,14 +78,14 @@ def test_a_store_of_characters(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(f"{TEXT}\n\n{TEXT * 3}", encoding="utf-8", newline="")
     rules = TextRules(keep_separator=False)
     tokenizer = train_tokenizer([str(tmp_path / "a.txt")], "chars", rules, with_eod=True)
-    prepare([str(tmp_path / "a.txt")], tmp_path / "s", tokenizer, rules=rules, append_eod=True)
+    prepare(PrepareJob([str(tmp_path / "a.txt")], tmp_path / "s", tokenizer, rules=rules, append_eod=True))
     store = Store(tmp_path / "s")
     read = store.load_tokenizer()
     assert isinstance(read, CharacterTokenizer) and store.num_documents == 2
     assert read.decode(store.tokens[: store.document_starts[1]]) == f"{TEXT.rstrip()}<|endoftext|>"
     (tmp_path / "b.txt").write_text("First all ж", encoding="utf-8")
     with pytest.raises(TokenizerError, match=r"b\.txt: .*'ж' \(U\+0436\), character 11"):
-        prepare([str(tmp_path / "b.txt")], tmp_path / "t", tokenizer)
+        prepare(PrepareJob([str(tmp_path / "b.txt")], tmp_path / "t", tokenizer))
     assert not list(tmp_path.glob("t*"))
 
 
@@ -98,7 +98,7 @@ def test_long_texts_are_cut_and_the_ids_stay(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     rules = TextRules(separator="")
     tokenizer = train_tokenizer([str(tmp_path / "a.txt")], "chars", rules)
-    prepare([str(tmp_path / "a.txt")], tmp_path / "s", tokenizer, rules=rules)
+    prepare(PrepareJob([str(tmp_path / "a.txt")], tmp_path / "s", tokenizer, rules=rules))
     store = Store(tmp_path / "s")
     assert store.num_documents == 1 and tokenizer.decode(store.tokens[:]) == text
 

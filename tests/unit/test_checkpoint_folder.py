@@ -1,7 +1,9 @@
 """Checkpoints on disk: whole or absent, kept or deleted as asked, and never believed without a check."""
 
+import errno
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -314,9 +316,9 @@ def edit(path: Path, **values: object) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"version": 99}, r"version 99, needed 2 \(or 1\)"),
-        ({"version": "1"}, "version '1', needed 2"),
-        ({"version": True}, "version True, needed 2"),
+        ({"version": 99}, r"version 99, needed 3 \(or 1, 2\)"),
+        ({"version": "1"}, "version '1', needed 3"),
+        ({"version": True}, "version True, needed 3"),
         ({"step": "three"}, "step is 'three', needed int"),
         ({"step": True}, "step is True, needed int"),
         ({"step": 10**12}, "step is 1000000000000, needed 3, as its folder says"),
@@ -328,8 +330,11 @@ def edit(path: Path, **values: object) -> None:
         ({"samples_asked": "all"}, "samples_asked is 'all', needed int or null"),
         ({"smoothed_loss": "low"}, "smoothed_loss is 'low', needed a finite number"),
         ({"held_out_loss": [3]}, r"held_out_loss is \[3\], needed a finite number"),
-        ({"best": {"step": 1}}, r"best is \{'step': 1\}, needed step and held_out_loss"),
+        ({"best": {"step": 1}}, r"best is \{'step': 1\}, needed step and the number that is best"),
         ({"best": {"step": "one", "held_out_loss": 1.0}}, "best.step is 'one', needed a finite number"),
+        ({"best": {"step": -3, "held_out_loss": 1.0}}, r"best.step is -3, needed 0 to step \(3\)"),
+        ({"best": {"step": 4, "held_out_loss": 1.0}}, r"best.step is 4, needed 0 to step \(3\)"),
+        ({"samples_asked": -4}, "samples_asked is -4, needed 0 or more"),
         ({"scaler": {"scale": None}}, "scale is None, needed a finite number"),
         ({"files": {"../../secret": {"bytes": 1, "sha256": ""}}}, "'../../secret' is not below the checkpoint's own"),
         ({"files": {"/etc/passwd": {"bytes": 1, "sha256": ""}}}, "'/etc/passwd' is not below the checkpoint's own"),
@@ -376,7 +381,7 @@ def test_the_checksum_is_that_of_the_reference_page(tmp_path: Path) -> None:
     written = values.pop("checksum")
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     assert hashlib.sha256(text.encode("ascii")).hexdigest() == written
-    assert values["version"] == 2
+    assert values["version"] == 3
 
 
 @pytest.mark.parametrize("files", [{}, {"state/.metadata": None}, {"state/__0_0.distcp": None}])
@@ -429,3 +434,44 @@ def test_too_little_room_is_said_with_both_numbers(tmp_path: Path) -> None:
         folders.check_free_space(tmp_path, 5 * 10**18)
     assert str(tmp_path) in str(caught.value)
     folders.check_free_space(tmp_path, 0)
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe\n", b"\0" * 14, b"", b"../../secret\n", b"step-00000003\n" * 9000])
+@pytest.mark.parametrize("pointer", ["latest", "best"])
+def test_a_pointer_that_holds_something_else_is_refused_by_name(pointer: str, text: bytes, tmp_path: Path) -> None:
+    path = save(tmp_path, 3)
+    checkpoints = CheckpointFolder(tmp_path)
+    (tmp_path / pointer).write_bytes(text)
+    assert checkpoints.pointed(pointer) is None
+    with pytest.raises(CheckpointError, match=f"{pointer}: holds no name of a checkpoint"):
+        folders.find(tmp_path / pointer)
+    assert folders.find(tmp_path) == path, "the run itself is as it was"
+    checkpoints.go_back_to(3, None)
+    assert not (tmp_path / "best").exists()
+
+
+def test_a_file_that_the_disk_cannot_read_is_damage_and_one_without_permission_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path, 3)
+    manifest = manifests.read(path)
+
+    def fails_with(number: int) -> None:
+        def read(self: object, *_: object) -> bytes:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(manifests, "_hash", read)
+        monkeypatch.setattr(Path, "read_bytes", read)
+
+    fails_with(errno.EIO)
+    with pytest.raises(DamagedCheckpoint, match=r"state/.*: the disk cannot read it \(Input/output error\)"):
+        manifests.verify(path, manifest)
+    with pytest.raises(DamagedCheckpoint, match=r"manifest.json: the disk cannot read it"):
+        manifests.read(path)
+    fails_with(errno.ENOENT)
+    with pytest.raises(DamagedCheckpoint, match=r"state/.*: missing"):
+        manifests.verify(path, manifest)
+    fails_with(errno.EACCES)
+    for look in (lambda: manifests.verify(path, manifest), lambda: manifests.read(path)):
+        with pytest.raises(PermissionError):
+            look()

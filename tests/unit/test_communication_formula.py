@@ -20,7 +20,11 @@ def test_the_parameters_of_all_ranks_are_those_of_the_model(preset: str) -> None
     assert num_numbers(model, ParallelConfig()) == num_parameters(model)
     copy = model.vocab_size * model.hidden_size if model.tied else 0
     assert sum(num_numbers(model, ParallelConfig(pp=2), pp=rank) for rank in (0, 1)) == num_parameters(model) + copy
-    whole = model.num_layers * 6 * model.hidden_size + (2 + model.max_positions) * model.hidden_size
+    norms = 2 if model.norm == "layernorm" else 1  # gains, and shifts
+    heads = 2 * model.head_size if model.qk_norm else 0
+    biases = 2 * model.hidden_size if model.bias == "all" else 0  # of what gives to the stream
+    whole = model.num_layers * (2 * norms * model.hidden_size + heads + biases) + norms * model.hidden_size
+    whole += model.max_positions * model.hidden_size if model.positions == "learned" else 0
     assert sum(num_numbers(model, ParallelConfig(tp=2), tp=rank) for rank in (0, 1)) == num_parameters(model) + whole
 
 

@@ -9,10 +9,10 @@ import pydantic
 import pytest
 import yaml
 
-from gptworks.config import contradictions, from_dict, load, load_with_origins, other_names
+from gptworks.config import checks, from_dict, load, load_with_origins, other_names
 from gptworks.config.derive import derived
 from gptworks.config.load import flatten, known_keys
-from gptworks.config.schema import OptimConfig, RunConfig
+from gptworks.config.schema import ModelConfig, OptimConfig, RunConfig
 from gptworks.errors import ConfigError
 
 
@@ -52,6 +52,8 @@ def test_each_layer_wins_over_the_one_below(tmp_path: Path) -> None:
         "optim.clip": f"{tmp_path / 'base.yaml'}:3",
         "data.seq_len": "model.max_positions",  # derived
         "model.ffn_size": "4 x model.hidden_size",
+        "model.num_kv_heads": "model.num_heads",
+        "model.head_size": "model.hidden_size / model.num_heads",
     }
 
 
@@ -302,8 +304,8 @@ def test_limits_themselves_are_allowed(overrides: list[str]) -> None:
 
 def test_warmup_is_checked_again_when_the_number_of_steps_is_known() -> None:
     load(overrides=["optim.warmup_steps=50", "train.epochs=2"])  # not known yet
-    assert contradictions.warmup_fits(OptimConfig(warmup_steps=50), 50, "the training") == []
-    (problem,) = contradictions.warmup_fits(OptimConfig(warmup_steps=50), 49, "the training")
+    assert checks.warmup_fits(OptimConfig(warmup_steps=50), 50, "the training") == []
+    (problem,) = checks.warmup_fits(OptimConfig(warmup_steps=50), 49, "the training")
     assert problem.startswith("optim.warmup_steps: 50 is longer than the training (49).")
 
 
@@ -496,3 +498,69 @@ def test_the_vocabulary_is_that_of_the_data_where_nothing_else_says() -> None:
     assert found("data.path=data/c", "data.tokenizer=mine") == (50257, "default")  # nobody knows it
     assert found() == (50257, "default")
     assert asked == [(["data/a", "data/b"], ""), (["data/c"], "mine")]
+
+
+# The kinds of model
+
+
+def test_what_contradicts_itself_in_a_model_is_said_together() -> None:
+    with pytest.raises(ConfigError) as refused:
+        from_dict(
+            {
+                "model": {
+                    "hidden_size": 60,
+                    "num_heads": 6,
+                    "num_kv_heads": 4,
+                    "rope_theta": 5e5,
+                    "mlp": "swiglu",
+                    "gelu": "erf",
+                    "rope_scaling": {"type": "llama3", "factor": 8.0, "beta_fast": 3.0},
+                }
+            }
+        )
+    text = str(refused.value)
+    for said in (
+        "model.num_kv_heads: 4 does not divide model.num_heads (6), which share them in equal groups. "
+        "Nearest that do: 2 or 3",
+        "model.rope_theta: 500000.0, but model.positions is learned. Set model.positions: rope",
+        "model.rope_scaling.type: llama3, but model.positions is learned",
+        "model.rope_scaling.beta_fast: 3.0, but model.rope_scaling.type is llama3. It belongs to yarn",
+        "model.gelu: erf, but model.mlp is swiglu",
+    ):
+        assert said in text, said
+    assert len(refused.value.problems) == 5
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"hidden_size": 28, "num_heads": 4, "positions": "rope"}, "model.head_size: 7 is odd"),
+        ({"sliding_window": -1}, "model.sliding_window: got -1"),
+        ({"rope_scaling": {"type": "dynamic"}}, "model.rope_scaling.type: got 'dynamic'"),
+        ({"rope_scaling": {"factor": 0.5}}, "model.rope_scaling.factor: got 0.5"),
+        ({"rope_scaling": {"factor": 2.0}}, "model.rope_scaling.factor: 2.0, but model.rope_scaling.type is none"),
+        (
+            {"positions": "rope", "rope_scaling": {"type": "llama3", "low_freq_factor": 4.0}},
+            "model.rope_scaling.low_freq_factor: 4 is not below high_freq_factor (4)",
+        ),
+        (
+            {"positions": "rope", "rope_scaling": {"type": "yarn", "beta_slow": 32.0}},
+            "model.rope_scaling.beta_slow: 32 is not below beta_fast (32)",
+        ),
+        ({"norm": "batchnorm"}, "model.norm: got 'batchnorm'"),
+        ({"num_kv_heads": 0}, "model.num_kv_heads: got 0"),
+    ],
+)
+def test_what_is_wrong_with_a_model(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        from_dict({"model": values})
+    assert said in str(refused.value)
+
+
+def test_what_follows_from_other_keys_of_a_model() -> None:
+    gated = ModelConfig(hidden_size=768, num_heads=12, mlp="swiglu")
+    assert (gated.ffn_size, gated.num_kv_heads, gated.head_size) == (2048, 12, 64)
+    wide = ModelConfig(hidden_size=100, num_heads=16, head_size=128)  # heads need not make up the stream
+    assert wide.head_size == 128
+    again = ModelConfig(**gated.model_dump())
+    assert again == gated

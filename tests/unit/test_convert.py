@@ -96,13 +96,13 @@ def test_a_folder_of_shards_becomes_one(whole: Store, small_store: Path, tmp_pat
 
 
 def test_prompts_and_completions_keep_their_sequences(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
-    from gptworks.data.prepare import prepare
+    from gptworks.data.prepare import PrepareJob, prepare
     from gptworks.data.text_blocks import TextRules
 
     lines = [json.dumps({"q": f"question {i}", "a": f"answer {i}"}) for i in range(5)]
     (tmp_path / "x.jsonl").write_text("\n".join(lines))
     rules = TextRules(keys=("q", "a"))
-    prepare([str(tmp_path / "x.jsonl")], tmp_path / "x", small_tokenizer, rules=rules, append_eod=True)
+    prepare(PrepareJob([str(tmp_path / "x.jsonl")], tmp_path / "x", small_tokenizer, rules=rules, append_eod=True))
     for name in ("tnt", "paddle"):
         there = path_of(to(tmp_path / "x", tmp_path / name / "x", name, verify=True))
         back = to(there, tmp_path / name / "back", "megatron", verify=True)

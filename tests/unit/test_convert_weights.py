@@ -13,11 +13,11 @@ from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint import convert as conversion
 from gptworks.checkpoint.convert import convert
 from gptworks.checkpoint.inspect import inspect
+from gptworks.checkpoint.lazy_tensor import in_memory
 from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.checkpoint.rules import our_shapes
-from gptworks.checkpoint.stored import in_memory
 from gptworks.checkpoint.systems import huggingface, registry
-from gptworks.checkpoint.systems.contract import Cut
+from gptworks.checkpoint.systems.contract import SplitSpec
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.errors import CheckpointError, VerificationError
 from gptworks.launch.world import World
@@ -214,7 +214,7 @@ def test_bad_requests(source: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"'nonsense' is no format of checkpoints. Known: .*hf"):
         convert(source, tmp_path / "out", "nonsense")
     with pytest.raises(CheckpointError, match="keeps a model in one piece; --tp and --pp are for megatron, "):
-        convert(source, tmp_path / "out", "hf", cut=Cut(tp=2))
+        convert(source, tmp_path / "out", "hf", cut=SplitSpec(tp=2))
     with pytest.raises(CheckpointError, match="not a checkpoint of any known system"):
         convert(tmp_path / "nowhere", tmp_path / "out", "hf")
     with pytest.raises(CheckpointError, match=r"4 heads, and -o model.num_heads=5 says otherwise"):

@@ -202,3 +202,26 @@ def test_name_and_flags_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     text = "processor\t: 0\nmodel name\t: Some CPU: 8573C\nflags\t\t: fpu amx_tile\n\nmodel name\t: Other\n"
     (tmp_path / "cpuinfo").write_text(text, encoding="utf-8")
     assert (cpu.name(), cpu.flags()) == ("Some CPU: 8573C", ["fpu", "amx_tile"])
+
+
+# How fast
+
+
+@pytest.mark.parametrize(("ratio", "is_said"), [(0.4, True), (1.4, True), (1.6, False)])
+def test_a_type_that_is_no_gain_is_told(ratio: float, is_said: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "product_speed", lambda kind: ratio)
+    assert (f"its products are {ratio}x as fast" in cpu.about_speed("bf16")) is is_said
+    assert cpu.about_speed("fp32") == ""
+
+
+def test_the_speed_of_a_product_is_that_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fp32 takes 3 ticks, bf16 one."""
+    now = 0.0
+
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> None:
+        nonlocal now
+        now += 3.0 if a.dtype == torch.float32 else 1.0
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    monkeypatch.setattr(torch, "mm", multiply)
+    assert cpu.product_speed("bf16") == 3.0

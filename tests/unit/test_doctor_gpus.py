@@ -45,6 +45,7 @@ def test_what_hangs_is_a_finding() -> None:
     assert (found.what, found.state, found.found) == ("gpus: ranks meet", "problem", "no answer for 0.2 s")
 
 
+@pytest.mark.slow
 def test_ranks_that_cannot_meet_are_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch without NCCL gets as far as that: what it is given has passed its checks, such as that of device_id."""
     (tmp_path / "sitecustomize.py").write_text(FAKE_CUDA)

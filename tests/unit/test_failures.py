@@ -19,6 +19,7 @@ from gptworks.errors import CheckpointError, DataError, LostRunError, TrainingEr
 from gptworks.launch import failures, heartbeat, rank_env
 from gptworks.launch.failures import Connection, Failure
 from gptworks.launch.heartbeat import Heartbeat
+from gptworks.launch.reporting import reporting
 
 LOST = "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
 TIMED_OUT = "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 4000ms for recv operation to complete"
@@ -133,7 +134,7 @@ def test_also_where_other_code_has_wrapped_it(ranks: list[Connection]) -> None:
 
 
 def test_also_where_it_was_lost_while_saving(ranks: list[Connection], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user has nothing to mend: a run that lost a rank goes on from the checkpoint before."""
+    """The user has nothing to fix: a run that lost a rank goes on from the checkpoint before."""
     monkeypatch.setattr(failures, "PATIENCE", 0.0)
     wrapped = CheckpointError("step-00000016: could not be saved. Free some space.")
     wrapped.__cause__ = raised(RuntimeError(LOST))
@@ -305,7 +306,7 @@ def test_whatever_moves_is_not_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", rank_env.FAILURES):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ZeroDivisionError), failures.reporting():
+    with pytest.raises(ZeroDivisionError), reporting():
         raise ZeroDivisionError
 
 
@@ -315,7 +316,7 @@ def test_a_supervised_rank_leaves_its_error_for_the_launcher(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv(rank_env.FAILURES, str(tmp_path))
-    with pytest.raises(SystemExit) as end, failures.reporting():
+    with pytest.raises(SystemExit) as end, reporting():
         raise TrainingError("not finite")
     assert end.value.code == 2
     assert failures.read_all(tmp_path)[0].message == "not finite"
@@ -329,6 +330,7 @@ def test_beats_stop_when_asked(store: distributed.TCPStore) -> None:
     assert not any(thread.is_alive() for thread in heart._threads)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_silent_or_has_failed_is_noticed_whatever_the_others_do(store: distributed.TCPStore) -> None:
     """But not one that has said goodbye, nor one that others have not heard of because they were suspended."""
     hearts = [Heartbeat(store, rank, 3, timeout=1.0) for rank in range(3)]
@@ -369,5 +371,5 @@ def test_what_can_go_on_when_it_is_started_again_has_an_exit_code_of_its_own(
     for name, value in place.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(rank_env.FAILURES, raising=False)
-    with pytest.raises(LostRunError, match="rank 0 could not meet the other ranks"), failures.reporting():
+    with pytest.raises(LostRunError, match="rank 0 could not meet the other ranks"), reporting():
         raise RuntimeError(LOST)

@@ -1,21 +1,15 @@
-"""Steps of generation in C++, and models whose matrices are kept in fewer bits."""
+"""Tokens read in C++, and models whose matrices are kept in fewer bits."""
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gptworks import child_process, cpu, names
 from gptworks.config.schema import GenerateConfig, InitConfig, ModelConfig
 from gptworks.errors import UsageError
 from gptworks.generate import fast_decode
 from gptworks.generate.engine import continue_tokens
-from gptworks.generate.fast_decode import MAX_ROWS, Decoder
+from gptworks.generate.fast_decode import MOST_TOKENS, Decoder
 from gptworks.launch.world import World
 from gptworks.model import GPT, inference
 from gptworks.model.inference import StoredEmbedding, StoredMatrix, store_weights
@@ -23,12 +17,15 @@ from gptworks.parallel.build import FreshWeights, build_gpt
 
 needs_compiler = pytest.mark.skipif(fast_decode.why_not() is not None, reason=f"no fast steps: {fast_decode.why_not()}")
 CONFIG = ModelConfig(num_layers=2, hidden_size=48, num_heads=4, vocab_size=301, max_positions=64)
+SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_positions")
 PROMPTS = [[5, 9, 200, 31], [77, 4, 18, 250, 3, 300]]
 GREEDY = GenerateConfig(strategy="greedy", max_new_tokens=12)
+# How near to the model, as a part of the largest logit. Tokens are rounded to 16 bits before int8 and int4 matrices.
+CLOSENESS = {"fp32": 1e-5, "bf16": 1e-5, "int8": 2**-12, "int4": 2**-12}
 
 
-def model_of(cfg: ModelConfig = CONFIG) -> GPT:
-    weights = FreshWeights(InitConfig(std=0.3), cfg.num_layers, seed=3)
+def model_of(cfg: ModelConfig = CONFIG, std: float = 0.3) -> GPT:
+    weights = FreshWeights(InitConfig(std=std), cfg.num_layers, seed=3)
     return build_gpt(cfg, World(torch.device("cpu")), torch.float32, weights).eval()
 
 
@@ -38,18 +35,35 @@ def tokens_of(model: GPT, prompts: list[list[int]] = PROMPTS) -> list[list[int]]
 
 def stepped(model: GPT, tokens_BT: torch.Tensor, read_first: int, decoder: Decoder | None) -> torch.Tensor:
     """The logits after each further token, [T, B, V], through the cache."""
-    cache = model.new_cache(len(tokens_BT), tokens_BT.shape[1])
+    rows = len(tokens_BT)
+    cache = model.new_cache(rows, tokens_BT.shape[1])
     model(tokens_BT[:, :read_first], cache=cache, last_only=True)
     found = []
     for place in range(read_first, tokens_BT.shape[1]):
         one_B1 = tokens_BT[:, place : place + 1].contiguous()
-        found.append(decoder(one_B1, cache) if decoder else model(one_B1, cache=cache, last_only=True))
+        if decoder:
+            found.append(decoder.read(one_B1[:, 0], range(rows), [place] * rows, range(rows), cache))
+        else:
+            found.append(model(one_B1, cache=cache, last_only=True))
     return torch.stack(found)
+
+
+def read_rows(decoder: Decoder, model: GPT, tokens_BT: torch.Tensor, chunk: int) -> torch.Tensor:
+    """The logits after every token, [B, T, V]: all rows in one batch, chunk by chunk."""
+    rows, length = tokens_BT.shape
+    cache, found = model.new_cache(rows, length), []
+    for first in range(0, length, chunk):
+        part_BC = tokens_BT[:, first : first + chunk]
+        slots = torch.arange(rows).repeat_interleave(part_BC.shape[1])
+        positions = torch.arange(first, first + part_BC.shape[1]).repeat(rows)
+        logits = decoder.read(part_BC.flatten(), slots, positions, range(part_BC.numel()), cache)
+        found.append(logits.view(*part_BC.shape, -1))
+    return torch.cat(found, 1)
 
 
 @needs_compiler
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 16])
-@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("kind", inference.WEIGHTS)
 @torch.no_grad()
 def test_steps_equal_those_of_the_model(rows: int, kind: str) -> None:
     model = model_of()
@@ -59,7 +73,7 @@ def test_steps_equal_those_of_the_model(rows: int, kind: str) -> None:
     decoder = Decoder.of(model)
     assert decoder is not None
     found = stepped(model, tokens, 5, decoder)
-    assert (found - expected).abs().max() <= 1e-5 * max(1.0, expected.abs().max().item())
+    assert (found - expected).abs().max() <= CLOSENESS[kind] * max(1.0, expected.abs().max().item())
 
 
 @needs_compiler
@@ -74,17 +88,17 @@ def test_steps_equal_those_of_the_model(rows: int, kind: str) -> None:
         {"num_layers": 1, "hidden_size": 8, "num_heads": 1, "ffn_size": 1, "vocab_size": 1},
     ],
 )
-@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("kind", inference.WEIGHTS)
 @torch.no_grad()
 def test_every_shape_of_model(shape: dict[str, Any], kind: str) -> None:
-    cfg = ModelConfig(**(CONFIG.model_dump(exclude={"ffn_size"}) | shape))
+    cfg = ModelConfig(**(CONFIG.model_dump(include=set(SIZES)) | shape))
     model = model_of(cfg)
     store_weights(model, kind)
     tokens = torch.randint(0, cfg.vocab_size, (3, 9), generator=torch.Generator().manual_seed(1))
     decoder = Decoder.of(model)
     assert decoder is not None
     expected, found = stepped(model, tokens, 1, None), stepped(model, tokens, 1, decoder)
-    assert (found - expected).abs().max() <= 1e-5 * max(1.0, expected.abs().max().item())
+    assert (found - expected).abs().max() <= CLOSENESS[kind] * max(1.0, expected.abs().max().item())
 
 
 @needs_compiler
@@ -118,12 +132,164 @@ def test_the_caches_are_left_alike() -> None:
         model(torch.tensor([[1, 2, 0, 0], [3, 4, 5, 6]]), cache=cache, last_only=True)
         cache.used = 4
     theirs = model(torch.tensor([[7], [8]]), cache=caches[0], last_only=True)
-    ours = decoder(torch.tensor([[7], [8]]), caches[1])
+    ours = decoder.read([7, 8], [0, 1], [2, 4], [0, 1], caches[1])
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-    assert caches[0].lengths_B.tolist() == caches[1].lengths_B.tolist() == [3, 5]
-    assert caches[0].used == caches[1].used
     for name in ("keys_LBNSH", "values_LBNSH"):
         torch.testing.assert_close(getattr(caches[1], name), getattr(caches[0], name), atol=1e-5, rtol=1e-5)
+
+
+_LLAMA = {"norm": "rmsnorm", "positions": "rope", "mlp": "swiglu", "bias": "none", "tied": False, "ffn_size": 80}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA | {"num_kv_heads": 2, "layernorm_eps": 1e-6},
+    "llama3": _LLAMA
+    | {"num_kv_heads": 1, "rope_theta": 500.0}
+    | {"rope_scaling": {"type": "llama3", "factor": 8.0, "original_max_positions": 16}},
+    "linear": _LLAMA | {"rope_scaling": {"type": "linear", "factor": 4.0}},
+    "yarn": _LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_positions": 16}},
+    "mistral": _LLAMA | {"num_kv_heads": 2, "sliding_window": 5},
+    "mistral, wide": _LLAMA | {"num_kv_heads": 2, "sliding_window": 21, "tied": True},
+    "qwen2": _LLAMA | {"num_kv_heads": 2, "bias": "qkv"},
+    "qwen3": _LLAMA | {"num_kv_heads": 2, "qk_norm": True, "head_size": 20},
+    "smollm": _LLAMA | {"tied": True, "num_kv_heads": 4},
+    "no positions": _LLAMA | {"positions": "none"},
+    "gpt without biases": {"bias": "none"},
+    "gpt with rope": {"positions": "rope", "bias": "qkv", "gelu": "erf"},
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["fp32", "int4"])
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_every_family_equals_the_model_and_is_independent_of_the_batch(family: str, kind: str) -> None:
+    cfg = ModelConfig(**(CONFIG.model_dump(include=set(SIZES)) | FAMILIES[family]))
+    model = model_of(cfg, std=0.2)
+    store_weights(model, kind)
+    decoder = Decoder.of(model)
+    assert decoder is not None, fast_decode.why_not(cfg)
+    tokens_BT = torch.randint(0, cfg.vocab_size, (3, 37), generator=torch.Generator().manual_seed(1))
+    expected_BTV, found_BTV = model(tokens_BT), read_rows(decoder, model, tokens_BT, 37)
+    assert (found_BTV - expected_BTV).abs().max() <= CLOSENESS[kind] * max(1.0, expected_BTV.abs().max().item())
+    for chunk in (1, 3, 8):
+        assert torch.equal(read_rows(decoder, model, tokens_BT, chunk), found_BTV), chunk
+
+
+WIDE = ModelConfig(num_layers=2, hidden_size=264, num_heads=4, vocab_size=301, max_positions=64, ffn_size=1100)
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", inference.WEIGHTS)
+@torch.no_grad()
+def test_the_numbers_of_a_token_do_not_depend_on_the_batch(kind: str) -> None:
+    """Bit for bit: alone or among others, in chunks of any size. The sizes are such that there is a rest of everything:
+    more than a chunk of the depth, more than a block of outputs, more than a panel of tokens."""
+    model = model_of(WIDE, std=0.1)
+    store_weights(model, kind)
+    decoder = Decoder.of(model)
+    assert decoder is not None
+    tokens_BT = torch.randint(0, WIDE.vocab_size, (3, 37), generator=torch.Generator().manual_seed(1))
+    alone_BTV = torch.cat([read_rows(decoder, model, row_T[None], 1) for row_T in tokens_BT])
+    for chunk in (1, 2, 3, 4, 5, 8, 16, 37):
+        assert torch.equal(read_rows(decoder, model, tokens_BT, chunk), alone_BTV), chunk
+    expected_BTV = model(tokens_BT)
+    assert (alone_BTV - expected_BTV).abs().max() <= CLOSENESS[kind] * expected_BTV.abs().max()
+
+
+def in_16_bits(x_D: torch.Tensor) -> torch.Tensor:
+    """As the C++ function rounds what it multiplies by whole numbers: a scale for each 1024 numbers."""
+    parts = x_D.split(1024)
+    return torch.cat([(part * (32767 / part.abs().max())).round() * (part.abs().max() / 32767) for part in parts])
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [48, 264, 1100, 2080])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@torch.no_grad()
+def test_products_of_whole_numbers_are_exact(kind: str, size: int) -> None:
+    """Of a model whose blocks add nothing, so that a logit is one product of a row of the head with a rounded token."""
+    model = model_of(ModelConfig(num_layers=1, hidden_size=size, num_heads=4, vocab_size=301, max_positions=8), std=0.1)
+    for part in (model.blocks["0"].attn.out, model.blocks["0"].mlp.down):
+        part.weight.zero_(), part.bias.zero_()
+    store_weights(model, kind)
+    decoder = Decoder.of(model)
+    assert decoder is not None
+    found_TV = read_rows(decoder, model, torch.tensor([[3, 300, 7, 8, 9]]), 5)[0]
+    for position, token in enumerate((3, 300, 7, 8, 9)):
+        x_D = model.ln_f(model.wte(torch.tensor(token)) + model.wpe.weight[position])
+        expected_V = model.head.matrix.rows(slice(None)).double() @ in_16_bits(x_D).double()
+        # A number on the border between two steps may be rounded to either.
+        assert (found_TV[position] - expected_V).abs().max() <= 1e-5 * expected_V.abs().max()
+        assert (found_TV[position] - model.head.weight.double() @ x_D.double()).abs().max() > 1e-7
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", inference.WEIGHTS)
+@torch.no_grad()
+def test_what_is_not_a_number_stays_so(kind: str) -> None:
+    model = model_of()
+    model.blocks["0"].ln1.bias[3] = torch.nan
+    store_weights(model, kind)
+    decoder = Decoder.of(model)
+    assert decoder is not None
+    assert read_rows(decoder, model, torch.tensor([[1, 2]]), 1).isnan().all()
+
+
+@needs_compiler
+@torch.no_grad()
+def test_one_batch_may_hold_steps_pieces_of_prompts_and_drafts() -> None:
+    model = model_of()
+    decoder = Decoder.of(model)
+    assert decoder is not None
+    tokens_BT = torch.randint(0, CONFIG.vocab_size, (3, 24), generator=torch.Generator().manual_seed(2))
+    expected_BTV = read_rows(decoder, model, tokens_BT, 24)
+    cache = model.new_cache(5, 30)
+    decoder.read(tokens_BT[0, :9], [4] * 9, range(9), [], cache)
+    decoder.read(tokens_BT[1, :2], [0] * 2, range(2), [], cache)
+    # A step in slot 4, five more of a prompt in slot 0, and all of another in slot 2; logits of some, in any order.
+    pieces = [(4, 0, 9, 10), (0, 1, 2, 7), (2, 2, 0, 24)]
+    flat = torch.cat([tokens_BT[row, first:end] for _, row, first, end in pieces])
+    slots = [slot for slot, _, first, end in pieces for _ in range(first, end)]
+    positions = [position for _, _, first, end in pieces for position in range(first, end)]
+    found = decoder.read(flat, slots, positions, [29, 0, 3, 5], cache)
+    wanted = [expected_BTV[2, 23], expected_BTV[0, 9], expected_BTV[1, 4], expected_BTV[1, 6]]
+    assert torch.equal(found, torch.stack(wanted))
+
+
+@needs_compiler
+@torch.no_grad()
+def test_more_tokens_than_are_read_in_one_call() -> None:
+    cfg = CONFIG.model_copy(update={"max_positions": 700, "num_layers": 1})
+    model = model_of(cfg)
+    decoder = Decoder.of(model)
+    assert decoder is not None
+    assert MOST_TOKENS < 600
+    tokens_T = torch.randint(0, cfg.vocab_size, (600,), generator=torch.Generator().manual_seed(2))
+    whole, pieces = model.new_cache(1, 600), model.new_cache(1, 600)
+    found = decoder.read(tokens_T, [0] * 600, range(600), [599, 3, 511, 512], whole)
+    decoder.read(tokens_T[:600:1][:200], [0] * 200, range(200), [], pieces)
+    rest = decoder.read(tokens_T[200:], [0] * 400, range(200, 600), [399, 311, 312], pieces)
+    assert torch.equal(found[[0, 2, 3]], rest)
+    assert torch.equal(whole.keys_LBNSH, pieces.keys_LBNSH)
+
+
+@needs_compiler
+def test_what_cannot_be_read_is_refused() -> None:
+    model = model_of()
+    decoder, cache = Decoder.of(model), model.new_cache(2, 4)
+    assert decoder is not None
+    before = cache.keys_LBNSH.clone()
+    for token, slot, position in ((301, 0, 0), (-1, 0, 0), (5, 2, 0), (5, -1, 0), (5, 1, 4), (5, 1, -1)):
+        needed = "needs a token below 301, a slot below 2 and a position below 4"
+        text = f"token {token} of slot {slot} at position {position}; {needed}"
+        with pytest.raises(UsageError, match=text):
+            decoder.read([1, token], [0, slot], [0, position], [0], cache)
+    with pytest.raises(UsageError, match=r"got 2 tokens, 1 slots and 2 positions"):
+        decoder.read([1, 2], [0], [0, 1], [0], cache)
+    with pytest.raises(UsageError, match=r"wanted is \[2\]; needs places among 2 tokens"):
+        decoder.read([1, 2], [0, 0], [0, 1], [2], cache)
+    with pytest.raises(UsageError, match=r"the cache is not in fp32"):
+        decoder.read([1], [0], [0], [0], model.new_cache(2, 4, torch.bfloat16))
+    assert torch.equal(cache.keys_LBNSH, before), "something was written"
 
 
 @needs_compiler
@@ -147,34 +313,36 @@ def test_what_it_does_not_know_is_left_to_the_model() -> None:
     other = model_of()
     other.blocks["1"].ln2 = torch.nn.Identity()
     assert Decoder.of(other) is None
-    model = model_of()
-    cache, decoder = model.new_cache(2, 4), Decoder.of(model)
-    assert decoder is not None
-    assert decoder.suits(torch.zeros(2, 1, dtype=torch.long), cache)
-    assert not decoder.suits(torch.zeros(2, 2, dtype=torch.long), cache)
-    assert not decoder.suits(torch.zeros(MAX_ROWS + 1, 1, dtype=torch.long), cache)
-    cache.used = 4
-    assert not decoder.suits(torch.zeros(2, 1, dtype=torch.long), cache), "full"
-    cache = model.new_cache(2, 100)
-    cache.used = CONFIG.max_positions
-    assert not decoder.suits(torch.zeros(2, 1, dtype=torch.long), cache), "no position is left"
 
 
 @needs_compiler
 def test_generation_goes_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, steps = model_of(), []
-    real = Decoder.__call__
-    monkeypatch.setattr(Decoder, "__call__", lambda self, *given: steps.append(len(given[0])) or real(self, *given))
+    model, calls = model_of(), []
+    real = Decoder.read
+    monkeypatch.setattr(Decoder, "read", lambda self, *given: calls.append(len(given[0])) or real(self, *given))
     with_it = tokens_of(model)
-    assert steps == [2] * 11  # the prompts are read in one go and give the first of 12 tokens
+    assert calls == [10] + [2] * 11  # both prompts are read in one go and give the first of 12 tokens
     monkeypatch.setattr(fast_decode, "why_not", lambda: "switched off")
-    steps.clear()
+    calls.clear()
     assert tokens_of(model) == with_it
-    assert not steps
+    assert not calls
+
+
+@needs_compiler
+def test_a_window_that_slides_goes_through_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls = model_of(), []
+    slide = GREEDY.model_copy(update={"window": "slide"})
+    prompts = [[1] * 70, list(range(60))]  # longer than the context of 64, and soon to be
+    real = Decoder.read
+    monkeypatch.setattr(Decoder, "read", lambda self, *given: calls.append(len(given[0])) or real(self, *given))
+    with_it = [found[0].tokens for found in continue_tokens(model, prompts, slide)]
+    assert calls[:2] == [64, 60]
+    monkeypatch.setattr(fast_decode, "why_not", lambda: "switched off")
+    assert [found[0].tokens for found in continue_tokens(model, prompts, slide)] == with_it
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(("kind", "width", "closeness"), [("bf16", 2, 0.02), ("int8", 1, 0.03)])
+@pytest.mark.parametrize(("kind", "width", "closeness"), [("bf16", 2, 0.02), ("int8", 1, 0.03), ("int4", 1, 0.25)])
 @torch.no_grad()
 def test_kept_weights_take_less_and_predict_nearly_the_same(
     tied: bool, kind: str, width: int, closeness: float
@@ -198,58 +366,29 @@ def test_int8_rows_of_zeros_stay_zero() -> None:
     assert matrix.rows(slice(None)).tolist() == [[0.0, 0.0], pytest.approx([1.0, -2.0], abs=2 / 127)]
 
 
+def test_int4_takes_four_and_a_half_bits_and_is_nearer_than_q4_0() -> None:
+    """q4_0 takes the scale that makes the number furthest from zero -8; the one that fits best is nearer."""
+    weight = torch.randn(60, 100, generator=torch.Generator().manual_seed(1))
+    matrix = StoredMatrix(weight, "int4")
+    assert matrix.scale is not None
+    assert matrix.values.nbytes + matrix.scale.nbytes == 60 * 4 * (16 + 2)  # 100 numbers are four groups
+    groups = torch.nn.functional.pad(weight, (0, 28)).view(60, 4, 32)
+    scale = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -8
+    q4_0 = ((groups / scale + 8.5).floor().clamp(0, 15) - 8) * scale
+    found = matrix.rows(slice(None))
+    assert found.shape == weight.shape
+    ours, theirs = (found - weight).square().sum(), (q4_0.flatten(1)[:, :100] - weight).square().sum()
+    assert 0 < ours < theirs
+    assert torch.equal(matrix.rows(torch.tensor([7, 3])), found[[7, 3]])
+
+
+def test_int4_groups_of_zeros_stay_zero() -> None:
+    assert StoredMatrix(torch.zeros(2, 40), "int4").rows(slice(None)).tolist() == [[0.0] * 40] * 2
+
+
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"weights: got 'int4'; needs one of fp32, bf16, int8"):
-        store_weights(model_of(), "int4")
-
-
-def _why_not(home: Path, **env: str) -> str:
-    code = "from gptworks.generate import fast_decode; print(fast_decode.why_not())"
-    environment = {**os.environ, names.HOME: str(home), **env}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home in which the library has been built. Copy it to write to it."""
-    home = tmp_path_factory.mktemp("built")
-    assert _why_not(home) == "None"
-    return home
-
-
-@needs_compiler
-def test_it_is_built_once_and_kept(built: Path) -> None:
-    (library,) = (built / "kernels").iterdir()
-    before = library.stat().st_mtime_ns
-    assert _why_not(built) == "None"
-    assert library.stat().st_mtime_ns == before
-
-
-@needs_compiler
-def test_a_damaged_library_is_built_anew(built: Path, tmp_path: Path) -> None:
-    (library,) = Path(shutil.copytree(built, tmp_path / "home") / "kernels").iterdir()
-    whole = library.read_bytes()
-    library.write_bytes(b"not a library")
-    assert _why_not(tmp_path / "home") == "None"
-    assert len(library.read_bytes()) == len(whole)
-
-
-def test_it_can_be_switched_off(tmp_path: Path) -> None:
-    assert _why_not(tmp_path, **{fast_decode.OFF: "off"}) == f"{fast_decode.OFF}=off"
-    assert not (tmp_path / "kernels").exists()
-
-
-def test_without_a_compiler_torch_multiplies(tmp_path: Path) -> None:
-    assert _why_not(tmp_path, PATH="", CXX="") == "no C++ compiler found (g++)"
-
-
-def test_a_compiler_that_fails_is_named(tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    broken.write_text("#!/bin/sh\necho out of luck >&2\nexit 1\n")
-    broken.chmod(0o755)
-    assert _why_not(tmp_path, PATH="", CXX=str(broken)) == f"{broken}: out of luck"
+    with pytest.raises(UsageError, match=r"weights: got 'int5'; needs one of fp32, bf16, int8, int4"):
+        store_weights(model_of(), "int5")
 
 
 def test_all_kinds_are_listed_once() -> None:
@@ -261,22 +400,3 @@ def test_all_kinds_are_listed_once() -> None:
     options.add_weights_option(parser)
     (action,) = [a for a in parser._actions if a.dest == "weights"]
     assert tuple(action.choices or ()) == inference.WEIGHTS
-
-
-@needs_compiler
-@pytest.mark.skipif(not child_process.POSSIBLE, reason="it is tried in a forked child")
-def test_a_function_that_dies_on_this_processor_is_refused_and_not_built_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """-march=native for a processor that advertises what it has not: the first instruction of it is the last."""
-    source = tmp_path / "fast_decode.cpp"
-    source.write_text('extern "C" void gptworks_decode(const void*, const void*) { __builtin_trap(); }')
-    monkeypatch.setattr(fast_decode, "_SOURCE", source)
-    compiler = fast_decode.cxx_compilers()[0]
-    monkeypatch.setattr(fast_decode, "cxx_compilers", lambda: [compiler])
-    monkeypatch.setenv("GPTWORKS_HOME", str(tmp_path))
-    loaded = fast_decode._loaded.__wrapped__
-    assert loaded() == (None, f"{compiler}: what it builds dies of SIGILL on {cpu.name()}")
-    assert [file.suffix for file in (tmp_path / "kernels").iterdir()] == [".refused"]
-    monkeypatch.setattr(child_process, "run", lambda *_: pytest.fail("it was built again"))
-    assert "dies of SIGILL" in loaded()[1]

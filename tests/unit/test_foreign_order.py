@@ -11,7 +11,7 @@ from gptworks.config import DataConfig
 from gptworks.data import corpus, prepare
 from gptworks.data.dataset import Dataset
 from gptworks.data.foreign_order import ORDERS, IndexedSource, build_samples, num_samples, refuse_unfit, sample_index
-from gptworks.data.formats import megatron
+from gptworks.data.formats import file_names, megatron
 from gptworks.data.store import Store
 from gptworks.errors import DataError
 
@@ -20,8 +20,8 @@ def write_store(prefix: Path, lengths: list[int]) -> Store:
     sizes = np.array(lengths, np.int32)
     file = io.BytesIO()
     megatron.write_index(file, megatron.Index(np.dtype(np.uint16), sizes, np.arange(len(sizes) + 1)))
-    megatron.beside(prefix, ".idx").write_bytes(file.getvalue())
-    megatron.beside(prefix, ".bin").write_bytes(np.arange(sizes.sum(), dtype=np.uint16).tobytes())
+    file_names.beside(prefix, ".idx").write_bytes(file.getvalue())
+    file_names.beside(prefix, ".bin").write_bytes(np.arange(sizes.sum(), dtype=np.uint16).tobytes())
     return Store(prefix)
 
 
@@ -107,7 +107,9 @@ def test_examples_and_rows_have_no_such_order(order: str, small_tokenizer, tmp_p
     source = tmp_path / "pairs.jsonl"
     source.write_text('{"prompt": "one", "completion": "two"}\n' * 3)
     rules = corpus.TextRules(keys=("prompt", "completion"))
-    prepare.prepare([str(source)], tmp_path / "pairs", small_tokenizer, rules=rules, append_eod=True)
+    prepare.prepare(
+        prepare.PrepareJob([str(source)], tmp_path / "pairs", small_tokenizer, rules=rules, append_eod=True)
+    )
     cfg = DataConfig(path=(str(tmp_path / "pairs"),), order=order, seq_len=4)
     with pytest.raises(DataError, match=f"data.order: {order} cuts running text.*holds prompts and completions"):
         Dataset(cfg, vocab_size=512)

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint.convert import convert
-from gptworks.checkpoint.formats import gguf_file
+from gptworks.checkpoint.formats import ggml_blocks, gguf_file
 from gptworks.checkpoint.inspect import inspect
+from gptworks.checkpoint.lazy_tensor import LazyTensor, in_memory
 from gptworks.checkpoint.rules import our_shapes
-from gptworks.checkpoint.stored import Stored, in_memory
 from gptworks.checkpoint.systems import gguf, gguf_q8_0, gguf_vocabulary, huggingface, registry
 from gptworks.checkpoint.systems.contract import Weights
 from gptworks.config.schema import ModelConfig
@@ -70,11 +70,11 @@ def test_each_type_is_read_as_it_is_stored(expected: dict[str, np.ndarray]) -> N
     quantised = gguf_file.read(FIXTURES / "q8_0.gguf")
     for name in ("token_embd.weight", "blk.1.ffn_down.weight"):
         assert np.array_equal(quantised.tensors[name].read().numpy(), expected[f"q8_0/{name}"]), name
-    assert quantised.types["position_embd.weight"] == gguf_file.F32
+    assert quantised.types["position_embd.weight"] == ggml_blocks.F32
 
 
 def test_q8_0_is_ggmls_to_the_bit(expected: dict[str, np.ndarray]) -> None:
-    found = gguf_file.quantised(torch.from_numpy(expected["rows"]))
+    found = ggml_blocks.quantised(torch.from_numpy(expected["rows"]), ggml_blocks.Q8_0)
     assert np.array_equal(found.view(np.uint8).reshape(16, -1), expected["rows as q8_0"])
 
 
@@ -121,9 +121,9 @@ def test_8_bits(tmp_path: Path) -> None:
     done = convert(source, tmp_path / "x.gguf", "gguf-q8_0", verify=True)
     assert done.certificate is not None and done.certificate["tensors"]["different"] > 0
     types = gguf_file.read(tmp_path / "x.gguf").types
-    assert {types[f"blk.0.{name}.weight"] for name in ("attn_qkv", "attn_output", "ffn_up")} == {gguf_file.Q8_0}
-    assert types["token_embd.weight"] == gguf_file.Q8_0
-    assert types["blk.0.ffn_down.weight"] == gguf_file.F16
+    assert {types[f"blk.0.{name}.weight"] for name in ("attn_qkv", "attn_output", "ffn_up")} == {ggml_blocks.Q8_0}
+    assert types["token_embd.weight"] == ggml_blocks.Q8_0
+    assert types["blk.0.ffn_down.weight"] == ggml_blocks.F16
     report = inspect(tmp_path / "x.gguf")
     assert report.opened.about == {
         "stored as": "q8_0 (7 tensors), f32 (19 tensors), f16 (2 tensors)",
@@ -141,11 +141,11 @@ def test_a_wrong_order_of_qkv_is_beyond_the_tolerance_of_8_bits(tmp_path: Path, 
     source = hf_folder(tmp_path / "hf", MODEL, scale=0.3)
     written = gguf_file.write
 
-    def swapped(path: Path, settings: Any, tensors: dict[str, Stored], types: Any = None) -> None:
+    def swapped(path: Path, settings: Any, tensors: dict[str, LazyTensor], types: Any = None) -> None:
         changed = dict(tensors)
         name = "blk.0.attn_qkv.weight"
         whole = tensors[name]
-        changed[name] = Stored(whole.shape, whole.dtype, lambda: whole.read().roll(MODEL.hidden_size, 0))
+        changed[name] = LazyTensor(whole.shape, whole.dtype, lambda: whole.read().roll(MODEL.hidden_size, 0))
         written(path, settings, changed, types)
 
     monkeypatch.setattr(gguf_file, "write", swapped)
@@ -157,7 +157,8 @@ def test_a_wrong_order_of_qkv_is_beyond_the_tolerance_of_8_bits(tmp_path: Path, 
 @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=64, max_size=64))
 def test_quantised_values_are_within_half_a_step(values: list[float]) -> None:
     tensor = torch.tensor(values, dtype=torch.float32).view(2, 32)
-    found = gguf_file.dequantised(memoryview(gguf_file.quantised(tensor).view(np.uint8)), tensor.shape)
+    blocks = ggml_blocks.quantised(tensor, ggml_blocks.Q8_0)
+    found = ggml_blocks.dequantised(memoryview(blocks.view(np.uint8)), ggml_blocks.Q8_0, tensor.shape)
     largest = tensor.abs().amax(dim=1, keepdim=True)
     # Half a step, and what fp16 takes from the scale (absolutely, where it has no exponent left).
     assert ((found - tensor).abs() <= largest * (0.5 / 127 + 2**-10) + 127 * 2**-24).all()
@@ -208,14 +209,14 @@ def test_one_tensor_in_memory_at_a_time(tmp_path: Path) -> None:
             nonlocal alive
             alive -= 1
 
-    def counted(shape: torch.Size) -> Stored:
+    def counted(shape: torch.Size) -> LazyTensor:
         def read() -> torch.Tensor:
             nonlocal alive, most
             alive += 1
             most = max(most, alive)
             return torch.zeros(shape).as_subclass(Counted)
 
-        return Stored(shape, torch.float32, read)
+        return LazyTensor(shape, torch.float32, read)
 
     tensors = {name: counted(shape) for name, shape in our_shapes(MODEL).items()}
     gguf.write(tmp_path / "x", Weights(MODEL, tensors))
@@ -256,7 +257,10 @@ def test_a_vocabulary_of_other_converters(small_tokenizer: Tokenizer) -> None:
     for text in ("The sea was calm", "今天天气\n\n x", "a<|endoftext|>b", "don't  stop"):
         assert found.encode(text) == small_tokenizer.encode(text)
         assert found.decode(found.encode(text)) == text
-    assert gguf_vocabulary.from_settings({**settings, "tokenizer.ggml.pre": "llama-bpe"}, "x") is None
+    with pytest.raises(
+        CheckpointError, match=r"splits text by 'tekken' \(tokenizer.ggml.pre\); known: gpt-2, llama-bpe"
+    ):
+        gguf_vocabulary.from_settings({**settings, "tokenizer.ggml.pre": "tekken"}, "x")
     assert gguf_vocabulary.from_settings({"tokenizer.ggml.model": "none"}, "x") is None
     for key, value in (
         ("tokenizer.ggml.merges", ["no pair of tokens"]),
@@ -284,7 +288,9 @@ def test_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="carries no tokenizer"):
         gguf_vocabulary.carried_by(tmp_path / "x.gguf")
     # Where the size is GPT-2's, its vocabulary comes with the installation.
-    model = MODEL.model_copy(update={"vocab_size": 50304, "hidden_size": 4, "num_heads": 1, "ffn_size": 4})
+    model = MODEL.model_copy(
+        update={"vocab_size": 50304, "hidden_size": 4, "num_heads": 1, "num_kv_heads": 1, "head_size": 4, "ffn_size": 4}
+    )
     notes: list[str] = []
     gguf.write(tmp_path / "y.gguf", weights_of(model, notes=notes))
     assert notes == ["no tokenizer comes with the source: GPT-2's was written, since the vocabulary has its size"]
@@ -352,15 +358,18 @@ def test_files_that_are_wrong(tmp_path: Path) -> None:
         (change(whole, "gpt2.context_length", struct.pack("<I", 99)), "'position_embd.weight' has shape [16, 32]"),
         (change(whole, "general.alignment", struct.pack("<I", 3)), "needed a multiple of 8"),
         (whole.replace(b"gpt2.block_count", b"gpt2.block_xount", 1).replace(b"blk.1", b"blk.2"), "have no place"),
-        (whole.replace(b"\x04\0\0\0\0\0\0\0gpt2", b"\x04\0\0\0\0\0\0\0gptj", 1), "'gptj', needed 'gpt2'"),
+        (
+            whole.replace(b"\x04\0\0\0\0\0\0\0gpt2", b"\x04\0\0\0\0\0\0\0gptj", 1),
+            "'gptj', needed one of gpt2, llama, qwen2, qwen3",
+        ),
         (whole.replace(b"blk.1.ffn_up.weight", b"blk.0.ffn_up.weight"), "there twice"),
         (whole.replace(b"output_norm.bias", b"output_norm.bia\xff"), "not UTF-8"),
     ):
         found = damaged(data, tmp_path)
         assert message in found, found
     at = whole.index(b"token_embd.weight") + len(b"token_embd.weight") + 4 + 16
-    found = damaged(whole[:at] + struct.pack("<I", 12) + whole[at + 4 :], tmp_path)
-    assert "'token_embd.weight' is of ggml type 12. Known are f32, f16, q8_0, bf16" in found
+    found = damaged(whole[:at] + struct.pack("<I", 19) + whole[at + 4 :], tmp_path)
+    assert "'token_embd.weight' is of ggml type 19. Known are f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0" in found
     with pytest.raises(CheckpointError, match="cannot be read"):
         gguf_file.read(tmp_path)
     with pytest.raises(CheckpointError, match="no such file"):
@@ -374,7 +383,7 @@ def test_settings_of_odd_kinds(tmp_path: Path) -> None:
         ({"gpt2.attention.head_count": [4, 4]}, "gpt2.attention.head_count is"),
         ({"gpt2.block_count": "two"}, "needed a whole number"),
         ({"split.count": 3}, "one of 3 parts. Join them with llama-gguf-split --merge"),
-        ({"general.architecture": "llama"}, "'llama', needed 'gpt2'"),
+        ({"general.architecture": "mamba"}, "'mamba', needed one of gpt2, llama, qwen2, qwen3"),
     ):
         gguf_file.write(tmp_path / "x.gguf", {**base, **more}, file.tensors)
         with pytest.raises(CheckpointError) as caught:

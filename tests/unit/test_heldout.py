@@ -66,7 +66,7 @@ def test_the_loss_equals_an_independent_one(
     small_store: Path, held_out_ids: list[int], mask_eod: bool, micro_size: int
 ) -> None:
     model, dataset = tiny(), dataset_of(small_store, mask_eod=mask_eod)
-    got = held_out_loss(model, dataset.samples("held_out"), dataset.borders, micro_size=micro_size, device=CPU)
+    got = held_out_loss(model, dataset.samples("held_out"), dataset.eod_policy, micro_size=micro_size, device=CPU)
     windows = windows_of(held_out_ids)
     nats, count = nats_of(model, windows, mask_eod=mask_eod)
     assert len(windows) % 11, "the last batch is meant to be smaller"
@@ -83,7 +83,7 @@ def test_bits_per_byte(small_store: Path, held_out_ids: list[int], small_tokeniz
     got = held_out_loss(
         model,
         dataset.samples("held_out"),
-        dataset.borders,
+        dataset.eod_policy,
         micro_size=16,
         device=CPU,
         byte_lengths=small_tokenizer.byte_lengths,
@@ -100,14 +100,14 @@ def test_bits_per_byte(small_store: Path, held_out_ids: list[int], small_tokeniz
 def test_only_the_first_batches_when_asked(small_store: Path, held_out_ids: list[int]) -> None:
     model, dataset = tiny(), dataset_of(small_store)
     samples = dataset.samples("held_out")
-    got = held_out_loss(model, samples, dataset.borders, micro_size=3, num_samples=6, device=CPU)
+    got = held_out_loss(model, samples, dataset.eod_policy, micro_size=3, num_samples=6, device=CPU)
     nats, count = nats_of(model, windows_of(held_out_ids)[:6], mask_eod=False)
     assert (got.samples, got.tokens) == (6, count)
     assert got.nats == pytest.approx(nats, rel=1e-6)
-    larger = held_out_loss(model, samples, dataset.borders, micro_size=4, num_samples=6, device=CPU)
+    larger = held_out_loss(model, samples, dataset.eod_policy, micro_size=4, num_samples=6, device=CPU)
     assert (larger.samples, larger.tokens) == (6, count)  # whatever the micro-batch
     assert larger.nats == pytest.approx(nats, rel=1e-6)
-    everything = held_out_loss(model, samples, dataset.borders, micro_size=3, num_samples=10**6, device=CPU)
+    everything = held_out_loss(model, samples, dataset.eod_policy, micro_size=3, num_samples=10**6, device=CPU)
     assert everything.samples == len(windows_of(held_out_ids))
 
 
@@ -116,8 +116,8 @@ def test_dropout_is_off_and_the_mode_comes_back(small_store: Path, training: boo
     dataset = dataset_of(small_store)
     samples = dataset.samples("held_out")
     model = tiny(dropout_hidden=0.5).train(training)
-    got = held_out_loss(model, samples, dataset.borders, micro_size=8, num_samples=8, device=CPU)
-    plain = held_out_loss(tiny(), samples, dataset.borders, micro_size=8, num_samples=8, device=CPU)
+    got = held_out_loss(model, samples, dataset.eod_policy, micro_size=8, num_samples=8, device=CPU)
+    plain = held_out_loss(tiny(), samples, dataset.eod_policy, micro_size=8, num_samples=8, device=CPU)
     assert got.nats == plain.nats
     assert model.training is training
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -127,7 +127,7 @@ def test_the_mode_comes_back_after_a_failure_too(small_store: Path) -> None:
     dataset = dataset_of(small_store)
     model = tiny(vocab_size=100).train()
     with pytest.raises(DataError, match="100"):
-        held_out_loss(model, dataset.samples("held_out"), dataset.borders, micro_size=8, device=CPU)
+        held_out_loss(model, dataset.samples("held_out"), dataset.eod_policy, micro_size=8, device=CPU)
     assert model.training
 
 

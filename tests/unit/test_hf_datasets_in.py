@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gptworks.data import corpus, hf_folder, row_files
-from gptworks.data.prepare import prepare
+from gptworks.data.prepare import PrepareJob, prepare
 from gptworks.data.store import Store
 from gptworks.data.text_blocks import TextRules
 from gptworks.data.text_files import TextStream
@@ -44,7 +44,7 @@ def test_the_rows_are_those_that_were_saved(folder: str, expected: "range | list
 
 def test_a_store_of_it_says_which_split_was_not_read(tmp_path: Path) -> None:
     tokenizer = Tokenizer.train(["Story on Monday Anna found map"], 300)
-    summary = prepare([str(FOLDERS / "splits")], tmp_path / "s", tokenizer, append_eod=True)
+    summary = prepare(PrepareJob([str(FOLDERS / "splits")], tmp_path / "s", tokenizer, append_eod=True))
     store = Store(tmp_path / "s")
     first = tokenizer.decode(store.tokens[: store.document_starts[1] - 1])
     assert first == "Story 0: on Monday Anna found map 0.\nShe took it home." and store.num_documents == 8

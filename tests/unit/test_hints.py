@@ -19,7 +19,7 @@ from gptworks.python_words import in_option_words, reworded
         ("model.block_size", "did you mean 'max_positions'?"),
         ("data.block_size", "did you mean 'seq_len'?"),
         ("data.eval_path", "did you mean 'held_out_path'?"),
-        ("model.bias", "no such setting: all matrices and norms have a bias here, as in GPT-2. Leave it out."),
+        ("model.norm_first", "no such setting: norms come before attention and feed-forward here, as in GPT-2. Leave"),
     ],
 )
 def test_a_key_of_another_tool(key: str, hint: str) -> None:
@@ -31,8 +31,8 @@ def test_a_key_of_another_tool(key: str, hint: str) -> None:
 def test_the_same_in_python() -> None:
     with pytest.raises(ConfigError, match=r"model.block_size: unknown key; did you mean 'max_positions'\?"):
         gw.ModelConfig(block_size=8)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match=r"model.bias: no such setting"):
-        gw.ModelConfig(bias=False)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"model.norm_first: no such setting"):
+        gw.ModelConfig(norm_first=True)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import torch
 
 from gptworks.checkpoint.formats import gguf_file, llmc_weights, pdparams, torch_file
 from gptworks.checkpoint.inspect import inspect
+from gptworks.checkpoint.lazy_tensor import LazyTensor, in_memory
 from gptworks.checkpoint.rules import match, our_shapes, split
-from gptworks.checkpoint.stored import Stored, in_memory
 from gptworks.checkpoint.systems import huggingface, megatron, nanogpt, paddlenlp, registry
 from gptworks.checkpoint.systems.contract import Weights
 from gptworks.config.schema import ModelConfig
@@ -112,7 +112,8 @@ def test_nested_shared_dictionaries_are_looked_at_once(tmp_path: Path) -> None:
     [(doubling(), "num_heads is ((("), (pickle.dumps(10**5000, protocol=2)[2:-1], "a number of 16,610 bits")],
 )
 def test_settings_that_are_no_numbers(spelled: bytes, message: str, tmp_path: Path) -> None:
-    nanogpt.write(tmp_path / "ckpt.pt", weights(MODEL.model_copy(update={"num_heads": 1})))
+    one = {"num_heads": 1, "num_kv_heads": 1, "head_size": MODEL.hidden_size}
+    nanogpt.write(tmp_path / "ckpt.pt", weights(MODEL.model_copy(update=one)))
     with zipfile.ZipFile(tmp_path / "ckpt.pt") as archive:
         entries = {name: archive.read(name) for name in archive.namelist()}
     program = next(name for name in entries if name.endswith("data.pkl"))
@@ -197,7 +198,7 @@ def test_pages_that_were_read_do_not_stay(kind: str, tmp_path: Path) -> None:
 # Types
 
 
-def retyped(tensors: Any, change: dict[str, torch.dtype]) -> dict[str, Stored]:
+def retyped(tensors: Any, change: dict[str, torch.dtype]) -> dict[str, LazyTensor]:
     return {name: each.cast(change[name]) if name in change else each for name, each in tensors.items()}
 
 

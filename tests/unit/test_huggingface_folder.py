@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gptworks.checkpoint.pretrained import PretrainedGPT
-from gptworks.checkpoint.systems import huggingface
+from gptworks.checkpoint.systems import huggingface, huggingface_families
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.errors import CheckpointError
 from gptworks.launch.world import World
@@ -200,7 +200,7 @@ def test_a_tensor_of_another_shape(name: str, shape: tuple[int, ...], needed: li
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"model_type": "llama"}, "model_type is 'llama', needed 'gpt2'"),
+        ({"model_type": "bert"}, "model_type is 'bert', needed one of 'gpt2', 'llama', 'mistral', 'qwen2', 'qwen3'"),
         ({"model_type": None}, "model_type is None"),
         ({"activation_function": "relu"}, "activation_function 'relu', needed one of"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is set"),
@@ -282,7 +282,8 @@ def test_a_malicious_pickle_is_not_run(zipped: bool, folder: Path, tmp_path: Pat
 
 
 def tensors_of_model() -> dict[str, torch.Tensor]:
-    return {huggingface.rule_of(name).theirs[0]: p.detach() for name, p in fresh().named_parameters()}
+    rules = huggingface_families.GPT2.table.at(fresh().cfg)
+    return {rules[name].theirs[0]: p.detach() for name, p in fresh().named_parameters()}
 
 
 @pytest.mark.parametrize("data", [b"", b"PK\x03\x04 cut off", b"\x80\x02}q\x00", b"text"])

@@ -145,6 +145,16 @@ CASES: dict[str, Case] = {
         _prepare(lambda d: bombs.repeated_parquet(d / "p.parquet", 20_000, MB)),
         ["p.parquet", "the same texts are repeated", "GPTWORKS_MAX_EXPANSION="],
     ),
+    "parquet-empty": (
+        limits.EXPANSION,
+        _prepare(lambda d: bombs.empty_parquet(d / "p.parquet", 70_000_000)),
+        ["p.parquet: 70,000,000 rows and bytes of text came out of", "or rows are empty"],
+    ),
+    "arrow-empty": (
+        limits.EXPANSION,
+        _prepare(lambda d: bombs.empty_arrow(d / "a.arrow", 2**40)),
+        ["a.arrow: 1,099,511,627,776 rows and bytes of text came out of"],
+    ),
     "parquet-long": (
         limits.EXPANSION,
         _prepare(lambda d: bombs.long_parquet(d / "p.parquet", 600 * MB)),
@@ -225,10 +235,12 @@ def test_a_document_at_the_limit_and_one_beyond(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("GPTWORKS_MAX_DOCUMENT_BYTES", "6M")
     tokenizer = Tokenizer.from_pretrained("gpt2")
     long = bombs.one_line(tmp_path / "long.jsonl.gz", 9 * MB)
-    assert prepare.prepare([str(long)], tmp_path / "a", tokenizer, workers=1).documents == 1  # 4 MB of it are a block
+    assert (
+        prepare.prepare(prepare.PrepareJob([str(long)], tmp_path / "a", tokenizer, workers=1)).documents == 1
+    )  # 4 MB of it are a block
     longer = bombs.one_line(tmp_path / "longer.jsonl.gz", 11 * MB)
     with pytest.raises(DataError, match=r"longer.jsonl.gz: a line of more than 6,291,456 bytes"):
-        prepare.prepare([str(longer)], tmp_path / "b", tokenizer, workers=1)
+        prepare.prepare(prepare.PrepareJob([str(longer)], tmp_path / "b", tokenizer, workers=1))
 
 
 @pytest.mark.parametrize(("filling", "what"), [(b" ", "blanks"), (b"7", "digits"), (b"a", "letters"), (b"=", "marks")])
@@ -237,16 +249,16 @@ def test_a_long_run_of_one_kind(filling: bytes, what: str, tmp_path: Path) -> No
     with pytest.raises(
         DataError, match=rf"run.jsonl: 5,242,\d\d\d bytes of {what} in a row.*GPTWORKS_MAX_RUN_BYTES=5242"
     ):
-        prepare.prepare([str(file)], tmp_path / "a", Tokenizer.from_pretrained("gpt2"), workers=1)
+        prepare.prepare(prepare.PrepareJob([str(file)], tmp_path / "a", Tokenizer.from_pretrained("gpt2"), workers=1))
 
 
 def test_chinese_without_blanks_is_no_run(tmp_path: Path) -> None:
     text = "他们在河边找到了一张地图，然后带回家去。" * 100_000
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     tokenizer = Tokenizer.from_pretrained("gpt2")
-    assert prepare.prepare([str(tmp_path / "a.txt")], tmp_path / "a", tokenizer, workers=1).text_bytes == len(
-        text.encode()
-    )
+    assert prepare.prepare(
+        prepare.PrepareJob([str(tmp_path / "a.txt")], tmp_path / "a", tokenizer, workers=1)
+    ).text_bytes == len(text.encode())
 
 
 def test_long_texts_are_encoded_alike_in_pieces(
@@ -257,7 +269,13 @@ def test_long_texts_are_encoded_alike_in_pieces(
     text = corpus_file.read_text(encoding="utf-8").replace("\n", " ")  # 14 pieces, of which 4 go at once
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     made = prepare.prepare(
-        [str(tmp_path / "a.txt")], tmp_path / "a", small_tokenizer, rules=TextRules(separator=""), encoder="tokenizers"
+        prepare.PrepareJob(
+            [str(tmp_path / "a.txt")],
+            tmp_path / "a",
+            small_tokenizer,
+            rules=TextRules(separator=""),
+            encoder="tokenizers",
+        )
     )
     assert made.documents == 1
     assert Store(tmp_path / "a").tokens[0 : made.tokens].tolist() == small_tokenizer.encode(text)

@@ -12,8 +12,8 @@ import torch
 from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint.convert import convert
 from gptworks.checkpoint.inspect import inspect
+from gptworks.checkpoint.lazy_tensor import in_memory
 from gptworks.checkpoint.rules import our_shapes
-from gptworks.checkpoint.stored import in_memory
 from gptworks.checkpoint.systems import huggingface, llmc, registry
 from gptworks.checkpoint.systems.contract import Weights
 from gptworks.cli.main import main

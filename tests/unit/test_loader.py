@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gptworks.config import BatchConfig, BatchPlan, DataConfig, solve_batch
 from gptworks.data import corpus, prepare
 from gptworks.data.dataset import Dataset
-from gptworks.data.loader import IGNORED, Batch, Batches, Borders, collate
+from gptworks.data.loader import IGNORED, Batch, Batches, EodPolicy, collate
 from gptworks.data.windows import Sample, Samples, Windows
 from gptworks.errors import DataError
 
@@ -25,7 +25,7 @@ windows_with_ends = st.integers(1, 12).flatmap(
 )
 
 
-def collate_windows(windows: list[list[int]], borders: Borders, scored: list[list[bool]] | None = None) -> Batch:
+def collate_windows(windows: list[list[int]], borders: EodPolicy, scored: list[list[bool]] | None = None) -> Batch:
     masks = [np.array(row) for row in scored] if scored else [None] * len(windows)
     samples = [Sample(np.array(w, np.int64), mask) for w, mask in zip(windows, masks, strict=True)]
     return collate(samples, 70, borders)
@@ -51,7 +51,7 @@ def naive(window: list[int], scored: list[bool], mask: bool) -> tuple[list[int],
 def test_batch_equals_a_naive_loop(windows: list[list[int]], mask: bool, data: st.DataObject) -> None:
     flags = st.lists(st.booleans(), min_size=len(windows[0]) - 1, max_size=len(windows[0]) - 1)
     scored = [data.draw(flags) for _ in windows]
-    batch = collate_windows(windows, Borders(EOD, mask, True, True), scored)
+    batch = collate_windows(windows, EodPolicy(EOD, mask, True, True), scored)
     assert batch.tokens.tolist() == [window[:-1] for window in windows]
     for row, window in enumerate(windows):
         labels, positions, segments = naive(window, scored[row], mask)
@@ -63,7 +63,7 @@ def test_batch_equals_a_naive_loop(windows: list[list[int]], mask: bool, data: s
 
 
 def test_a_window_written_out() -> None:
-    batch = collate_windows([[5, EOD, 6, 7, EOD, EOD, 8]], Borders(EOD, True, True, True))
+    batch = collate_windows([[5, EOD, 6, 7, EOD, EOD, 8]], EodPolicy(EOD, True, True, True))
     assert batch.tokens.tolist() == [[5, EOD, 6, 7, EOD, EOD]]
     assert batch.labels.tolist() == [[EOD, IGNORED, 7, EOD, IGNORED, IGNORED]]
     assert batch.positions.tolist() == [[0, 1, 0, 1, 2, 0]]
@@ -72,31 +72,31 @@ def test_a_window_written_out() -> None:
 
 def test_nothing_is_made_that_nobody_asked_for() -> None:
     window = [5, EOD, 6, 7]
-    batch = collate_windows([window], Borders(EOD, False, False, False))
+    batch = collate_windows([window], EodPolicy(EOD, False, False, False))
     assert batch.labels.tolist() == [[EOD, 6, 7]]
     assert batch.positions is None and batch.segments is None
-    assert collate_windows([window], Borders(EOD, False, True, False)).segments is None
-    assert collate_windows([window], Borders(EOD, False, False, True)).positions is None
-    unknown = collate_windows([window], Borders(None, False, False, False))
+    assert collate_windows([window], EodPolicy(EOD, False, True, False)).segments is None
+    assert collate_windows([window], EodPolicy(EOD, False, False, True)).positions is None
+    unknown = collate_windows([window], EodPolicy(None, False, False, False))
     assert unknown.labels.tolist() == [[EOD, 6, 7]]
 
 
 def test_batch_does_not_write_into_its_samples() -> None:
     tokens = np.array([5, EOD, 6])
-    batch = collate([Sample(tokens, None)], 0, Borders(EOD, True, False, False))
+    batch = collate([Sample(tokens, None)], 0, EodPolicy(EOD, True, False, False))
     batch.tokens.fill_(0)
     batch.labels.fill_(0)
     assert tokens.tolist() == [5, EOD, 6]
 
 
 def test_types_and_moving() -> None:
-    batch = collate_windows([[1, 2, 3]], Borders(EOD, True, True, True))
+    batch = collate_windows([[1, 2, 3]], EodPolicy(EOD, True, True, True))
     moved = batch.to(torch.device("meta"))
     for name in ("tokens", "labels", "positions", "segments"):
         assert getattr(batch, name).dtype == torch.int64
         assert getattr(moved, name).device.type == "meta"
     assert moved.sample_ids.device.type == "cpu" and moved.sample_ids.dtype == torch.int64
-    bare = collate_windows([[1, 2, 3]], Borders(None, False, False, False)).to(torch.device("cpu"))
+    bare = collate_windows([[1, 2, 3]], EodPolicy(None, False, False, False)).to(torch.device("cpu"))
     assert bare.positions is None
     assert bare.keywords() == {"labels": bare.labels, "positions": None, "segments": None}
 
@@ -104,21 +104,21 @@ def test_types_and_moving() -> None:
 @pytest.mark.parametrize("option", ["mask_eod", "reset_positions", "reset_attention"])
 def test_options_at_document_ends_need_to_know_the_end(option: str) -> None:
     cfg = DataConfig(**{option: True})
-    borders = Borders.from_config(cfg, 7)
-    assert borders == Borders(7, option == "mask_eod", option == "reset_positions", option == "reset_attention")
-    assert Borders.from_config(DataConfig(), None) == Borders(None, False, False, False)
+    borders = EodPolicy.from_config(cfg, 7)
+    assert borders == EodPolicy(7, option == "mask_eod", option == "reset_positions", option == "reset_attention")
+    assert EodPolicy.from_config(DataConfig(), None) == EodPolicy(None, False, False, False)
     with pytest.raises(DataError, match=f"data.{option}: the end-of-document token is not known"):
-        Borders.from_config(cfg, None)
+        EodPolicy.from_config(cfg, None)
 
 
 def test_prompts_are_unscored_in_the_batch(small_tokenizer, tmp_path: Path) -> None:
     source = tmp_path / "e.jsonl"
     source.write_text(json.dumps({"q": "Who went home?", "a": " Anna"}) + "\n")
     rules = corpus.TextRules(keys=("q", "a"))
-    prepare.prepare([str(source)], tmp_path / "e", small_tokenizer, rules=rules, append_eod=True)
+    prepare.prepare(prepare.PrepareJob([str(source)], tmp_path / "e", small_tokenizer, rules=rules, append_eod=True))
     cfg = DataConfig(path=(str(tmp_path / "e"),), seq_len=32, split=(1,), mask_eod=True, reset_positions=True)
     dataset = Dataset(cfg, vocab_size=512)
-    batches = Batches(dataset.samples("train"), BatchPlan(1, 1, 1, 1), dataset.borders, vocab_size=512)
+    batches = Batches(dataset.samples("train"), BatchPlan(1, 1, 1, 1), dataset.eod_policy, vocab_size=512)
     (batch,) = batches.next_step()
     scored = batch.labels[batch.labels != IGNORED].tolist()
     assert scored == [*small_tokenizer.encode(" Anna"), 511]
@@ -136,7 +136,7 @@ def samples_of_numbers(count: int = 37, seed: int = 3) -> Samples:
 def read(dp: int, micro: int, global_size: int, steps: int, *, consumed: int = 0) -> list[list[tuple[int, int]]]:
     """(sample id, first token) of every row, step by step, as the ranks of a layout read them together."""
     plan = solve_batch(BatchConfig(global_size=global_size, micro_size=micro), dp)
-    borders = Borders(None, False, False, False)
+    borders = EodPolicy(None, False, False, False)
     ranks = [
         Batches(samples_of_numbers(), plan, borders, vocab_size=1000, data_rank=rank, consumed=consumed)
         for rank in range(dp)
@@ -191,7 +191,7 @@ def test_same_batches_from_a_real_store(small_store: Path) -> None:
         dataset = Dataset(cfg, vocab_size=512, seed=5)
         plan = BatchPlan(8, micro, 8 // (micro * dp), dp)
         ranks = [
-            Batches(dataset.samples("train"), plan, dataset.borders, vocab_size=512, data_rank=r).next_step()
+            Batches(dataset.samples("train"), plan, dataset.eod_policy, vocab_size=512, data_rank=r).next_step()
             for r in range(dp)
         ]
         in_order = [batch for together in zip(*ranks, strict=True) for batch in together]
@@ -211,7 +211,7 @@ def test_same_batches_from_a_real_store(small_store: Path) -> None:
 
 def batches_over(tokens: list[int], vocab_size: int) -> Batches:
     samples = Samples([Windows(np.array(tokens, np.int32), 2)], (), seed=0, shuffled=False)
-    return Batches(samples, BatchPlan(2, 2, 1, 1), Borders(None, False, False, False), vocab_size=vocab_size)
+    return Batches(samples, BatchPlan(2, 2, 1, 1), EodPolicy(None, False, False, False), vocab_size=vocab_size)
 
 
 def test_ids_outside_the_vocabulary() -> None:
@@ -240,6 +240,8 @@ def test_a_flipped_high_bit_of_a_token_is_found_when_it_is_read(small_store: Pat
     cfg = DataConfig(path=(str(tmp_path / "s"),), seq_len=32, split=(1,))
     dataset = Dataset(cfg, vocab_size=512)
     samples = dataset.samples("train")
-    batches = Batches(samples, BatchPlan(samples.per_epoch, samples.per_epoch, 1, 1), dataset.borders, vocab_size=512)
+    batches = Batches(
+        samples, BatchPlan(samples.per_epoch, samples.per_epoch, 1, 1), dataset.eod_policy, vocab_size=512
+    )
     with pytest.raises(DataError, match=f"token id {tokens[1000]} in samples 0 to {samples.per_epoch - 1}"):
         batches.next_step()

@@ -17,10 +17,10 @@ from torch import Tensor
 from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint.convert import convert
 from gptworks.checkpoint.inspect import inspect
+from gptworks.checkpoint.lazy_tensor import in_memory
 from gptworks.checkpoint.rules import HeadsUnknownError, our_shapes
-from gptworks.checkpoint.stored import in_memory
 from gptworks.checkpoint.systems import huggingface, megatron, megatron_core, registry
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights
+from gptworks.checkpoint.systems.contract import EXACT, Opened, SplitSpec, Weights
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
 
@@ -41,7 +41,7 @@ def weights(model: ModelConfig = MODEL, step: int = 5) -> Weights:
     return Weights(model, {name: in_memory(tensor) for name, tensor in ours(model).items()}, step=step)
 
 
-def written(folder: Path, name: str = "megatron", cut: Cut = Cut(), model: ModelConfig = MODEL) -> Path:  # noqa: B008
+def written(folder: Path, name: str = "megatron", cut: SplitSpec = SplitSpec(), model: ModelConfig = MODEL) -> Path:  # noqa: B008
     folder.mkdir()
     SYSTEMS[name].write(folder, weights(model), cut)
     return folder
@@ -63,7 +63,15 @@ def edit(file: Path, change: Any) -> None:
 # What the real megatron-core wrote
 
 
-@pytest.mark.parametrize(("name", "layout"), [("core", "tp1.pp1"), ("core-tp2-untied", "tp2.pp1")])
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("core", "tp1.pp1"),
+        ("core-tp2-untied", "tp2.pp1"),
+        ("core-llama", "tp1.pp1"),
+        ("core-tp2-qwen3", "tp2.pp1"),
+    ],
+)
 def test_w02_logits_are_those_of_the_real_megatron_core(name: str, layout: str) -> None:
     opened = registry.open_any(FIXTURES / name).require_whole()
     assert opened.system == "megatron-core"
@@ -72,8 +80,11 @@ def test_w02_logits_are_those_of_the_real_megatron_core(name: str, layout: str) 
         tokens, theirs = torch.from_numpy(found["tokens"]), torch.from_numpy(found["logits"])
     mine = conversion_check.logits(opened.model, opened.tensors, tokens)
     assert float((mine - theirs).abs().max()) <= EXACT * max(1.0, float(theirs.abs().max()))
-    # A negative control: with another number of heads they are others.
-    other = conversion_check.logits(opened.model.model_copy(update={"num_heads": 2}), opened.tensors, tokens)
+    # A negative control: with another number of heads, or other wavelengths, they are others.
+    model = opened.model
+    half = {"num_heads": model.num_heads // 2, "num_kv_heads": model.num_kv_heads // 2}
+    changed = {"rope_theta": 50.0} if model.qk_norm else {**half, "head_size": 2 * model.head_size}
+    other = conversion_check.logits(model.model_copy(update=changed), opened.tensors, tokens)
     assert float((other - theirs).abs().max()) > 0.01
 
 
@@ -118,7 +129,7 @@ def test_a_bare_dictionary_of_tensors_needs_only_the_heads(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_w02_every_split_comes_back_to_the_bit(name: str, tp: int, pp: int, tied: bool, tmp_path: Path) -> None:
     model = MODEL.model_copy(update={"tied": tied, "gelu": "tanh" if tied else "erf", "dropout_attention": 0.25})
-    folder = written(tmp_path / "x", name, Cut(tp, pp), model)
+    folder = written(tmp_path / "x", name, SplitSpec(tp, pp), model)
     opened = registry.open_any(folder)
     assert opened.system == name
     assert opened.about["layout"] == f"tp{tp}.pp{pp}"
@@ -131,18 +142,18 @@ def test_w02_every_split_comes_back_to_the_bit(name: str, tp: int, pp: int, tied
 def test_w02_converted_and_proved_from_split_to_split(name: str, tmp_path: Path) -> None:
     (tmp_path / "hf").mkdir()
     huggingface.write(tmp_path / "hf", weights())
-    done = convert(tmp_path / "hf", tmp_path / "a", name, cut=Cut(2, 2), verify=True)
+    done = convert(tmp_path / "hf", tmp_path / "a", name, cut=SplitSpec(2, 2), verify=True)
     assert done.certificate is not None
     assert done.certificate["tensors"]["different"] == 0
     other = next(each for each in SYSTEMS if each != name)
-    convert(tmp_path / "a", tmp_path / "b", other, cut=Cut(4, 1), verify=True)
+    convert(tmp_path / "a", tmp_path / "b", other, cut=SplitSpec(4, 1), verify=True)
     convert(tmp_path / "b", tmp_path / "c", "hf", verify=True)
     first, last = ((tmp_path / folder / "model.safetensors").read_bytes() for folder in ("hf", "c"))
     assert first == last
 
 
 def test_the_folders_are_megatrons(tmp_path: Path) -> None:
-    folder = written(tmp_path / "x", cut=Cut(2, 2))
+    folder = written(tmp_path / "x", cut=SplitSpec(2, 2))
     assert (folder / "latest_checkpointed_iteration.txt").read_text() == "5"
     names = sorted(found.name for found in (folder / "iter_0000005").iterdir())
     assert names == ["mp_rank_00_000", "mp_rank_00_001", "mp_rank_01_000", "mp_rank_01_001"]
@@ -166,7 +177,7 @@ def test_the_folders_are_megatrons(tmp_path: Path) -> None:
 
 def test_weights_without_a_step_are_a_release(tmp_path: Path) -> None:
     """Megatron takes iteration 0 in its tracker for damage."""
-    megatron.write(tmp_path, weights(step=0), Cut())
+    megatron.write(tmp_path, weights(step=0), SplitSpec())
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "release"
     assert (tmp_path / "release" / "mp_rank_00" / "model_optim_rng.pt").is_file()
     require_ours(registry.open_any(tmp_path))
@@ -175,12 +186,12 @@ def test_weights_without_a_step_are_a_release(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cut", "message"),
     [
-        (Cut(3, 1), "heads 4 cannot be cut into 3"),
-        (Cut(1, 3), "4 layers cannot be cut into 3"),
-        (Cut(1, 8), "no stage may be empty"),
+        (SplitSpec(3, 1), "heads 4 cannot be cut into 3"),
+        (SplitSpec(1, 3), "4 layers cannot be cut into 3"),
+        (SplitSpec(1, 8), "no stage may be empty"),
     ],
 )
-def test_splits_that_cannot_be(cut: Cut, message: str, tmp_path: Path) -> None:
+def test_splits_that_cannot_be(cut: SplitSpec, message: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=message):
         megatron.write(tmp_path, weights(), cut)
     assert not list(tmp_path.iterdir())
@@ -249,7 +260,7 @@ def test_w02_qkv_of_every_version(version: float | None, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_w02_old_orders_are_old_inside_every_rank(version: int, tmp_path: Path) -> None:
-    whole, cut = written(tmp_path / "whole"), written(tmp_path / "cut", cut=Cut(2, 1))
+    whole, cut = written(tmp_path / "whole"), written(tmp_path / "cut", cut=SplitSpec(2, 1))
     tensors = ours()
     name = "blocks.2.attn.qkv.weight"
     for rank in range(2):  # each rank has its heads in the order of the version
@@ -318,7 +329,7 @@ def test_spellings_and_company(change: Any, tmp_path: Path) -> None:
 
 def test_interleaved_stages(tmp_path: Path) -> None:
     """Layers 0 and 2 on the first stage, 1 and 3 on the second: model0 and model1 of each."""
-    source = written(tmp_path / "four", cut=Cut(1, 4)) / "iter_0000005"
+    source = written(tmp_path / "four", cut=SplitSpec(1, 4)) / "iter_0000005"
     target = tmp_path / "two" / "iter_0000005"
     parts = [torch.load(source / f"mp_rank_00_{n:03d}" / "model_optim_rng.pt", weights_only=False) for n in range(4)]
     for stage in range(2):
@@ -354,7 +365,7 @@ def test_settings_decide(tmp_path: Path) -> None:
     for settings, gelu in cases:
         edit(file, lambda content, settings=settings: vars(content["args"]).update(settings))
         assert registry.open_any(folder).model.gelu == gelu
-    assert registry.open_any(folder, {"gelu": "sigmoid"}).overruled == {"gelu": "erf"}
+    assert registry.open_any(folder, {"gelu": "sigmoid"}).conflicts == {"gelu": "erf"}
     edit(file, lambda content: content.pop("args"))
     with pytest.raises(HeadsUnknownError, match=r"-o model\.num_heads=N"):
         registry.open_any(folder)
@@ -362,7 +373,7 @@ def test_settings_decide(tmp_path: Path) -> None:
 
 
 def test_a_model_without_biases_has_biases_of_zero(tmp_path: Path) -> None:
-    folder = written(tmp_path / "x", "megatron-core", Cut(2, 1))
+    folder = written(tmp_path / "x", "megatron-core", SplitSpec(2, 1))
     for rank in range(2):
 
         def change(content: dict[str, Any]) -> None:
@@ -378,29 +389,38 @@ def test_a_model_without_biases_has_biases_of_zero(tmp_path: Path) -> None:
 # What is refused
 
 
+_FILES = ("megatron", "megatron-core")
+
+
 @pytest.mark.parametrize(
-    ("setting", "value"),
+    ("names", "setting", "value"),
     [
-        ("swiglu", True),
-        ("normalization", "RMSNorm"),
-        ("position_embedding_type", "rope"),
-        ("num_experts", 8),
-        ("apply_layernorm_1p", True),
-        ("kv_channels", 8),
-        ("squared_relu", True),
-        ("apply_residual_connection_post_layernorm", True),
+        (_FILES[:1], "swiglu", True),
+        (_FILES[:1], "normalization", "RMSNorm"),
+        (_FILES[:1], "position_embedding_type", "rope"),
+        (_FILES[1:], "position_embedding_type", "alibi"),
+        (_FILES[1:], "normalization", "L2Norm"),
+        (_FILES, "num_experts", 8),
+        (_FILES, "apply_layernorm_1p", True),
+        (_FILES[:1], "kv_channels", 8),
+        (_FILES, "squared_relu", True),
+        (_FILES, "apply_residual_connection_post_layernorm", True),
+        (_FILES, "multi_latent_attention", True),
     ],
 )
-def test_other_networks_are_refused_by_their_settings(setting: str, value: object, tmp_path: Path) -> None:
-    folder = written(tmp_path / "x", "megatron-core")
-    file = folder / "iter_0000005/mp_rank_00/model_optim_rng.pt"
-    edit(file, lambda content: setattr(content["args"], setting, value))
-    with pytest.raises(CheckpointError, match=f"{setting}={value}"):
-        registry.open_any(folder)
+def test_other_networks_are_refused_by_their_settings(
+    names: tuple[str, ...], setting: str, value: object, tmp_path: Path
+) -> None:
+    for name in names:
+        folder = written(tmp_path / name, name)
+        file = folder / "iter_0000005/mp_rank_00/model_optim_rng.pt"
+        edit(file, lambda content: setattr(content["args"], setting, value))
+        with pytest.raises(CheckpointError, match=f"{setting}={value}"):
+            registry.open_any(folder)
 
 
 def test_heads_in_groups_are_refused(tmp_path: Path) -> None:
-    folder = written(tmp_path / "x", "megatron-core")
+    folder = written(tmp_path / "x")
     file = folder / "iter_0000005/mp_rank_00/model_optim_rng.pt"
     edit(file, lambda content: vars(content["args"]).update(group_query_attention=True, num_query_groups=4))
     require_ours(registry.open_any(folder))  # as many groups as heads is no grouping
@@ -434,7 +454,7 @@ def test_other_networks_are_refused_by_their_shapes(
 
 
 def test_missing_pieces_are_named(tmp_path: Path) -> None:
-    folder = written(tmp_path / "x", cut=Cut(2, 2)) / "iter_0000005"
+    folder = written(tmp_path / "x", cut=SplitSpec(2, 2)) / "iter_0000005"
     with pytest.raises(CheckpointError, match="mp_rank_01_001 is one rank of several: name the folder above"):
         registry.open_any(folder / "mp_rank_01_001", name="megatron")
     shutil.move(folder / "mp_rank_01_000", tmp_path / "aside")
@@ -443,7 +463,7 @@ def test_missing_pieces_are_named(tmp_path: Path) -> None:
     shutil.rmtree(folder / "mp_rank_01_001")
     with pytest.raises(CheckpointError, match=r"cut for 2 tensor-parallel ranks, and 1 of them is here.*mp_rank_"):
         registry.open_any(folder)
-    one = written(tmp_path / "y", cut=Cut(1, 2)) / "iter_0000005"
+    one = written(tmp_path / "y", cut=SplitSpec(1, 2)) / "iter_0000005"
     with pytest.raises(CheckpointError, match="has 2 layers, and its args say num_layers 4"):
         registry.open_any(one / "mp_rank_00_000")
     shutil.rmtree(one / "mp_rank_00_001")
@@ -452,7 +472,7 @@ def test_missing_pieces_are_named(tmp_path: Path) -> None:
 
 
 def test_uneven_ranks_are_told(tmp_path: Path) -> None:
-    folder = written(tmp_path / "x", "megatron-core", Cut(2, 1))
+    folder = written(tmp_path / "x", "megatron-core", SplitSpec(2, 1))
 
     def change(content: dict[str, Any]) -> None:
         content["model"]["decoder.layers.1.mlp.linear_fc1.weight"] = torch.zeros(30, 16)
@@ -465,7 +485,7 @@ def test_uneven_ranks_are_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_the_copy_of_a_tied_head_must_be_one(name: str, tmp_path: Path) -> None:
-    folder = written(tmp_path / "x", name, Cut(1, 2))
+    folder = written(tmp_path / "x", name, SplitSpec(1, 2))
 
     def change(content: dict[str, Any]) -> None:
         model = content["model"]
@@ -490,7 +510,7 @@ def test_ranks_of_different_saves_are_not_joined(tmp_path: Path) -> None:
         "args.num_attention_heads is 8": lambda content: vars(content["args"]).update(num_attention_heads=8),
     }
     for number, (said, change) in enumerate(changes.items()):
-        folder = written(tmp_path / str(number), cut=Cut(2, 1))
+        folder = written(tmp_path / str(number), cut=SplitSpec(2, 1))
         edit(folder / "iter_0000005" / "mp_rank_01" / "model_optim_rng.pt", change)
         with pytest.raises(CheckpointError, match=said):
             registry.open_any(folder)
@@ -498,7 +518,7 @@ def test_ranks_of_different_saves_are_not_joined(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", list(SYSTEMS))
 def test_what_every_rank_has_whole_must_be_the_same(name: str, tmp_path: Path) -> None:
-    folder = written(tmp_path / "x", name, Cut(2, 2))
+    folder = written(tmp_path / "x", name, SplitSpec(2, 2))
     file = folder / "iter_0000005" / "mp_rank_01_001" / "model_optim_rng.pt"
 
     def moved(by: float) -> Any:

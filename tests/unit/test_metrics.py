@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gptworks.train import metrics
 from gptworks.train.metrics import Metrics
+from gptworks.train.trackers import Begun, TensorBoard
 
 
 def test_a_line_is_on_disk_as_soon_as_it_is_logged(tmp_path: Path) -> None:
@@ -117,7 +118,8 @@ def test_tensorboard_gets_the_same_numbers_and_purges_on_resume(tmp_path: Path) 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for resumed, steps in ((0, range(1, 6)), (3, range(4, 7))):
-        log = Metrics(tmp_path, resumed_step=resumed)
+        board = TensorBoard(Begun(tmp_path, resumed, {}, "ours"))
+        log = Metrics(tmp_path, resumed_step=resumed, trackers=[board])
         for step in steps:
             log.log(step, {"loss": float(step + 100 * resumed)})
         log.close()

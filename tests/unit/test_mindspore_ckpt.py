@@ -20,8 +20,8 @@ from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint.convert import convert
 from gptworks.checkpoint.formats import mindspore_ckpt
 from gptworks.checkpoint.inspect import inspect
+from gptworks.checkpoint.lazy_tensor import LazyTensor, in_memory
 from gptworks.checkpoint.rules import HeadsUnknownError, our_shapes
-from gptworks.checkpoint.stored import Stored, in_memory
 from gptworks.checkpoint.systems import mindspore, registry
 from gptworks.checkpoint.systems.contract import Weights
 from gptworks.config.schema import ModelConfig
@@ -38,11 +38,11 @@ def ours(model: ModelConfig = MODEL, dtype: torch.dtype = torch.float32) -> dict
     return {name: torch.randn(shape).to(dtype) for name, shape in our_shapes(model).items()}
 
 
-def stored(tensors: dict[str, torch.Tensor]) -> dict[str, Stored]:
+def stored(tensors: dict[str, torch.Tensor]) -> dict[str, LazyTensor]:
     return {name: in_memory(tensor) for name, tensor in tensors.items()}
 
 
-def same(found: dict[str, Stored], expected: dict[str, torch.Tensor]) -> None:
+def same(found: dict[str, LazyTensor], expected: dict[str, torch.Tensor]) -> None:
     assert list(found) == list(expected)
     for name, tensor in expected.items():
         got = found[name].read()

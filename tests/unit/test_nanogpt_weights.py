@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint.convert import convert
+from gptworks.checkpoint.lazy_tensor import in_memory
 from gptworks.checkpoint.rules import our_shapes
-from gptworks.checkpoint.stored import in_memory
 from gptworks.checkpoint.systems import huggingface, nanogpt, registry
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Weights
+from gptworks.checkpoint.systems.contract import EXACT, SplitSpec, Weights
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
 
@@ -147,7 +147,7 @@ def test_w06_there_and_back_and_into_nanogpts_loader(tmp_path: Path) -> None:
 def test_the_tanh_form_and_the_step_survive(tmp_path: Path) -> None:
     model = ModelConfig(num_layers=1, hidden_size=16, num_heads=2, vocab_size=20, max_positions=8, layernorm_eps=1e-4)
     tensors = {name: in_memory(torch.randn(shape)) for name, shape in our_shapes(model).items()}
-    nanogpt.write(tmp_path / "x.pt", Weights(model, tensors, step=9), Cut())
+    nanogpt.write(tmp_path / "x.pt", Weights(model, tensors, step=9), SplitSpec())
     opened = registry.open_any(tmp_path / "x.pt").require_whole()
     assert opened.model == model
     assert opened.about["step"] == 9

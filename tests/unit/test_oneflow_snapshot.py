@@ -17,8 +17,8 @@ from gptworks.checkpoint import conversion_check
 from gptworks.checkpoint.convert import convert
 from gptworks.checkpoint.formats import oneflow_snapshot
 from gptworks.checkpoint.inspect import inspect
+from gptworks.checkpoint.lazy_tensor import LazyTensor, in_memory
 from gptworks.checkpoint.rules import HeadsUnknownError, our_shapes
-from gptworks.checkpoint.stored import Stored, in_memory
 from gptworks.checkpoint.systems import oneflow, registry
 from gptworks.checkpoint.systems.contract import Weights
 from gptworks.config.schema import ModelConfig
@@ -30,12 +30,12 @@ HEADS = {"num_heads": 4}
 MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=48, max_positions=12, gelu="erf")
 
 
-def ours(dtype: torch.dtype = torch.float32) -> dict[str, Stored]:
+def ours(dtype: torch.dtype = torch.float32) -> dict[str, LazyTensor]:
     torch.manual_seed(0)
     return {name: in_memory(torch.randn(shape).to(dtype)) for name, shape in our_shapes(MODEL).items()}
 
 
-def same(found: dict[str, Stored], expected: dict[str, Stored]) -> None:
+def same(found: dict[str, LazyTensor], expected: dict[str, LazyTensor]) -> None:
     assert list(found) == list(expected)
     for name, each in expected.items():
         got, tensor = found[name].read(), each.read()

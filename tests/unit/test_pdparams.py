@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gptworks.checkpoint.formats import pdparams
-from gptworks.checkpoint.stored import Stored, in_memory
+from gptworks.checkpoint.lazy_tensor import LazyTensor, in_memory
 from gptworks.errors import CheckpointError
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/weights/paddle"
@@ -32,7 +32,7 @@ KINDS = {
 }
 
 
-def same(found: dict[str, Stored], expected: dict[str, torch.Tensor]) -> None:
+def same(found: dict[str, LazyTensor], expected: dict[str, torch.Tensor]) -> None:
     assert set(found) == set(expected)
     for name, tensor in expected.items():
         assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
@@ -173,7 +173,7 @@ def test_no_more_than_a_tensor_is_in_memory(tmp_path: Path) -> None:
     """Twelve tensors of 4 MB, in the protocol that spells bytes as text too; torch's own memory is not counted."""
     size = 2**20
     filled = [lambda n=n: torch.full((size,), float(n)) for n in range(12)]
-    tensors = {str(n): Stored(torch.Size([size]), torch.float32, read) for n, read in enumerate(filled)}
+    tensors = {str(n): LazyTensor(torch.Size([size]), torch.float32, read) for n, read in enumerate(filled)}
     tracemalloc.start()
     pdparams.write(tmp_path / "x.pdparams", tensors)
     assert tracemalloc.get_traced_memory()[1] < 3e6

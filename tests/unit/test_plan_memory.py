@@ -77,6 +77,9 @@ def most_bytes(model: ModelConfig, rows: int, accumulation: int, compute: str, r
 
 DROPOUT = {"dropout_embed": 0.1, "dropout_hidden": 0.1}
 MATH = {"attention": "math"}
+LLAMA = {"norm": "rmsnorm", "positions": "rope", "mlp": "swiglu", "bias": "none", "ffn_size": 344}
+GROUPED = LLAMA | {"num_kv_heads": 2}
+QWEN3 = GROUPED | {"qk_norm": True, "head_size": 48}
 CASES: list[tuple[dict[str, Any], int, str, str]] = [
     ({}, 1, "fp32", "none"),
     ({}, 3, "fp32", "none"),
@@ -98,6 +101,19 @@ CASES: list[tuple[dict[str, Any], int, str, str]] = [
     ({"gelu": "erf", "ffn_size": 300}, 1, "fp32", "none"),
     ({"vocab_size": 4000, "num_layers": 1}, 2, "fp32", "none"),
     ({"vocab_size": 4000, "num_layers": 1}, 1, "bf16", "full"),
+    (LLAMA, 1, "fp32", "none"),
+    (LLAMA | {"sliding_window": 16}, 1, "fp32", "none"),
+    (LLAMA | {"num_kv_heads": 1}, 2, "bf16", "none"),
+    (GROUPED, 1, "bf16", "full"),
+    (GROUPED, 1, "fp32", "full_attn"),
+    (GROUPED, 1, "fp32", "core_attn"),
+    (GROUPED | MATH, 1, "fp32", "none"),
+    (GROUPED | {"dropout_attention": 0.1}, 1, "fp32", "none"),
+    (QWEN3, 1, "fp32", "none"),
+    (QWEN3, 1, "bf16", "none"),
+    ({"num_kv_heads": 2}, 1, "fp32", "none"),
+    ({"norm": "rmsnorm"}, 1, "fp32", "none"),
+    ({"mlp": "swiglu"}, 1, "fp32", "none"),
 ]
 
 

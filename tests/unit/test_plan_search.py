@@ -168,6 +168,7 @@ def test_compiled_blocks_are_planned_as_such() -> None:
     assert speeds[1] > speeds[0]
 
 
+@pytest.mark.slow
 def test_thousands_of_layouts_are_looked_at() -> None:
     """How long that takes: benchmarks/startup.py."""
     cfg = load(preset="175B", overrides=["precision.compute=bf16", "model.max_positions=2048", "data.seq_len=2048"])

@@ -12,7 +12,7 @@ import torch
 
 import gptworks
 from gptworks.config.derive import BatchPlan
-from gptworks.data.loader import Batches, Borders
+from gptworks.data.loader import Batches, EodPolicy
 from gptworks.data.windows import Sample
 from gptworks.errors import DataError
 from gptworks.train import loop, prefetch
@@ -42,7 +42,7 @@ class Samples:
 
 
 def batches_of(samples: Samples) -> Batches:
-    return Batches(samples, PLAN, Borders(None, False, False, False), vocab_size=200)
+    return Batches(samples, PLAN, EodPolicy(None, False, False, False), vocab_size=200)
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def test_a_run_that_fails_leaves_no_thread(train: Any, monkeypatch: pytest.Monke
         seen.append(threads())
         raise DataError("nothing goes")
 
-    monkeypatch.setattr(loop, "train_step", broken)
+    monkeypatch.setattr(loop, "backward", broken)
     with pytest.raises(DataError, match="nothing goes"):
         train("broken")
     assert seen == [["prefetch_0"]]

@@ -37,7 +37,9 @@ def prepared(small_tokenizer: Tokenizer, tmp_path: Path):
     def run(*inputs: str, append_eod: bool = False, strict: bool = False, **rules: object):
         given = corpus.TextRules(**rules)
         summary = prepare.prepare(
-            list(inputs), tmp_path / "out", small_tokenizer, rules=given, append_eod=append_eod, strict=strict
+            prepare.PrepareJob(
+                list(inputs), tmp_path / "out", small_tokenizer, rules=given, append_eod=append_eod, strict=strict
+            )
         )
         return summary, documents_of(tmp_path / "out", small_tokenizer)
 
@@ -100,7 +102,7 @@ def test_text_that_is_not_utf8(prepared, small_tokenizer: Tokenizer, tmp_path: P
     assert documents == ["café"]
     assert summary.skipped.first == [f"{bad}:1: not UTF-8 text (byte 3 of its document)"]
     with pytest.raises(
-        DataError, match=r"bad\.txt:1: not UTF-8 text \(byte 3 of its document\)\. Mend the line, or leave out --strict"
+        DataError, match=r"bad\.txt:1: not UTF-8 text \(byte 3 of its document\)\. Fix the line, or leave out --strict"
     ):
         prepared(bad, good, strict=True)
 
@@ -153,7 +155,7 @@ def test_bad_line_is_skipped_and_named_or_stops_everything(line: str, prepared, 
     assert message.startswith(f"{source}:2: {BAD_LINES[line]}")
     with pytest.raises(DataError) as caught:
         prepared(source, strict=True)
-    assert str(caught.value) == f"{message}. Mend the line, or leave out --strict to skip such lines."
+    assert str(caught.value) == f"{message}. Fix the line, or leave out --strict to skip such lines."
 
 
 def test_line_that_is_not_utf8(prepared, tmp_path: Path) -> None:
@@ -232,7 +234,7 @@ def test_sidecar_describes_the_store(small_store: Path, small_tokenizer: Tokeniz
 
 
 def test_the_bundled_tokenizer_is_named_not_copied(corpus_file: Path, tmp_path: Path) -> None:
-    prepare.prepare([str(corpus_file)], tmp_path / "x", Tokenizer.from_pretrained("gpt2"))
+    prepare.prepare(prepare.PrepareJob([str(corpus_file)], tmp_path / "x", Tokenizer.from_pretrained("gpt2")))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.bin", "x.idx", "x.json"]
     assert Store(tmp_path / "x").load_tokenizer().name == "gpt2"
 
@@ -245,12 +247,14 @@ def test_bytes_do_not_depend_on_how_many_texts_are_encoded_at_a_time(
     calls: list[tuple[int, int]] = []
     rules = corpus.TextRules(keep_separator=False)
     prepare.prepare(
-        [str(corpus_file)],
-        tmp_path / "small",
-        small_tokenizer,
-        rules=rules,
-        append_eod=True,
-        progress=lambda state, total: calls.append((state.sequences, state.tokens)),
+        prepare.PrepareJob(
+            [str(corpus_file)],
+            tmp_path / "small",
+            small_tokenizer,
+            rules=rules,
+            append_eod=True,
+            progress=lambda state, total: calls.append((state.sequences, state.tokens)),
+        )
     )
     for suffix in (".bin", ".idx", ".json"):
         assert (tmp_path / f"small{suffix}").read_bytes() == small_store.with_suffix(suffix).read_bytes()
@@ -271,7 +275,7 @@ def test_a_failure_leaves_the_old_store_and_no_leftovers(prepared, small_tokeniz
 
 
 def test_folders_for_the_store_are_made(corpus_file: Path, small_tokenizer: Tokenizer, tmp_path: Path) -> None:
-    prepare.prepare([str(corpus_file)], tmp_path / "a" / "b" / "v1.5", small_tokenizer)
+    prepare.prepare(prepare.PrepareJob([str(corpus_file)], tmp_path / "a" / "b" / "v1.5", small_tokenizer))
     assert Store(tmp_path / "a" / "b" / "v1.5").num_documents == 160
 
 
@@ -280,7 +284,7 @@ def test_large_vocabularies_get_wider_tokens(tmp_path: Path) -> None:
     (tmp_path / "v.json").write_text(json.dumps(vocab))
     (tmp_path / "m.txt").write_text("#version: 0.2\na b\n")
     wide = Tokenizer.from_files(tmp_path / "v.json", tmp_path / "m.txt")
-    prepare.prepare([write(tmp_path / "a.txt", "abba")], tmp_path / "x", wide)
+    prepare.prepare(prepare.PrepareJob([write(tmp_path / "a.txt", "abba")], tmp_path / "x", wide))
     store = Store(tmp_path / "x")
     assert store.tokens.dtype == np.int32 and store.tokens.tolist() == [70_000, 1, 0]
 
@@ -342,18 +346,18 @@ def test_no_end_of_document_token(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_files(tmp_path / "v.json", tmp_path / "m.txt")
     source = write(tmp_path / "a.txt", "a")
     with pytest.raises(DataError, match=r"--append-eod: .*v\.json has no end-of-document token"):
-        prepare.prepare([source], tmp_path / "x", tokenizer, append_eod=True)
+        prepare.prepare(prepare.PrepareJob([source], tmp_path / "x", tokenizer, append_eod=True))
 
 
 def test_places_that_cannot_be_written(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
     source = write(tmp_path / "a.txt", "a")
     with pytest.raises(DataError, match=r"a\.txt is not a folder"):
-        prepare.prepare([source], tmp_path / "a.txt" / "x", small_tokenizer)
+        prepare.prepare(prepare.PrepareJob([source], tmp_path / "a.txt" / "x", small_tokenizer))
     with pytest.raises(DataError, match="--out: '/' has no name"):
-        prepare.prepare([source], "/", small_tokenizer)
+        prepare.prepare(prepare.PrepareJob([source], "/", small_tokenizer))
     (tmp_path / "x.part").write_text("a file where a folder is needed")
     with pytest.raises(DataError, match=r"x\.part is not a folder\. Needed: a folder"):
-        prepare.prepare([source], tmp_path / "x", small_tokenizer)
+        prepare.prepare(prepare.PrepareJob([source], tmp_path / "x", small_tokenizer))
 
 
 def test_tokenizer_for_a_corpus_that_is_not_there(tmp_path: Path) -> None:
@@ -420,7 +424,9 @@ def test_its_own_files_in_the_folder_it_reads_are_not_text(
     (tmp_path / "a.txt").write_text(corpus_file.read_text())
     for format_ in ("megatron", "paddle", "nanogpt"):
         for _ in range(2):
-            summary = prepare.prepare([str(tmp_path)], tmp_path / "c", small_tokenizer, format=format_, strict=True)
+            summary = prepare.prepare(
+                prepare.PrepareJob([str(tmp_path)], tmp_path / "c", small_tokenizer, format=format_, strict=True)
+            )
             assert summary.documents == 160
 
 
@@ -428,7 +434,9 @@ def test_examples_are_not_cut_into_rows(small_tokenizer: Tokenizer, tmp_path: Pa
     source = write_jsonl(tmp_path / "a.jsonl", {"q": "one", "a": "two"})
     rules = text_blocks.TextRules(keys=("q", "a"))
     with pytest.raises(DataError, match="--row-length: prompts and completions are kept in a megatron store only"):
-        prepare.prepare([source], tmp_path / "x", small_tokenizer, rules=rules, append_eod=True, row_length=5)
+        prepare.prepare(
+            prepare.PrepareJob([source], tmp_path / "x", small_tokenizer, rules=rules, append_eod=True, row_length=5)
+        )
 
 
 def test_another_end_of_document_starts_anew(small_tokenizer: Tokenizer, tmp_path: Path, monkeypatch) -> None:
@@ -441,9 +449,9 @@ def test_another_end_of_document_starts_anew(small_tokenizer: Tokenizer, tmp_pat
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepare.prepare([source], tmp_path / "x", small_tokenizer, append_eod=True, progress=stop)
+        prepare.prepare(prepare.PrepareJob([source], tmp_path / "x", small_tokenizer, append_eod=True, progress=stop))
     other = small_tokenizer.with_eod(300)
-    summary = prepare.prepare([source], tmp_path / "x", other, append_eod=True)
+    summary = prepare.prepare(prepare.PrepareJob([source], tmp_path / "x", other, append_eod=True))
     store = Store(tmp_path / "x")
     assert summary.blocks_kept == 0
     assert [int(store.tokens[end - 1]) for end in store.document_starts[1:]] == [300] * 100

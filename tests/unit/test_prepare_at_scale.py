@@ -62,7 +62,11 @@ def test_block_sizes_do_not_change_a_byte(
         monkeypatch.setattr(text_blocks, "BLOCK_BYTES", size)
         monkeypatch.setattr(text_blocks, "_READ_BYTES", size)
         prefix = tmp_path / str(size) / "out"
-        prepare.prepare([str(corpus_file)], prefix, small_tokenizer, rules=rules, append_eod=not rules.keep_separator)
+        prepare.prepare(
+            prepare.PrepareJob(
+                [str(corpus_file)], prefix, small_tokenizer, rules=rules, append_eod=not rules.keep_separator
+            )
+        )
         found.append(files_of(prefix))
     assert all(each == found[0] for each in found[1:])
     ids = small_tokenizer.encode(corpus_file.read_text(encoding="utf-8"))
@@ -80,12 +84,14 @@ def test_the_number_of_workers_does_not_change_a_byte(
     for workers in (1, 2):
         summaries.append(
             prepare.prepare(
-                [str(lines), str(corpus_file), str(lines)],
-                tmp_path / str(workers) / "out",
-                small_tokenizer,
-                rules=TextRules(separator=""),
-                append_eod=True,
-                workers=workers,
+                prepare.PrepareJob(
+                    [str(lines), str(corpus_file), str(lines)],
+                    tmp_path / str(workers) / "out",
+                    small_tokenizer,
+                    rules=TextRules(separator=""),
+                    append_eod=True,
+                    workers=workers,
+                )
             )
         )
     assert files_of(tmp_path / "1" / "out") == files_of(tmp_path / "2" / "out")
@@ -124,7 +130,9 @@ class Case:
                 raise Stopped
 
         options = {**self.options, **options}
-        return prepare.prepare([str(self.source)], prefix or self.prefix, self.tokenizer, progress=progress, **options)
+        return prepare.prepare(
+            prepare.PrepareJob([str(self.source)], prefix or self.prefix, self.tokenizer, progress=progress, **options)
+        )
 
     def stop(self, after: int = 5, **options: Any) -> None:
         with pytest.raises(Stopped):
@@ -295,7 +303,7 @@ def test_two_at_once_are_refused(case: Case) -> None:
         ):
             case.run()
 
-    prepare.prepare([str(case.source)], case.prefix, case.tokenizer, progress=second)
+    prepare.prepare(prepare.PrepareJob([str(case.source)], case.prefix, case.tokenizer, progress=second))
     assert Store(case.prefix).num_documents > 100
 
 
@@ -405,11 +413,13 @@ def test_killed_it_goes_on_with_the_same_bytes(corpus_file: Path, other_kind: Pa
     assert again.returncode == 0 and "going on from an interrupted run: 3 blocks were done" in again.stderr
     assert "(tokenizers, 2 processes)" in again.stdout
     prepare.prepare(
-        [str(source)],
-        tmp_path / "whole" / "out",
-        Tokenizer.from_pretrained(other_kind),
-        rules=TextRules(keep_separator=False),
-        append_eod=True,
+        prepare.PrepareJob(
+            [str(source)],
+            tmp_path / "whole" / "out",
+            Tokenizer.from_pretrained(other_kind),
+            rules=TextRules(keep_separator=False),
+            append_eod=True,
+        )
     )
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole" / "out")
 
@@ -459,7 +469,8 @@ from pathlib import Path
 from gptworks.data import prepare
 from gptworks.data.text_blocks import TextRules
 from gptworks.tokenizer import Tokenizer
-summary = prepare.prepare([sys.argv[1]], sys.argv[2], Tokenizer.from_pretrained("gpt2"), rules=TextRules(separator=""))
+tokenizer, rules = Tokenizer.from_pretrained("gpt2"), TextRules(separator="")
+summary = prepare.prepare(prepare.PrepareJob([sys.argv[1]], sys.argv[2], tokenizer, rules=rules))
 assert summary.documents == 1
 peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
 print(peak.split()[1])
@@ -488,7 +499,9 @@ def test_a_long_document_has_the_ids_of_the_whole(
         monkeypatch.setattr(encode, "fast_encoder", lambda tokenizer: None)
     text = corpus_file.read_text(encoding="utf-8") * 3
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
-    summary = prepare.prepare([str(tmp_path / "a.txt")], tmp_path / "out", gpt2, rules=TextRules(separator=""))
+    summary = prepare.prepare(
+        prepare.PrepareJob([str(tmp_path / "a.txt")], tmp_path / "out", gpt2, rules=TextRules(separator=""))
+    )
     assert (summary.documents, summary.text_bytes) == (1, len(text.encode()))
     assert Store(tmp_path / "out").tokens.tolist() == gpt2.encode(text)
 
@@ -547,6 +560,7 @@ def test_quick_ids_of_every_character(pairs) -> None:
     assert_same(other, small, texts[::7])
 
 
+@pytest.mark.slow
 def test_quick_ids_of_real_corpora(shared_data: Path, pairs, tiny_megatron: Tokenizer) -> None:
     corpora = shared_data / "corpora"
     lines = (corpora / "openwebtext-1000" / "openwebtext-1000.jsonl").read_text(encoding="utf-8").splitlines()
@@ -705,7 +719,7 @@ def test_formats_that_do_not_fit(corpus_file: Path, tmp_path: Path, small_tokeni
     ]
     for tokenizer, options, expected in refused:
         with pytest.raises(DataError, match=expected):
-            prepare.prepare([str(corpus_file)], tmp_path / "out", tokenizer, **options)
+            prepare.prepare(prepare.PrepareJob([str(corpus_file)], tmp_path / "out", tokenizer, **options))
     failed = run_cli("prepare", corpus_file, "--out", tmp_path / "out", "--format", "parrot", expect=2)
     assert failed.stderr.startswith("error: --format: no format 'parrot'. Formats: megatron")
     assert not leftovers(tmp_path / "out")

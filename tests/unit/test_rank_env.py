@@ -40,7 +40,9 @@ def test_torchrun() -> None:
 
 def test_srun_with_the_first_node_as_master_and_a_port_of_the_job() -> None:
     assert rank_env.read(SRUN) == Placement(5, 9, 1, 4, "gpu003", 20000 + 123456 % 20000, "srun")
-    assert rank_env.read(SRUN | {"SLURM_NODEID": "2"}).local_size == 1
+    assert rank_env.read(SRUN | {"SLURM_NODEID": "2", "SLURM_PROCID": "8", "SLURM_LOCALID": "0"}).local_size == 1
+    cyclic = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_PROCID": "3"}
+    assert rank_env.read(SRUN | cyclic).local_size == 2, "ranks that are dealt out in turns"
     told = rank_env.read(SRUN | {"MASTER_ADDR": "head", "MASTER_PORT": "1234"})
     assert (told.master, told.port) == ("head", 1234)
 
@@ -82,6 +84,8 @@ def test_kubeflow_says_which_machine_this_is() -> None:
     assert rank_env.pod_options({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2"}) == {"nproc": "2"}
     assert rank_env.pod_options(KUBEFLOW | TORCHRUN) == {}, "torchrun has read it"
     assert rank_env.read(KUBEFLOW | TORCHRUN).rank == 5
+    with pytest.raises(UsageError, match=r"PET_NODE_RANK: 1, but RANK is 0 of WORLD_SIZE 2.*Found: PET_MASTER_ADDR"):
+        rank_env.pod_options(KUBEFLOW | {"RANK": "0", "WORLD_SIZE": "2"})
     with pytest.raises(UsageError, match=r"PET_NODE_RANK: not set beside PET_NNODES=2.*Found: PET_MASTER_ADDR=job"):
         rank_env.pod_options({name: value for name, value in KUBEFLOW.items() if name != "PET_NODE_RANK"})
 
@@ -90,6 +94,13 @@ def test_what_can_be_told_to_the_other_ranks() -> None:
     assert rank_env.guess(TORCHRUN | {"LOCAL_RANK": "9"}) == Placement(5, 8, 0, 1, "10.0.0.1", 29500, "torchrun")
     assert rank_env.guess(TORCHRUN | {"MASTER_PORT": "x"}) is None
     assert rank_env.guess(TORCHRUN | {"RANK": "8"}) is None
+    assert rank_env.guess(SRUN | {"SLURM_LOCALID": "9"}) == Placement(
+        5, 9, master="gpu003", port=20000 + 123456 % 20000, started_by="srun"
+    )
+    assert rank_env.guess(OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "x"}) == Placement(
+        5, 8, master="head", port=29500, started_by="mpirun"
+    )
+    assert rank_env.guess({}) is None
 
 
 @pytest.mark.parametrize(
@@ -120,6 +131,15 @@ def test_the_first_of_a_list_of_nodes(nodes_text: str, first: str) -> None:
         ({"WORLD_SIZE": "4"}, "RANK: not set in the environment"),
         (SRUN | {"SLURM_JOB_NODELIST": ""}, "SLURM_JOB_NODELIST: not set"),
         (SRUN | {"SLURM_PROCID": "9"}, "SLURM_PROCID: 9 of SLURM_STEP_NUM_TASKS 9"),
+        (SRUN | {"SLURM_LOCALID": "4"}, "SLURM_LOCALID: 4 of SLURM_STEP_TASKS_PER_NODE 4. Needed: 0 to 3"),
+        (SRUN | {"SLURM_LOCALID": "3", "SLURM_PROCID": "2"}, "SLURM_LOCALID: 3, above SLURM_PROCID 2"),
+        (SRUN | {"SLURM_PROCID": "8"}, "SLURM_PROCID: 8 of SLURM_STEP_NUM_TASKS 9, but this machine has 2 processes"),
+        (
+            SRUN | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)"},
+            r"SLURM_STEP_TASKS_PER_NODE: 4\(x2\), which is 8 tasks on 2 nodes, but SLURM_STEP_NUM_TASKS is 9.*Found",
+        ),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "9"}, "which is 9 tasks on 1 nodes.*and SLURM_NODEID is 1"),
+        (SRUN | {"SLURM_JOB_ID": "first"}, "SLURM_JOB_ID: 'first' in the environment"),
         (SRUN | TORCHRUN | {"WORLD_SIZE": "9", "RANK": "6"}, "RANK: 6, but SLURM_PROCID is 5. Needed: the same"),
         (OPEN_MPI | TORCHRUN | {"RANK": "6", "LOCAL_RANK": "2"}, "RANK: 6, but OMPI_COMM_WORLD_RANK is 5"),
         (OPEN_MPI | {"MASTER_ADDR": ""}, "MASTER_ADDR: not set, and OMPI_COMM_WORLD_SIZE is 8 with 4 on this machine"),

@@ -34,7 +34,7 @@ def test_every_recipe_says_what_to_read_and_when_to_end(name: str) -> None:
     config = load(RECIPES / name)
     assert config.data.path
     assert any(config.train.ends().values())
-    assert Layout.known(config.parallel).world_size == 1
+    assert Layout.from_config(config.parallel).world_size == 1
     assert solve_batch(config.batch, 1).global_size == config.batch.global_size
 
 
@@ -56,6 +56,6 @@ def test_345m_has_the_numbers_of_the_fleetx_file() -> None:
 
 def test_1_3b_is_345m_with_a_wider_model_that_recomputes() -> None:
     small, large = load(RECIPES / "345m.yaml"), load(RECIPES / "1.3b.yaml")
-    assert large.model == small.model.model_copy(update={"hidden_size": 2048, "ffn_size": 8192})
+    assert large.model == small.model.model_copy(update={"hidden_size": 2048, "ffn_size": 8192, "head_size": 128})
     assert (small.train.recompute, large.train.recompute) == ("none", "full")
     assert large.optim == small.optim and large.precision == small.precision

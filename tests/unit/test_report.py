@@ -176,6 +176,78 @@ def test_steps_that_were_not_finite_and_lines_that_cannot_be_read(tmp_path: Path
     assert "3 lines of metrics.jsonl that cannot be read are left out" in words.replace("  ", " ")
 
 
+def test_guard_events_texts_evaluations_origins_and_the_plan(tmp_path: Path) -> None:
+    lines = [
+        {**line, "memory": 2.5e8, "data_seconds": 0.001, "forward_backward_seconds": 0.2, "optimizer_seconds": 0.05}
+        for line in falling(40)
+    ]
+    lines[20]["saving_seconds"] = 1.25
+    lines += [{"step": 40, "held_out_loss": 3.1, "lambada_accuracy": 0.25}]
+    run = make_run(tmp_path / "run", lines)
+    piece = {"document": 17, "tokens": [0, 9], "characters": [4, 31], "text": "</script><b>bad</b> " * 200}
+    event = {
+        "step": 9, "rule": "loss", "decision": "rollback", "loss": 9.25, "grad_norm": 1.5, "loss_z": 11.0,
+        "grad_norm_z": 0.5, "sample_high_z": 21.5, "usual_loss": 3.5, "usual_grad_norm": 1.25, "back_to": 5,
+        "passed_over": [[40, 72]], "rollback": 1, "sample_ids": [64],
+        "culprit": {"sample": 64, "loss": 12.5, "store": "s.bin", "pieces": [piece]},
+    }  # fmt: skip
+    garbage = {"step": 10, "culprit": {"pieces": 5}, "passed_over": [3, ["x", 4]], "back_to": 2, "decision": None}
+    (run / "events.jsonl").write_text(json.dumps(event) + "\n" + json.dumps(garbage) + '\n{"step": 11, "cut')
+    texts = [{"step": 40, "prompt": "Once", "text": " upon <i>a</i> time"}, {"step": 41, "text": 7}]
+    (run / "texts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in texts))
+    result = {"step": 40, "task": "lambada", "protocol": "strict: last word", "values": {"accuracy": 0.25, "x": None}}
+    (run / "evaluations.jsonl").write_text(json.dumps({**result, "data": {"path": "l.jsonl"}, "limit": 12}) + "\n")
+    told = {"command": ["gptworks"], "origins": {"train.steps": "given as train.steps=10"},
+            "plan": {"tensor_bytes_of_a_rank": 123_400_000, "step_seconds": 0.3125}}  # fmt: skip
+    (run / "environment.json").write_text(json.dumps(told))
+
+    text = page.written([run_data.read(run)])
+    words = " ".join(parsed(text).words.split())
+    assert "a high loss 损失过高 loss 损失 9.2500 ( usual 通常 3.5000) +11.0 deviations 个偏差" in words
+    assert (
+        "highest sample 最高的样本 +21.5 deviations" in words
+        and "rolled back 回退 back to step 回到第几步： 5" in words
+    )
+    assert (
+        "samples passed over so far: 至今略过的样本： 40 – 71" in words
+        and "s.bin: document 17, characters 4 to 31" in words
+    )
+    assert "</script><b>bad</b>" in words, "shown as text, and it ends no element"
+    assert "Once" in words and "upon <i>a</i> time" in words
+    assert "accuracy 0.2500" in words and "strict: last word" in words and "l.jsonl (limit 12)" in words
+    assert "given as train.steps=10" in words
+    assert "250.0 MB" in words and "123.4 MB" in words
+    assert "these three, s per step 以上三项之和，秒/步 0.251 0.3125" in words
+    assert "forward and backward, s per step (median)" in words and "1.25" in words
+    charts = re.findall(r'<figure data-chart="(\w+)"', text)
+    assert "lambada_accuracy" in charts and "memory" in charts
+    assert len(text.encode()) < 1_000_000
+
+
+def test_data_that_has_gone_is_told_as_it_was(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", falling(40))
+    stores = [
+        {"path": "data/a.bin", "tokens": 1024, "documents": 7},
+        {"path": "b.bin", "tokens": 256, "documents": None},
+    ]
+    (run / "environment.json").write_text(json.dumps({"command": ["gptworks"], "data": [*stores, "garbage"]}))
+    words = " ".join(parsed(page.written([run_data.read(run)])).words.split())
+    assert "data/a.bin 1,024 7 b.bin 256" in words and "no such dataset" not in words
+    assert "2 (2,560 / 1,280)" in words, "epochs"
+
+
+def test_a_checkpoint_of_another_version_and_a_line_that_was_cut(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", falling(3))
+    checkpoint = run / "checkpoints" / "step-00000003"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text('{"version": 99}')
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "loss": 2.')
+    found = run_data.read(run)
+    assert found.curves["loss"][-1][0] == 3 and found.num_unreadable == 0, "it may be just being written"
+    assert f"{checkpoint / 'manifest.json'}: version 99, needed 3" in parsed(page.written([found])).words
+
+
 def test_a_run_without_configuration_says_so(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", falling(3))
     (run / "config.yaml").unlink()

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from gptworks import architecture
 from gptworks.checkpoint import portable
+from gptworks.checkpoint.lazy_tensor import in_memory
 from gptworks.checkpoint.pretrained import Pretrained
-from gptworks.checkpoint.stored import in_memory
-from gptworks.checkpoint.systems import huggingface, registry
-from gptworks.checkpoint.systems.contract import Cut, Weights
+from gptworks.checkpoint.systems import gguf_architectures, huggingface, huggingface_families, registry
+from gptworks.checkpoint.systems.contract import SplitSpec, Weights
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError, UsageError
 from gptworks.export import registry as targets
@@ -23,13 +24,16 @@ from gptworks.launch.ranks import Ranks
 from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.model.gpt import LayerNorm
+from gptworks.plan import block_shape
+from gptworks.plan.workload import Workload
 from gptworks.tokenizer import Tokenizer
+from gptworks.train import native_blocks
 
 
 class Spiral(ModelConfig):
-    """An invented variant: positions of a kind that nobody knows."""
+    """An invented variant: a curve that nobody knows."""
 
-    positions: Literal["learned", "spiral"] = "learned"
+    curve: Literal["straight", "spiral"] = "straight"
 
 
 SHAPE: dict[str, Any] = {
@@ -39,8 +43,8 @@ SHAPE: dict[str, Any] = {
     "vocab_size": 512,
     "max_positions": 16,
 }
-PLAIN, SPIRAL = Spiral(**SHAPE), Spiral(**SHAPE, positions="spiral")
-SAID = r"model\.positions: spiral \(known: learned\)"
+PLAIN, SPIRAL = Spiral(**SHAPE), Spiral(**SHAPE, curve="spiral")
+SAID = r"model\.curve: spiral \(known: straight\)"
 
 
 def model_of(cfg: ModelConfig) -> GPT:
@@ -54,7 +58,7 @@ def weights_of(cfg: ModelConfig) -> Weights:
 
 
 # All but our own folder, which keeps the whole config.
-@pytest.mark.parametrize("name", [name for name in registry.NAMES if name != "gptworks"])
+@pytest.mark.parametrize("name", [name for name in registry.WRITTEN if name != "gptworks"])
 def test_a_checkpoint_of_another_system(name: str, tmp_path: Path) -> None:
     system = registry.system(name)
     for number, cfg in enumerate((PLAIN, SPIRAL)):
@@ -62,10 +66,10 @@ def test_a_checkpoint_of_another_system(name: str, tmp_path: Path) -> None:
         folder.mkdir()
         path = folder / f"model{system.SUFFIX}" if system.SUFFIX else folder
         if cfg is PLAIN:
-            assert system.write(path, weights_of(cfg), Cut())
+            assert system.write(path, weights_of(cfg), SplitSpec())
         else:
             with pytest.raises(CheckpointError, match=SAID):
-                system.write(path, weights_of(cfg), Cut())
+                system.write(path, weights_of(cfg), SplitSpec())
             assert list(folder.iterdir()) == []
 
 
@@ -105,11 +109,40 @@ def test_an_exported_folder(
 needs_compiler = pytest.mark.skipif(fast_decode.why_not() is not None, reason=f"no fast steps: {fast_decode.why_not()}")
 
 
+def test_the_plan() -> None:
+    Workload(PLAIN, 16)
+    with pytest.raises(UsageError, match=r"plan: it cannot compute .* model\.curve: spiral"):
+        Workload(SPIRAL, 16)
+
+
+TABLES: dict[str, Any] = {
+    "plan": block_shape.KNOWN,
+    "decoder": fast_decode.KNOWN,
+    "gguf": gguf_architectures.KNOWN,
+    "huggingface": huggingface_families.KNOWN,
+    "GPT-2": architecture.GPT2,
+}
+
+
+@pytest.mark.parametrize("learns", TABLES)
+def test_what_one_learns_the_others_do_not(learns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TABLES[learns], "curve", ("spiral",))
+    assert [name for name, known in TABLES.items() if not architecture.unknown(SPIRAL, known)] == [learns]
+
+
+def test_the_plan_asks_its_own_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gain = ModelConfig(**SHAPE, qk_norm=True)
+    Workload(with_gain, 16)
+    monkeypatch.delitem(TABLES["plan"], "qk_norm")
+    with pytest.raises(UsageError, match=r"plan: it cannot compute .* model\.qk_norm: True \(known: False\)"):
+        Workload(with_gain, 16)
+
+
 @needs_compiler
 def test_the_decoder_in_cxx() -> None:
     assert Decoder.of(model_of(PLAIN)) is not None and fast_decode.why_not(PLAIN) is None
     assert Decoder.of(model_of(SPIRAL)) is None
-    assert fast_decode.why_not(SPIRAL) == "the C++ function does not know model.positions: spiral (known: learned)"
+    assert fast_decode.why_not(SPIRAL) == "the C++ function does not know model.curve: spiral (known: straight)"
 
 
 @needs_compiler
@@ -130,3 +163,8 @@ def test_the_decoder_in_cxx_knows_modules_by_their_types() -> None:
             return super().forward(tokens_BT.flip(1), **keywords)
 
     assert Decoder.of(Backwards(PLAIN).eval()) is None
+
+
+def test_the_blocks_of_training_in_cpp() -> None:
+    assert native_blocks.unknown(PLAIN) == ""
+    assert native_blocks.unknown(SPIRAL) == "model.curve: spiral (known: straight)"

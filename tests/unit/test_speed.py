@@ -92,8 +92,8 @@ def test_a_quiet_cpu_is_measured_by_its_fastest_product() -> None:
 def test_a_busy_cpu_has_no_peak() -> None:
     found = judge([Product(0.5, 0.2), Product(0.1, 0.35)], 1024, "measured")
     assert found.flops is None
-    said = "MFU is not shown: the CPU was busy when its speed was measured (our threads had 35% of the time)"
-    assert str(found) == said
+    said = "MFU is not shown: the CPU was busy when its speed was measured (our threads had 35% of the time). "
+    assert str(found) == said + "Beside other work fewer threads are often faster: run.threads"
 
 
 def test_time_on_cores_is_that_of_running_against_that_of_waiting() -> None:
@@ -101,7 +101,9 @@ def test_time_on_cores_is_that_of_running_against_that_of_waiting() -> None:
     assert speed._share_of_cores((0, 0), (0, 0)) == 1.0  # a system that does not count
     before = speed._on_cores()
     assert before[0] > 0
-    sum(range(200_000))
+    deadline = time.process_time() + 1.0  # the kernel counts at its ticks
+    while speed._on_cores()[0] == before[0] and time.process_time() < deadline:
+        sum(range(20_000))
     assert speed._on_cores()[0] > before[0]
 
 

@@ -18,7 +18,7 @@ from gptworks.parallel.parts import SingleStage
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
 from gptworks.train.run_folder import Interrupts
-from gptworks.train.step import StepReport, train_step
+from gptworks.train.step import StepReport, backward, train_step, update
 
 CPU = World(torch.device("cpu"))
 
@@ -136,9 +136,8 @@ def test_a_signal_is_told_by_the_step_that_it_came_in(number: signal.Signals | N
     with Interrupts() as interrupts:
         if number is not None:
             model.loss_sum.register_forward_hook(lambda *_: signal.raise_signal(number))
-        report = train_step(
-            SingleStage(model), optimizer, [batch], CPU, scaler, clip=1.0, seed=1, step=1, interrupts=interrupts
-        )
+        gradients = backward(SingleStage(model), [batch], CPU, scaler, seed=1, step=1, interrupts=interrupts)
+        report = update(optimizer, gradients, scaler, clip=1.0)
     assert report.updated
     assert report.signal == (number.name if number else None)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gptworks.config import DataConfig
 from gptworks.data import corpus, prepare
 from gptworks.data.dataset import Dataset
-from gptworks.data.formats.megatron import beside
+from gptworks.data.formats.file_names import beside
 from gptworks.data.store import Store, vocabulary_of
 from gptworks.errors import DataError, TokenizerError
 from gptworks.tokenizer import Tokenizer
@@ -51,7 +51,7 @@ def test_documents_are_read_as_they_were_written(small_tokenizer: Tokenizer, doc
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "corpus.jsonl"
         source.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents), encoding="utf-8")
-        prepare.prepare([str(source)], Path(folder) / "x", small_tokenizer, append_eod=eod)
+        prepare.prepare(prepare.PrepareJob([str(source)], Path(folder) / "x", small_tokenizer, append_eod=eod))
         store = Store(Path(folder) / "x")
         assert store.num_documents == len(documents)
         starts = store.document_starts.tolist()
@@ -88,7 +88,7 @@ def test_the_end_of_document_is_that_of_the_store_not_a_guess(
     small_tokenizer: Tokenizer, corpus_file: Path, tmp_path: Path
 ) -> None:
     chosen = small_tokenizer.with_eod(7)
-    prepare.prepare([str(corpus_file)], tmp_path / "store", chosen, append_eod=True)
+    prepare.prepare(prepare.PrepareJob([str(corpus_file)], tmp_path / "store", chosen, append_eod=True))
     store = Store(tmp_path / "store")
     found = store.load_tokenizer()
     assert found is not None and found.eod_id == 7 == store.tokens[-1]
@@ -128,7 +128,7 @@ def test_truncated_tokens(copy: Path) -> None:
 
 def test_index_of_another_store(copy: Path, corpus_file: Path, small_tokenizer: Tokenizer, tmp_path: Path) -> None:
     whole_file = corpus.TextRules(separator="")
-    prepare.prepare([str(corpus_file)], tmp_path / "other", small_tokenizer, rules=whole_file)
+    prepare.prepare(prepare.PrepareJob([str(corpus_file)], tmp_path / "other", small_tokenizer, rules=whole_file))
     shutil.copy(tmp_path / "other.idx", beside(copy, ".idx"))
     assert "One of the two is cut off or belongs to another store" in refused(copy)
 
@@ -226,13 +226,14 @@ def test_vocabulary_larger_than_the_models(small_store: Path) -> None:
         Dataset(config(small_store), vocab_size=511)
     assert str(caught.value) == (
         f"{small_store}.bin: its tokenizer has 512 tokens, but model.vocab_size is 511. "
-        "Set model.vocab_size=512 or more."
+        "Prepare it with the tokenizer of the model, or, for a model that starts from random weights, "
+        "set model.vocab_size=512 or more."
     )
 
 
 def test_stores_of_different_tokenizers(small_store: Path, corpus_file: Path, tmp_path: Path) -> None:
     other = prepare.train_tokenizer([str(corpus_file)], 300, corpus.TextRules())
-    prepare.prepare([str(corpus_file)], tmp_path / "other", other)
+    prepare.prepare(prepare.PrepareJob([str(corpus_file)], tmp_path / "other", other))
     with pytest.raises(TokenizerError, match=r"other\.bin was made with another tokenizer: got .*needed "):
         Dataset(config(small_store, tmp_path / "other"), vocab_size=512)
     assert Dataset(config(small_store, small_store), vocab_size=512).tokenizer.vocab_size == 512
@@ -265,7 +266,7 @@ def test_tokenizer_file_that_was_exchanged(copy: Path) -> None:
 
 @pytest.mark.parametrize("option", ["mask_eod", "reset_positions", "reset_attention"])
 def test_ends_of_documents_must_be_there_to_act_on(option: str, copy: Path, small_store: Path) -> None:
-    assert Dataset(config(small_store, **{option: True}), vocab_size=512).borders.eod_id == 511
+    assert Dataset(config(small_store, **{option: True}), vocab_size=512).eod_policy.eod_id == 511
     edit_sidecar(copy, eod_appended=False)
     with pytest.raises(DataError) as caught:
         Dataset(config(small_store, copy, **{option: True}), vocab_size=512)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import gptworks
-from gptworks.generate import fast_decode
+from gptworks.generate import kernel_library
 from gptworks.interop.native_command import write_config
 from gptworks.interop.translation import Translation
 
@@ -42,13 +42,16 @@ def test_a_link_in_the_way_of_a_configuration_is_not_followed(tmp_path: Path, mo
     assert sorted(path.name for path in tmp_path.iterdir()) == [".x.gptworks.yaml.4711", "victim", "x.gptworks.yaml"]
 
 
-def test_a_library_is_not_taken_from_a_folder_that_all_can_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("mode", "shown"), [(0o777, "drwxrwxrwx"), (0o770, "drwxrwx---")])
+def test_a_library_is_not_taken_from_a_folder_that_others_can_write(
+    mode: int, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not fast_decode.cxx_compilers():
+    if not kernel_library.cxx_compilers():
         pytest.skip("no C++ compiler here")
     monkeypatch.setenv("GPTWORKS_HOME", str(tmp_path))
     (tmp_path / "kernels").mkdir()
-    (tmp_path / "kernels").chmod(0o777)
-    with pytest.raises(PermissionError, match=r"kernels belongs to user .* mode drwxrwxrwx: others could have put"):
-        fast_decode._built(fast_decode.cxx_compilers()[0])
+    (tmp_path / "kernels").chmod(mode)
+    with pytest.raises(PermissionError, match=rf"kernels belongs to user .* mode {shown}: others could have put"):
+        kernel_library.built(
+            kernel_library.cxx_compilers()[0], kernel_library.INSTRUCTION_SETS[-1], lambda functions: iter(())
+        )

@@ -1,6 +1,7 @@
 """Text from every kind of file, and how it is cut into blocks and documents."""
 
 import bz2
+import gc
 import gzip
 import io
 import json
@@ -148,6 +149,17 @@ def test_text_that_begins_as_a_compressed_file_does(tmp_path: Path) -> None:
     assert read(write(tmp_path / "a.txt", "BZh is short for Bozhou"))[0] == ["BZh is short for Bozhou"]
 
 
+def test_members_of_a_tar_are_not_kept_when_they_have_been_read(tmp_path: Path) -> None:
+    """There can be millions of them."""
+    path = write(tmp_path / "a.tar", tar({f"{number}.txt": b"text" for number in range(300)}))
+    alive = []
+    for number, _ in enumerate(corpus.read_documents([path], TextRules(), Skipped(strict=True)), 1):
+        if number % 60 == 0:  # to look at every object of the process takes its time
+            alive.append(sum(issubclass(type(each), tarfile.TarInfo) for each in gc.get_objects()))
+    assert len(alive) == 5
+    assert max(alive) < 20
+
+
 def test_old_tars_without_a_magic(tmp_path: Path) -> None:
     header = bytearray(tar({"a.txt": b"old"}))
     header[257:265] = bytes(8)
@@ -199,7 +211,7 @@ def test_our_own_files_in_the_folder_that_is_read_are_no_text(
 ) -> None:
     write(tmp_path / "a.txt", "some text")
     for _ in range(2):
-        summary = prepare.prepare([str(tmp_path)], tmp_path / "out", small_tokenizer)
+        summary = prepare.prepare(prepare.PrepareJob([str(tmp_path)], tmp_path / "out", small_tokenizer))
         assert (summary.documents, summary.skipped.count) == (1, 0)
     stopped = tmp_path / "other.part"
     for name in ("plan.json", "lock", "journal"):
@@ -251,7 +263,9 @@ def test_parquet_columns_and_places(tmp_path: Path) -> None:
     documents, skipped = read(source)
     assert documents == ["one", "three"]
     assert skipped.first == [f"{source} row 2: key 'text' is not a string; got NoneType"]
-    with pytest.raises(DataError, match=r"no column 'body'\. Columns: id, text\. Choose one with --key\."):
+    with pytest.raises(
+        DataError, match=r"no column 'body'\. Columns: id, text\. Choose one with --key, or several with commas"
+    ):
         read(source, keys=("body",))
     with pytest.raises(DataError, match="read from its end, so not from an archive"):
         read(write(tmp_path / "b.parquet.gz", gzip.compress(parquet(["one"]))))
@@ -275,7 +289,9 @@ def test_plain_text_has_no_prompts(tmp_path: Path, small_tokenizer: Tokenizer) -
     source = write(tmp_path / "a.txt", "one\n\ntwo")
     with pytest.raises(DataError, match=r"a\.txt: plain text has no keys, so no prompts and completions"):
         prepare.prepare(
-            [source], tmp_path / "out", small_tokenizer, rules=TextRules(("prompt", "completion")), append_eod=True
+            prepare.PrepareJob(
+                [source], tmp_path / "out", small_tokenizer, rules=TextRules(("prompt", "completion")), append_eod=True
+            )
         )
 
 
@@ -323,7 +339,7 @@ DAMAGED = dict(damaged())
 def test_damage_is_found_and_leaves_nothing_behind(case: str, tmp_path: Path, small_tokenizer: Tokenizer) -> None:
     source = write(tmp_path / "in" / case.split(",")[0], DAMAGED[case]())
     with pytest.raises(DataError) as caught:
-        prepare.prepare([source], tmp_path / "out", small_tokenizer)
+        prepare.prepare(prepare.PrepareJob([source], tmp_path / "out", small_tokenizer))
     assert str(caught.value).startswith(source) and "no text found" not in str(caught.value)
     assert not list(tmp_path.glob("out*"))
 

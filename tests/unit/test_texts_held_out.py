@@ -9,7 +9,7 @@ from gptworks.config.schema import DataConfig
 from gptworks.counted import counted
 from gptworks.data.dataset import Dataset
 from gptworks.data.pieces import cut_by_position
-from gptworks.data.prepare import prepare
+from gptworks.data.prepare import PrepareJob, prepare
 from gptworks.data.store import Store, is_raw_text, locate_stores
 from gptworks.data.text_blocks import TextRules
 from gptworks.data.text_files import list_inputs
@@ -22,7 +22,7 @@ USUAL = (949.0, 50.0, 1.0)
 def store_of(tmp_path: Path, tokenizer: Tokenizer, documents: int, name: str = "few") -> Path:
     text = tmp_path / f"{name}.txt"
     text.write_text("\n\n".join(f"document {number} " + "Anna found a map. " * 60 for number in range(documents)))
-    prepare([str(text)], tmp_path / name, tokenizer, rules=TextRules(keep_separator=False), append_eod=True)
+    prepare(PrepareJob([str(text)], tmp_path / name, tokenizer, rules=TextRules(keep_separator=False), append_eod=True))
     return tmp_path / name
 
 

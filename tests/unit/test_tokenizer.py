@@ -408,3 +408,13 @@ def test_a_byte_level_step_among_others_counts(tmp_path: Path) -> None:
 def test_the_bundled_identity_is_what_would_be_worked_out() -> None:
     bundled = Tokenizer.from_pretrained("gpt2")
     assert Tokenizer.from_files(*gpt2_files()).identity == bundled.identity
+
+
+def test_a_file_that_lets_the_library_panic_is_refused_by_name(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """A panic is a BaseException: `except Exception` does not see it."""
+
+    def longer_than_any_token(spec: dict) -> None:
+        spec["model"]["continuing_subword_prefix"] = "#" * 40
+
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: not a tokenizer\.json: range end index"):
+        change(small_tokenizer, tmp_path, longer_than_any_token)

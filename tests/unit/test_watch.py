@@ -19,6 +19,7 @@ from gptworks.cli.main import main
 from gptworks.errors import UsageError
 from gptworks.report import live, page, run_data
 from gptworks.report.live import Followed
+from gptworks.train import metrics
 
 
 def grow(run: Path, **line: Any) -> None:
@@ -35,13 +36,48 @@ def test_a_run_is_read_again_when_it_has_grown(run: Path, monkeypatch: pytest.Mo
     followed = Followed(run, "run")
     reads: list[Path] = []
     real = run_data.read
-    monkeypatch.setattr(run_data, "read", lambda folder, name: (reads.append(folder), real(folder, name))[1])
+    monkeypatch.setattr(run_data, "read", lambda folder, *more: (reads.append(folder), real(folder, *more))[1])
     followed.renew()
     assert reads == []
     grow(run, step=6, loss=1.25)
     followed.renew()
     followed.renew()
     assert reads == [run] and followed.data.last("loss") == 1.25
+
+
+def test_only_what_was_added_is_read(run: Path) -> None:
+    followed, path = Followed(run, "run"), run / "metrics.jsonl"
+    before = followed.data.curves["loss"][:]
+    path.write_bytes(b"x" * path.stat().st_size)  # whoever reads it again finds nothing
+    grow(run, step=6, loss=1.25)
+    assert followed.renew() and followed.data.curves["loss"] == [*before, (6.0, 1.25)]
+    assert followed.data.num_unreadable == 0
+
+
+def test_a_line_that_is_being_written_is_read_when_it_is_whole(run: Path) -> None:
+    followed, path = Followed(run, "run"), run / "metrics.jsonl"
+    for piece, last in (
+        ('{"step": 6, "lo', 3.0),
+        ('ss": 1.25}', 1.25),
+        ("\nno line\n", 1.25),
+        ('{"step": 7, "loss": 1', 1.25),
+    ):
+        with path.open("a") as file:
+            file.write(piece)
+        followed.renew()
+        assert followed.data.last("loss") == last
+    assert followed.data.num_unreadable == 1 and len(followed.data.curves["loss"]) == 6
+
+
+def test_a_run_that_went_back_is_read_from_the_beginning(run: Path) -> None:
+    """Resuming writes the lines that stay into a new file of the same name."""
+    followed = Followed(run, "run")
+    metrics.forget_after(run / "metrics.jsonl", 3)
+    for step in (4, 5, 6, 7):
+        grow(run, step=step, loss=9.0)
+    followed.renew()
+    assert [step for step, _ in followed.data.curves["loss"]] == [1, 2, 3, 4, 5, 6, 7]
+    assert followed.data.last("loss") == 9.0
 
 
 def test_a_folder_that_is_gone_for_a_while_leaves_what_was_read(run: Path) -> None:
@@ -77,6 +113,13 @@ def test_a_chart_has_no_holes_where_nothing_was_logged() -> None:
     assert " " not in lines[-2][10:]
 
 
+def test_the_other_curves_have_a_line_each(tmp_path: Path) -> None:
+    lines = [{"step": k, "loss": 2.0, "grad_norm": 9.0 if k == 3 else 1.0, "lr": k / 8} for k in range(1, 9)]
+    rate, gradient = live.small_charts(run_data.read(make_run(tmp_path / "run", lines)), 60)
+    assert gradient == " gradient ▁▁█▁▁▁▁▁ 1"
+    assert rate == "       lr ▁▂▃▄▅▆▇█ 1"
+
+
 def test_once_for_a_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grow(run, step=5, held_out_loss=3.5)
     (run / "nonfinite.jsonl").write_text('{"step": 3}\n')
@@ -84,6 +127,18 @@ def test_once_for_a_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> N
     out = capsys.readouterr().out
     assert "step 5 of 10" in out and "loss 3.0000" in out
     assert "held-out 3.5000, lowest 3.5000 at step 5" in out and "1 not finite, the last at step 3" in out
+
+
+@pytest.mark.parametrize(("width", "is_beside"), [(140, True), (120, False)])
+def test_runs_stand_side_by_side_where_there_is_room(tmp_path: Path, run: Path, width: int, is_beside: bool) -> None:
+    other = make_run(tmp_path / "other", falling(4))
+    (other / "events.jsonl").write_text('{"step": 3, "rule": "loss", "decision": "skip", "loss": 9.5}\n')
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(live.drawn([Followed(run, "first run"), Followed(other, "second run")], width))
+    lines = console.export_text().splitlines()
+    assert any("first run" in line and "second run" in line for line in lines) == is_beside
+    assert all(len(line) <= width for line in lines)
+    assert any("step 3: a high loss, skipped; loss 9.5" in line for line in lines)
 
 
 def test_markup_in_a_name_is_text(run: Path) -> None:

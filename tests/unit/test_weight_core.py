@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gptworks.checkpoint.formats import torch_file
+from gptworks.checkpoint.lazy_tensor import LazyTensor, in_memory
 from gptworks.checkpoint.rules import OURS, Rule, Table, block_rules, match, our_shapes, split
-from gptworks.checkpoint.stored import Stored, in_memory
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
 from gptworks.pickle_values import Bytes, Object
@@ -152,7 +152,7 @@ CONTENT = {
 def same(found: Any, expected: dict[str, torch.Tensor]) -> None:
     assert set(found) == set(expected)
     for name, tensor in expected.items():
-        assert isinstance(found[name], Stored)
+        assert isinstance(found[name], LazyTensor)
         assert found[name].dtype == tensor.dtype
         assert found[name].shape == tensor.shape
         assert torch.equal(found[name].read(), tensor), name
@@ -209,7 +209,7 @@ def test_damaged_files_are_refused_or_read_and_never_crash(zipped: bool, data: s
         content = torch_file.read(path).content
         if isinstance(content, dict):
             for each in content.values():
-                if isinstance(each, Stored):
+                if isinstance(each, LazyTensor):
                     each.read()
     except CheckpointError:
         pass

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from gptworks.config import DataConfig
 from gptworks.data import corpus, prepare
 from gptworks.data.formats import megatron
-from gptworks.data.formats.megatron import beside
+from gptworks.data.formats.file_names import beside
+from gptworks.data.mixture import Stage
 from gptworks.data.store import Sidecar, Store
 from gptworks.data.windows import Sample, Samples, Windows, build_samples, build_source
 from gptworks.errors import DataError
@@ -110,7 +111,9 @@ def examples(small_tokenizer, tmp_path: Path):
         source = tmp_path / "examples.jsonl"
         source.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
         rules = corpus.TextRules(keys=("q", "a"))
-        prepare.prepare([str(source)], tmp_path / "examples", small_tokenizer, rules=rules, append_eod=True)
+        prepare.prepare(
+            prepare.PrepareJob([str(source)], tmp_path / "examples", small_tokenizer, rules=rules, append_eod=True)
+        )
         return Store(tmp_path / "examples")
 
     return make
@@ -207,7 +210,7 @@ def counting(*sizes: int, weights: tuple[float, ...] = (), seed: int = 0, shuffl
     for size in sizes:
         sources.append(Windows(np.arange(start, start + size + 1, dtype=np.int64), 1))
         start += size
-    return Samples(sources, weights, seed=seed, shuffled=shuffled)
+    return Samples(sources, [Stage(0, weights)] if weights else [], seed=seed, shuffled=shuffled)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=4), st.integers(0, 99))

@@ -29,9 +29,9 @@ def evaluate(
 
     Tasks: `heldout`, whose result has loss, perplexity, bits_per_byte, tokens. Its settings: `split` (train, held-out,
     test or all; by default held-out of a dataset and all of texts), `shares` of the split and `seq_len` (by default
-    those of training), `key` or column of text in files (by default text), `batch_size`, `device`. `wikitext` and
-    `lambada` take a folder or name and a file, and give what `gptworks eval --json` prints; settings: `protocol`,
-    `overlap`, `limit`, `batch_size`.
+    those of training), `key` or column of the text, or several with commas between (by default text), `batch_size`,
+    `device`. `wikitext` and `lambada` take a folder or name and a file, and give what `gptworks eval --json` prints;
+    settings: `protocol`, `overlap`, `limit`, `batch_size`.
 
     >>> result = gptworks.evaluate("runs/quickstart", "data/corpus", split="test")   # doctest: +SKIP
     >>> print(result.loss, result.perplexity)   # doctest: +SKIP
@@ -54,7 +54,7 @@ def held_out(
     device: str = "auto",
 ) -> HeldOut:
     """As `gptworks eval --task heldout`."""
-    texts = as_texts(data, "evaluate: data")
+    texts = as_texts(data, "evaluate: data", key)
     split = split or ("all" if texts is not None else default_split(str(data)))
     if split not in PARTS:
         raise UsageError(f"evaluate: split: got {split!r}; needs one of {', '.join(PARTS)}.")

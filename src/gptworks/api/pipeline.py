@@ -47,7 +47,9 @@ class Pipeline:
             raise UsageError(f"pipeline: {_FULL}: got {with_prompt!r}; needs True or False.")
         lengths = None
         if total is not None:
-            lengths = [_room(total, len(self.tokenizer.encode(item)), number) for number, item in enumerate(texts, 1)]
+            lengths = [
+                _room(total, len(self.tokenizer.encode_prompt(item)), number) for number, item in enumerate(texts, 1)
+            ]
             wanted[_NEW] = max(lengths)
         found = generations_up_to(self.model, texts, settings_of(drawing_anew(wanted)), lengths)
         return _results(texts if with_prompt else [""] * len(texts), [generation.text for generation in found])
@@ -66,7 +68,7 @@ def pipeline(
 ) -> Pipeline:
     """A function from texts to texts. The model is a folder, a name or a `GPT`; the settings are those of `generate`.
 
-    weights: fp32, bf16 or int8, see `GPT.from_pretrained`.
+    weights: fp32, bf16, int8 or int4, see `GPT.from_pretrained`.
     `max_length` counts the prompt too, `max_new_tokens` does not. The result has one dictionary per text, with the
     prompt (unless `return_full_text=False`) and what follows it, in the form MindFormers gives.
 

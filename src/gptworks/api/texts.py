@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gptworks.data.prepare import Summary, prepare
+from gptworks.data.columns import columns_of, texts
+from gptworks.data.prepare import PrepareJob, Summary, prepare
 from gptworks.data.text_blocks import TextRules
 from gptworks.errors import DataError, UsageError
 from gptworks.tokenizer import Tokenizer
@@ -22,8 +23,9 @@ class Texts:
     rows: list[tuple[str, ...]]
 
 
-def as_texts(data: object, what: str) -> Texts | None:
-    """The texts of a list of texts or dictionaries; None for a path."""
+def as_texts(data: object, what: str, key: str = "") -> Texts | None:
+    """The texts of a list of texts or dictionaries; None for a path. `key`: under which dictionaries have them, or
+    several with commas between."""
     if isinstance(data, str | Path):
         return None
     if isinstance(data, Mapping):  # also a DatasetDict of Hugging Face
@@ -38,6 +40,8 @@ def as_texts(data: object, what: str) -> Texts | None:
     items = list(data)
     if not items:
         raise DataError(f"{what}: an empty list. Needed: at least one text.")
+    if key:
+        return Texts(_TEXT, [_row_of_key(item, number, key, what) for number, item in enumerate(items, 1)])
     keys = _keys(items[0], what)
     return Texts(keys, [_row(item, number, keys, what) for number, item in enumerate(items, 1)])
 
@@ -48,7 +52,22 @@ def _keys(first: object, what: str) -> tuple[str, ...]:
         return _TEXT
     if set(_PAIR) <= set(first):
         return _PAIR
-    raise UsageError(f"{what}: item 1 has the keys {', '.join(map(str, first))}; {_NEEDED}. Rename them.")
+    named = ",".join(str(key) for key, value in first.items() if isinstance(value, str)) or "NAME"
+    chosen = f'key="{named}"' if what.startswith("evaluate") else f'data={{"key": "{named}"}}'
+    raise UsageError(
+        f"{what}: item 1 has the keys {', '.join(map(str, first))}; {_NEEDED}. Rename them, or choose some: {chosen}."
+    )
+
+
+def _row_of_key(item: object, number: int, key: str, what: str) -> tuple[str, ...]:
+    if not isinstance(item, Mapping):
+        raise UsageError(f"{what}: item {number} is {item!r}, which has no key {key!r}. Leave the key out.")
+    missing = [column for column in columns_of(key, item) if column not in item]
+    text = texts(item, (key,)).get(key)
+    if missing or not isinstance(text, str):
+        wrong = f"no key {missing[0]!r}" if missing else f"a {type(text).__name__} under {key!r}, not a text"
+        raise UsageError(f"{what}: item {number} has {wrong}. Its keys: {', '.join(map(str, item))}.")
+    return (text,)
 
 
 def _row(item: object, number: int, keys: tuple[str, ...], what: str) -> tuple[str, ...]:
@@ -84,6 +103,8 @@ def write_store(texts: Texts, prefix: Path, tokenizer: Tokenizer) -> Summary:
             lines.write(json.dumps(dict(zip(texts.keys, row, strict=True))) + "\n")
     has_eod = tokenizer.eod_id is not None
     try:
-        return prepare([str(file)], prefix, tokenizer, rules=TextRules(texts.keys), append_eod=has_eod, strict=True)
+        return prepare(
+            PrepareJob([str(file)], prefix, tokenizer, rules=TextRules(texts.keys), append_eod=has_eod, strict=True)
+        )
     finally:
         file.unlink()

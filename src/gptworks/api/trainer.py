@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gptworks import names
+from gptworks import model_hub
 from gptworks.api.evaluate import measure
 from gptworks.api.pipeline import pipeline
 from gptworks.api.tasks import TEXT_GENERATION, require_task
 from gptworks.api.texts import Texts, as_texts, write_store
-from gptworks.checkpoint.pretrained import Pretrained, PretrainedGPT, unseen
+from gptworks.checkpoint.pretrained import Pretrained, PretrainedGPT, fields_not_stored
 from gptworks.config import presets
 from gptworks.config.load import flatten, load_with_origins
 from gptworks.config.schema import ModelConfig, RunConfig
@@ -35,9 +35,9 @@ class Trainer:
     model: the name of a preset (fresh weights of that shape), a ModelConfig or a dictionary of its keys (likewise); a
     folder, another name such as gpt2-en, or a `GPT` (training starts from its weights, which stay as they are).
     train_dataset, eval_dataset: whatever `data.path` takes, or a list of texts, of {"text": ...} or of {"prompt": ...,
-    "completion": ...}; the second is evaluated during training. config: a YAML file, a dictionary or a RunConfig. More
-    settings are keywords with a dictionary per section; they come before those of the config. One epoch is trained
-    where nothing says how long.
+    "completion": ...}, or of dictionaries with other keys, which data={"key": "title,steps"} names; the second is
+    evaluated during training. config: a YAML file, a dictionary or a RunConfig. More settings are keywords with a
+    dictionary per section; they come before those of the config. One epoch is trained where nothing says how long.
 
     callbacks: functions that get each line of metrics.jsonl as a dictionary: step, loss, lr, ... or held_out_loss. They
     are observers: what they do with it changes nothing, and one that fails is named and not called again.
@@ -69,7 +69,7 @@ class Trainer:
         self.given_model, self.download = model, download
         self.config_file = config if isinstance(config, str | Path) else None
         self.below: dict[str, Any] = {} if self.config_file or config is None else _values(config)
-        self.preset = str(self.below.pop("preset", ""))
+        self.preset = str(overrides.pop("preset", "") or self.below.pop("preset", ""))
         self.above = flatten(overrides)
         if out is not None:
             self.above["run.out"] = str(out)
@@ -79,7 +79,8 @@ class Trainer:
             ("path", train_dataset, "train_dataset"),
             ("held_out_path", eval_dataset, "eval_dataset"),
         ):
-            texts = None if data is None else as_texts(data, f"Trainer: {what}")
+            column = str(self.above.get("data.key", self.below.get("data.key", "")))
+            texts = None if data is None else as_texts(data, f"Trainer: {what}", column)
             if texts is not None:
                 self.texts[key] = texts
             elif data is not None:
@@ -148,9 +149,17 @@ class Trainer:
                 source = self.config.init.checkpoint or self._weights_of_preset()
                 if not source:
                     raise UsageError(f"Trainer: model {given!r} has no weights yet. Call train() first.")
-                shape = unseen(self.config.model.model_dump()) if self.config.init.checkpoint else None
+                shape = fields_not_stored(self.config.model.model_dump()) if self.config.init.checkpoint else None
                 self._model = PretrainedGPT.from_pretrained(source, device=device, download=self.download, shape=shape)
         return self._model
+
+    @in_python_words
+    def save_model(self, folder: str | Path) -> None:
+        """`model.save_pretrained`, by the name that it has in Hugging Face's Trainer.
+
+        >>> trainer.save_model("mine")   # doctest: +SKIP
+        """
+        self.model.save_pretrained(folder)
 
     # The configuration
 
@@ -184,7 +193,7 @@ class Trainer:
         if from_weights and not (init or config.init.checkpoint):
             raise UsageError(
                 f"Trainer: model {given!r} has no weights to start from. Give a folder, a GPT, or one of the names "
-                f"{', '.join(names.GPT2_NAMES)}; or call train()."
+                f"{', '.join(model_hub.GPT2_NAMES)}; or call train()."
             )
         if not any(config.train.ends().values()):
             length["epochs"] = 1.0
@@ -193,19 +202,21 @@ class Trainer:
             update={name: getattr(config, name).model_copy(update=changes) for name, changes in sections.items()}
         )
 
-    def _shape_of(self, checkpoint: str, stated: dict[str, Any]) -> dict[str, Any]:
-        return Pretrained.open(checkpoint, download=self.download, shape=unseen(stated)).model.model_dump()
+    def _shape_of(self, checkpoint: str, overrides: dict[str, Any]) -> dict[str, Any]:
+        return Pretrained.open(
+            checkpoint, download=self.download, shape=fields_not_stored(overrides)
+        ).model.model_dump()
 
     def _weights_of_preset(self) -> str:
         """The name of the published weights that have the name of the preset."""
         given = self.given_model
         name = presets.aliases().get(given, given) if isinstance(given, str) else ""
-        return name if name in names.GPT2_NAMES else ""
+        return name if name in model_hub.GPT2_NAMES else ""
 
     # What was given in memory
 
     def _train(self, config: RunConfig, resume: str) -> Outcome:
-        text_inputs.main_does(config, lambda: refuse_foreign(Path(config.run.out), resume))
+        text_inputs.on_main(config, lambda: refuse_foreign(Path(config.run.out), resume))
         tokenizer = self._write_texts(config)
         config = text_inputs.prepared(config, resume, tokenizer=tokenizer)
         if tokenizer is not None and config.data.tokenizer == CHARACTERS:  # the stores know them by now
@@ -213,7 +224,7 @@ class Trainer:
         self.config = config
         given = self.given_model
         if isinstance(given, PretrainedGPT):
-            text_inputs.main_does(config, lambda: given.save_pretrained(config.init.checkpoint))
+            text_inputs.on_main(config, lambda: given.save_pretrained(config.init.checkpoint))
         outcome = train(config, resume_from=resume, observers=self.callbacks)
         self._trained, self._model = outcome.folder, None
         return outcome
@@ -239,7 +250,7 @@ class Trainer:
                 text_inputs.tell(name, summary, chosen, cut_by_position(prefix, shares))
 
         if chosen.identity != self._texts_are_of:
-            text_inputs.main_does(config, write)
+            text_inputs.on_main(config, write)
             self._texts_are_of = chosen.identity
         return chosen
 
@@ -261,7 +272,7 @@ class Trainer:
         if isinstance(self.given_model, PretrainedGPT):
             return self.given_model.tokenizer
         if self.config.init.checkpoint:
-            shape = unseen(self.config.model.model_dump())
+            shape = fields_not_stored(self.config.model.model_dump())
             return Pretrained.open(self.config.init.checkpoint, download=self.download, shape=shape).tokenizer
         return Tokenizer.from_pretrained("gpt2") if self._weights_of_preset() else None
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gptworks import cpu
 from gptworks.architecture import canonical_name
-from gptworks.checkpoint.stored import StoredTensors
+from gptworks.checkpoint.lazy_tensor import LazyTensors
 from gptworks.config.schema import ModelConfig
 from gptworks.model import GPT
 from gptworks.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ ENGLISH = (
 
 
 @torch.no_grad()
-def logits(model: ModelConfig, tensors: StoredTensors, tokens_BT: Tensor) -> Tensor:
+def logits(model: ModelConfig, tensors: LazyTensors, tokens_BT: Tensor) -> Tensor:
     """[B, T, V] in fp32, whatever the weights are stored in: the model itself, each of whose modules reads its
     parameters before it computes and forgets them afterwards."""
     cpu.require(torch.float32)
@@ -51,7 +51,7 @@ def sample_tokens(model: ModelConfig) -> Tensor:
     return (torch.arange(2 * length) * 7919 + 13).remainder(model.vocab_size).view(2, length)
 
 
-def english_loss(model: ModelConfig, tensors: StoredTensors, tokenizer: Tokenizer) -> float:
+def english_loss(model: ModelConfig, tensors: LazyTensors, tokenizer: Tokenizer) -> float:
     """Nats per token of a plain English text, for people to judge.
 
     It proves nothing about the source: a small model with a wrong number of heads, or QKV in a wrong order, has hardly

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from gptworks import __version__, tokenizer_files
 from gptworks.checkpoint import conversion_check, staging
+from gptworks.checkpoint.lazy_tensor import LazyTensor
 from gptworks.checkpoint.rules import Matched
-from gptworks.checkpoint.stored import Stored
 from gptworks.checkpoint.systems import registry
-from gptworks.checkpoint.systems.contract import Cut, Opened, System, Weights
+from gptworks.checkpoint.systems.contract import Opened, SplitSpec, System, Weights
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError, TokenizerError, VerificationError
 from gptworks.tokenizer import Tokenizer, gpt2_for
@@ -43,7 +43,7 @@ def convert(
     from_name: str | None = None,
     given: Mapping[str, object] | None = None,
     dtype: torch.dtype | None = None,
-    cut: Cut | None = None,
+    cut: SplitSpec | None = None,
     verify: bool = False,
 ) -> Converted:
     """Nothing appears at `destination` before all of it is there, and with `verify` before it is proved equal.
@@ -53,7 +53,7 @@ def convert(
 
     >>> convert("gpt2", "gpt2.ckpt", "mindspore", verify=True)   # doctest: +SKIP
     """
-    cut = cut or Cut()
+    cut = cut or SplitSpec()
     source, destination = Path(source), Path(destination)
     target = registry.system(to)
     if (cut.tp, cut.pp) != (1, 1) and not target.CUTS:
@@ -66,15 +66,15 @@ def convert(
         )
     beside = f".{CERTIFICATE}" if target.SUFFIX else None
     staging.require_free(destination, is_folder=not target.SUFFIX, beside=beside)
-    stated = dict(given or {})
-    vocab_size = stated.pop("vocab_size", None)
-    opened = registry.open_any(source, stated, name=from_name).require_whole()
+    overrides = dict(given or {})
+    vocab_size = overrides.pop("vocab_size", None)
+    opened = registry.open_any(source, overrides, name=from_name).require_whole()
     notes = list(opened.notes)
     if vocab_size is not None:
         opened = _with_vocabulary(opened, _count(vocab_size), notes)
     tensors = {name: each.cast(dtype) if dtype else each for name, each in opened.tensors.items()}
     step = int(opened.about.get("step") or 0)
-    weights = Weights(opened.model, tensors, opened.eod_id, step, opened.open_tokenizer, notes)
+    weights = Weights(opened.model, tensors, opened.eod_id, step, opened.open_tokenizer, notes, opened.bos_id)
     certificate = None
     with staging.staged(destination, is_folder=not target.SUFFIX, beside=beside) as part:
         written = target.write(part, weights, cut)
@@ -82,7 +82,7 @@ def convert(
             written += _copy_tokenizer(opened, part, notes)
         notes += _not_kept(opened, target, part)
         if verify:
-            certificate = _prove(opened, weights, target, part, written, stated)
+            certificate = _prove(opened, weights, target, part, written, overrides)
             written.append(part / CERTIFICATE if part.is_dir() else Path(f"{part}{beside}"))
             written[-1].write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
     if target.SUFFIX:
@@ -111,7 +111,7 @@ def _with_vocabulary(opened: Opened, vocab_size: int, notes: list[str]) -> Opene
     if vocab_size < had:
         opened = _without_tokens(opened, vocab_size, notes)
 
-    def resized(stored: Stored) -> Stored:
+    def resized(stored: LazyTensor) -> LazyTensor:
         if vocab_size < had:
             return stored.first_rows(vocab_size)
 
@@ -119,7 +119,7 @@ def _with_vocabulary(opened: Opened, vocab_size: int, notes: list[str]) -> Opene
             rows = stored.read()
             return torch.cat([rows, rows[-1:].expand(vocab_size - had, -1)])
 
-        return Stored(torch.Size([vocab_size, stored.shape[1]]), stored.dtype, read)
+        return LazyTensor(torch.Size([vocab_size, stored.shape[1]]), stored.dtype, read)
 
     tensors = {
         name: resized(each) if name in ("wte.weight", "head.weight") else each for name, each in opened.tensors.items()
@@ -144,6 +144,8 @@ def _without_tokens(opened: Opened, vocab_size: int, notes: list[str]) -> Opened
             f"model.vocab_size: got {vocab_size:,}; {opened.path} has a tokenizer of {tokenizer.vocab_size:,} tokens, "
             "and each needs a row."
         )
+    if opened.bos_id is not None and opened.bos_id >= vocab_size:
+        opened = replace(opened, bos_id=None)
     if opened.eod_id is None or opened.eod_id < vocab_size:
         return opened
     notes.append(f"the end of a document was token {opened.eod_id}, which has no row any more: it is left out")
@@ -152,9 +154,9 @@ def _without_tokens(opened: Opened, vocab_size: int, notes: list[str]) -> Opened
 
 def _copy_tokenizer(opened: Opened, folder: Path, notes: list[str]) -> list[Path]:
     """Its files as they are, or what the source carried inside."""
-    if opened.carried is not None:
+    if opened.embedded_tokenizer is not None:
         try:
-            opened.carried().save(folder)
+            opened.embedded_tokenizer().save(folder)
         except TokenizerError as error:
             notes.append(f"no tokenizer was written: {error}")
             return []
@@ -179,7 +181,12 @@ def _not_kept(opened: Opened, target: System, part: Path) -> list[str]:
     """Where a format does not say how the model computes, and its system computes otherwise."""
     result = target.open(part, {"num_heads": opened.model.num_heads})
     theirs, lost = result.model, []
-    if target.SUFFIX and result.carried is None and opened.tokenizer is not None and _tokenizer_files(opened.tokenizer):
+    if (
+        target.SUFFIX
+        and result.embedded_tokenizer is None
+        and opened.tokenizer is not None
+        and _tokenizer_files(opened.tokenizer)
+    ):
         lost = [
             f"{target.NAME} is one file without a tokenizer: copy that in {opened.tokenizer} beside it, or name it "
             "with --tokenizer"
@@ -193,11 +200,11 @@ def _not_kept(opened: Opened, target: System, part: Path) -> list[str]:
 
 
 def _prove(
-    opened: Opened, weights: Weights, target: System, part: Path, written: list[Path], stated: dict[str, object]
+    opened: Opened, weights: Weights, target: System, part: Path, written: list[Path], overrides: dict[str, object]
 ) -> dict[str, Any]:
     """The result is opened as a user would open it, and both sides compute. Raises when they differ."""
     unsaid = {name: getattr(opened.model, name) for name in ("num_heads", "gelu", "layernorm_eps")}
-    numbers = {name: value for name, value in stated.items() if name in ModelConfig.model_fields}
+    numbers = {name: value for name, value in overrides.items() if name in ModelConfig.model_fields}
     result = target.open(part, {**unsaid, **numbers}).require_whole()
     if result.model.vocab_size != opened.model.vocab_size:
         raise VerificationError(f"{part}: vocabulary {result.model.vocab_size}, needed {opened.model.vocab_size}.")
@@ -218,7 +225,7 @@ def _prove(
         "result": {"system": target.NAME, "sha256": _hashes(written, part)},
         "model": opened.model.model_dump(),
         "given": {
-            name: {"value": value, "source": opened.overruled.get(name)} for name, value in (stated or {}).items()
+            name: {"value": value, "source": opened.conflicts.get(name)} for name, value in (overrides or {}).items()
         },
         "dtype": sorted({str(each.dtype).removeprefix("torch.") for each in weights.tensors.values()}),
         "tensors": {"equal_to_the_bit": sum(same), "different": len(same) - sum(same)},

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gptworks import file_errors, names, run_paths
+from gptworks import file_errors, model_hub, run_paths
 from gptworks.checkpoint import manifest as manifests
 from gptworks.checkpoint import portable, retention
 from gptworks.checkpoint.manifest import Manifest
@@ -24,14 +24,15 @@ from gptworks.config.schema import CheckpointConfig, ModelConfig
 from gptworks.durable import make_folder, sync
 from gptworks.errors import CheckpointError, first_line
 from gptworks.launch.ranks import Ranks
-from gptworks.parallel.slices import Slice
+from gptworks.parallel.slices import Pieces, Slice
 from gptworks.run_paths import BEST, LATEST
 from gptworks.tokenizer import Tokenizer
 
-STATE, PORTABLE, TOKENIZER = "state", "portable", "tokenizer"
+STATE, PORTABLE, TOKENIZER = run_paths.STATE, run_paths.PORTABLE, run_paths.TOKENIZER
 # Before the name of a checkpoint that is neither counted nor chosen: --resume takes it when it is named.
 SET_ASIDE, DAMAGED, STOPPED = "set-aside-", "damaged-", "stopped-"
 _STEP = re.compile(r"step-(\d{8,})$")
+_LONGEST_NAME = 100  # bytes of a pointer's line
 
 
 class CheckpointFolder:
@@ -60,8 +61,8 @@ class CheckpointFolder:
         best, pointed = self.steps().get(best_step or 0), self.pointed(BEST)
         if best:
             self.point(BEST, best.name)
-        elif pointed and not pointed.exists():
-            (self.run / BEST).unlink()
+        elif not (pointed and pointed.exists()):
+            (self.run / BEST).unlink(missing_ok=True)
         newest = self.latest()
         if aside and newest:
             self.point(LATEST, newest.name)
@@ -70,8 +71,8 @@ class CheckpointFolder:
     def save(
         self,
         manifest: Manifest,
-        tensors: Mapping[str, Tensor | Slice],
-        weights: Mapping[str, Tensor | Slice] | None,
+        tensors: Mapping[str, Tensor | Slice | Pieces],
+        weights: Mapping[str, Tensor | Slice | Pieces] | None,
         model: ModelConfig,
         tokenizer: Tokenizer | None,
         *,
@@ -84,22 +85,22 @@ class CheckpointFolder:
         """
         from gptworks.checkpoint.formats import dcp  # slow to import, and only needed to write
 
-        final = self.folder / f"{STOPPED if apart else ''}step-{manifest.step:08d}"
+        final = self.folder / f"{STOPPED if apart else ''}{run_paths.step_name(manifest.step)}"
         temporary = self.folder / f".writing-{final.name}"
         ranks = self.ranks
         try:
             with _named_failures(final):
-                ranks.main_does(lambda: _make_anew(temporary))
+                ranks.on_main(lambda: _make_anew(temporary))
                 dcp.save(temporary / STATE, tensors, ranks)
                 written = dcp.files_of(temporary / STATE, ranks.rank)
                 if weights is not None:
-                    eod_id = tokenizer.eod_id if tokenizer else None
-                    written += portable.write(temporary / PORTABLE, model, weights, ranks, eod_id=eod_id)
+                    ids = {"eod_id": tokenizer.eod_id, "bos_id": tokenizer.bos_id} if tokenizer else {"eod_id": None}
+                    written += portable.write(temporary / PORTABLE, model, weights, ranks, **ids)
                 if tokenizer:
                     words = temporary / (PORTABLE if weights is not None else TOKENIZER)
-                    ranks.main_does(lambda: tokenizer.save(words))
+                    ranks.on_main(lambda: tokenizer.save(words))
                 files = self._describe(temporary, written)
-                ranks.main_does(lambda: self._publish(replace(manifest, files=files), temporary, final))
+                ranks.on_main(lambda: self._publish(replace(manifest, files=files), temporary, final))
         except BaseException:
             if ranks.is_main:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -119,7 +120,7 @@ class CheckpointFolder:
                 sync(path)
             return manifests.describe_files(temporary, mine)
 
-        described = ranks.gather(ranks.all_do(describe))
+        described = ranks.gather(ranks.on_all(describe))
         merged = {name: entry for entries in described for name, entry in entries.items()}
         return {name: merged[name] for name in sorted(merged, key=Path)}
 
@@ -152,11 +153,13 @@ class CheckpointFolder:
         sync(self.run)
 
     def pointed(self, pointer: str) -> Path | None:
+        """None where it is missing, or holds something else than the name of a checkpoint."""
         try:
-            name = (self.run / pointer).read_text(encoding="utf-8").strip()
+            with (self.run / pointer).open("rb") as file:
+                name = file.read(_LONGEST_NAME).decode(errors="replace").strip()
         except FileNotFoundError:
             return None
-        return self.folder / name
+        return self.folder / name if _STEP.fullmatch(name) else None
 
     def latest(self) -> Path | None:
         """The newest whole checkpoint: a rename may have happened whose pointer was not written any more."""
@@ -189,10 +192,27 @@ class CheckpointFolder:
             _delete(steps[step])
         return [steps[step] for step in sorted(kept.needed)]
 
+    def put_apart(self, good: Path) -> list[Path]:
+        """Checkpoints after the last good one of a run that has gone wrong: kept, but neither counted nor chosen.
+
+        One that is the best by a held-out loss, which was measured with its very weights, stays.
+        """
+        steps, best = self.steps(), self.pointed(BEST)
+        bad = [path for step, path in sorted(steps.items()) if step > _step_of(good) and path != best]
+        apart = [_renamed(path, STOPPED) for path in bad]
+        newest = self.latest()
+        if apart and newest:
+            self.point(LATEST, newest.name)
+        return apart
+
     def remove_stopped(self) -> None:
         """The states that earlier stops left apart: only the last is of use."""
         for path in self.folder.glob(f"{STOPPED}step-*"):
             _delete(path)
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def _smoothed_loss(checkpoint: Path) -> float | None:
@@ -204,10 +224,34 @@ def _smoothed_loss(checkpoint: Path) -> float | None:
         return None
 
 
+def at_step(source: str) -> Path | None:
+    """The checkpoint that RUN@100, RUN@best or RUN@latest means; None for what is no such word or is there itself."""
+    run, _, which = source.rpartition("@")
+    if not run or Path(source).exists() or not run_paths.is_run(Path(run)):
+        return None
+    checkpoints = CheckpointFolder(Path(run))
+    if which in (LATEST, BEST):
+        found = checkpoints.latest() if which == LATEST else checkpoints.pointed(BEST)
+    else:
+        found = {str(step): path for step, path in checkpoints.steps().items()}.get(which.lstrip("0") or "0")
+    if found is None:
+        steps = ", ".join(str(step) for step in sorted(checkpoints.steps())) or "none"
+        raise CheckpointError(
+            f"{source}: no checkpoint {which[:40]} of {run}. Steps: {steps}; also {LATEST} and {BEST}."
+        )
+    return found
+
+
 def find(path: Path) -> Path:
     """The step folder meant by a run folder, its `latest` or `best`, a `checkpoints` folder or a step folder."""
     if run_paths.is_pointer(path):
-        path = CheckpointFolder(path.parent).pointed(path.name) or path
+        pointed = CheckpointFolder(path.parent).pointed(path.name)
+        if pointed is None:
+            raise CheckpointError(
+                f"{path}: holds no name of a checkpoint. Needed: a line such as step-00000100. Name the folder itself, "
+                f"one of {path.parent / run_paths.CHECKPOINTS}/step-..., or the run for its newest."
+            )
+        path = pointed
     if (path / manifests.NAME).is_file():
         return path
     latest = CheckpointFolder(run_paths.run_of(path)).latest()
@@ -215,7 +259,7 @@ def find(path: Path) -> Path:
         file_errors.refuse_unreadable(path)
         raise CheckpointError(
             f"{path}: no checkpoint here. Needed: a run folder, one of its checkpoints/step-... folders, or a "
-            "Hugging Face GPT-2 folder (config.json and weights)."
+            "Hugging Face folder (config.json and weights)."
         )
     return latest
 
@@ -238,7 +282,7 @@ def _named_failures(final: Path) -> Iterator[None]:
     except Exception as error:  # the disk is full, in the words of Python, torch or safetensors
         reason = (isinstance(error, OSError) and file_errors.explain(error)) or f"{first_line(error).rstrip('.')}."
         raise CheckpointError(
-            f"{final}: could not be saved: {reason} Earlier checkpoints are untouched: mend that, and go on with "
+            f"{final}: could not be saved: {reason} Earlier checkpoints are untouched: fix that, and go on with "
             "--resume auto."
         ) from error
 
@@ -266,7 +310,7 @@ def _delete(folder: Path) -> None:
 def config_of(path: Path) -> dict[str, Any]:
     """The configuration a folder was trained with; empty for a folder from elsewhere."""
     if not path.exists():
-        path = names.find(str(path)) or path
+        path = at_step(str(path)) or model_hub.find(str(path)) or path
     if path.name == PORTABLE and (path.parent / manifests.NAME).is_file():
         path = path.parent
     return manifests.read(find(path)).config if run_paths.is_ours(path) else {}

@@ -56,15 +56,15 @@ class Report:
 
 
 def inspect(path: Path, given: Mapping[str, object] | None = None, *, name: str | None = None) -> Report:
-    stated = dict(given or {})
+    overrides = dict(given or {})
     heads_known = order_known = True
     while True:
         try:
-            opened = registry.open_any(path, stated, name=name)
+            opened = registry.open_any(path, overrides, name=name)
         except HeadsUnknownError:
-            stated["num_heads"], heads_known = 1, False  # one divides everything, and no shape depends on it
+            overrides["num_heads"], heads_known = 1, False  # one divides everything, and no shape depends on it
         except OrderUnknownError:
-            stated["qkv_version"], order_known = 0, False  # nor on this
+            overrides["qkv_version"], order_known = 0, False  # nor on this
         else:
             break
     if not order_known:

@@ -1,5 +1,6 @@
 """What a checkpoint says of itself. Its presence, under the final name of the folder, is the sign of wholeness."""
 
+import errno
 import hashlib
 import json
 import math
@@ -10,11 +11,15 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from gptworks import json_text, run_paths
+from gptworks.data import mixture
+from gptworks.data.passed_over import PassedOver
 from gptworks.errors import CheckpointError, DamagedCheckpoint
 
 NAME = run_paths.MANIFEST
-VERSION = 2
-_WITHOUT_CHECKSUM = 1  # the version before, which can still be read
+VERSION = 3
+# Versions before, which can still be read: 1 has no checksum, 2 no passed_over, rollbacks, stages and guard.
+_OLDER = (1, 2)
+_WITHOUT_CHECKSUM = 1
 _DAMAGED = "The checkpoint is damaged: --resume auto takes the newest whole one, --resume DIR the one you name."
 _STEP_IN_NAME = re.compile(r"(?:.*-)?step-(\d{8,})$")
 
@@ -31,10 +36,16 @@ class Manifest:
     global_size: int = 0  # samples of the last step; 0 where it was not written down
     samples_asked: int | None = None  # where data.order is laid out for a number of samples
     held_out_loss: float | None = None
-    best: dict[str, float] | None = None  # step and held-out loss of the best checkpoint so far
+    best: dict[str, float] | None = (
+        None  # step of the best checkpoint so far, and its held_out_loss or whatever is best_by
+    )
     evaluations_since_best: int = 0
     held_out_samples: int = 0  # that these were measured on; 0 where it was not written down
     skipped_in_a_row: int = 0
+    passed_over: list[list[int]] = field(default_factory=list)  # [first, end] of samples that are not read again
+    rollbacks: int = 0
+    stages: list[list[Any]] = field(default_factory=list)  # [first sample, weights of the stores], as they were so far
+    guard: dict[str, list[float]] = field(default_factory=dict)  # the last good losses and norms, where it is on
     smoothed_loss: float | None = None  # of the last steps; None where it was not written down
     unlogged_loss: float = 0.0  # sum over the steps since the last log line, whose mean the next one shows
     unlogged_steps: int = 0
@@ -72,14 +83,16 @@ def read(folder: Path) -> Manifest:
         version = values["version"]
     except FileNotFoundError:
         raise CheckpointError(f"{folder}: not a training checkpoint; {NAME} is missing.") from None
+    except OSError as error:
+        raise _as_damage(path, error) from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path}: not a manifest ({error!r}). {_DAMAGED}") from None
-    if type(version) is not int or version not in (_WITHOUT_CHECKSUM, VERSION):
+    if type(version) is not int or version not in (*_OLDER, VERSION):
         raise CheckpointError(
-            f"{path}: version {version!r}, needed {VERSION} (or {_WITHOUT_CHECKSUM}). It was written by another "
-            "version of gptworks: use that one, or another checkpoint with --resume DIR."
+            f"{path}: version {version!r}, needed {VERSION} (or {', '.join(map(str, _OLDER))}). It was written by "
+            "another version of gptworks: use that one, or another checkpoint with --resume DIR."
         )
-    if version == VERSION and values.pop("checksum", None) != checksum(values):
+    if version != _WITHOUT_CHECKSUM and values.pop("checksum", None) != checksum(values):
         raise DamagedCheckpoint(
             f"{path}: does not fit its own checksum, so it was changed after it was written. {_DAMAGED}"
         )
@@ -101,6 +114,7 @@ _COUNTS = (
     "held_out_samples",
     "skipped_in_a_row",
     "unlogged_steps",
+    "rollbacks",
 )
 
 
@@ -108,8 +122,8 @@ def _check_kinds(manifest: Manifest) -> None:
     kinds = {
         int: _COUNTS,
         str: ("tokenizer_identity", "layout", "torch_version", "random_draws", "format"),
-        dict: ("config", "scaler", "files"),
-        list: ("data_identities",),
+        dict: ("config", "scaler", "files", "guard"),
+        list: ("data_identities", "passed_over", "stages"),
     }
     for kind, names in kinds.items():
         for name in names:
@@ -118,8 +132,13 @@ def _check_kinds(manifest: Manifest) -> None:
     if manifest.samples_asked is not None and type(manifest.samples_asked) is not int:
         raise TypeError(f"samples_asked is {manifest.samples_asked!r}, needed int or null")
     best = {} if manifest.best is None else manifest.best
-    if type(best) is not dict or best.keys() not in (set(), {"step", "held_out_loss"}):
-        raise TypeError(f"best is {manifest.best!r}, needed step and held_out_loss, or null")
+    if type(best) is not dict or (best and (len(best) != 2 or "step" not in best)):
+        raise TypeError(f"best is {manifest.best!r}, needed step and the number that is best, or null")
+    PassedOver.from_json(manifest.passed_over)
+    mixture.from_json(manifest.stages)
+    remembered = [value for values in manifest.guard.values() for value in values]
+    if any(type(value) is not float or not math.isfinite(value) for value in remembered):
+        raise TypeError(f"guard is {manifest.guard!r}, needed lists of finite numbers")
     losses = {name: getattr(manifest, name) for name in ("held_out_loss", "smoothed_loss", "unlogged_loss")}
     given = {name: value for name, value in losses.items() if value is not None}
     for name, value in (given | {f"best.{name}": value for name, value in best.items()} | manifest.scaler).items():
@@ -139,6 +158,10 @@ def _check_bounds(manifest: Manifest, folder: Path) -> None:
         raise ValueError(f"consumed is {manifest.consumed}, needed at least a sample for each of {manifest.step} steps")
     if manifest.optimizer_updates > manifest.step:
         raise ValueError(f"optimizer_updates is {manifest.optimizer_updates}, needed at most step ({manifest.step})")
+    if manifest.samples_asked is not None and manifest.samples_asked < 0:
+        raise ValueError(f"samples_asked is {manifest.samples_asked}, needed 0 or more")
+    if manifest.best and not 0 <= manifest.best["step"] <= manifest.step:
+        raise ValueError(f"best.step is {manifest.best['step']}, needed 0 to step ({manifest.step})")
     for name, expected in manifest.files.items():
         # A path of Windows has both kinds of slashes and a drive, so it sees more than one of POSIX.
         parts = PureWindowsPath(name)
@@ -157,10 +180,24 @@ def verify(folder: Path, manifest: Manifest, *, share: int = 0, shares: int = 1)
         path = folder / name
         if not path.is_file():
             raise DamagedCheckpoint(f"{path}: missing. {_DAMAGED}")
-        if path.stat().st_size != expected["bytes"]:
-            raise DamagedCheckpoint(f"{path}: {path.stat().st_size} bytes, needed {expected['bytes']}. {_DAMAGED}")
-        if _hash(path) != expected["sha256"]:
+        try:
+            size = path.stat().st_size
+            is_same = size == expected["bytes"] and _hash(path) == expected["sha256"]
+        except OSError as error:
+            raise _as_damage(path, error) from None
+        if size != expected["bytes"]:
+            raise DamagedCheckpoint(f"{path}: {size} bytes, needed {expected['bytes']}. {_DAMAGED}")
+        if not is_same:
             raise DamagedCheckpoint(f"{path}: contents have changed since it was written. {_DAMAGED}")
+
+
+def _as_damage(path: Path, error: OSError) -> OSError | DamagedCheckpoint:
+    """A disk that cannot read its own blocks has lost them: an earlier checkpoint may lie on others.
+
+    A file without permission is whole, as far as one knows: that error stays what it is.
+    """
+    told = {errno.EIO: f"the disk cannot read it ({error.strerror})", errno.ENOENT: "missing"}.get(error.errno or 0)
+    return DamagedCheckpoint(f"{path}: {told}. {_DAMAGED}") if told else error
 
 
 def _hash(path: Path) -> str:

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from gptworks.checkpoint.formats import safetensors_file
 from gptworks.checkpoint.formats.safetensors_file import Writer
+from gptworks.checkpoint.rules import Rule
 from gptworks.checkpoint.systems import huggingface
+from gptworks.checkpoint.systems.huggingface_families import family_of
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
 from gptworks.launch.ranks import Ranks
-from gptworks.parallel.slices import Slice, slice_of
+from gptworks.parallel.slices import Pieces, Slice, slices_of
 
 _PIECE_BYTES = 4 * 2**20  # what is sent, turned around and written at once
 
@@ -36,56 +38,76 @@ class _Held:
         return [(*place, writer if writer in ranks else ranks[0]) for place, ranks in self.holders.items()]
 
 
+class Rules:
+    """How tensors of a model are called and laid out in its folder. Refuses a model that no family computes."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        self.model, self.family = model, family_of(model)
+        self.heads = (model.head_size, model.heads_per_kv)
+
+    def of(self, name: str) -> Rule:
+        return self.family.rule(name)
+
+    def their_shapes(self, name: str, shape: torch.Size) -> dict[str, torch.Size]:
+        rule = self.of(name)
+        return dict(zip(rule.theirs, rule.their_shapes(shape, self.model.heads_per_kv), strict=True))
+
+
 def write(
     folder: Path,
     cfg: ModelConfig,
-    weights: Mapping[str, Tensor | Slice],
+    weights: Mapping[str, Tensor | Slice | Pieces],
     ranks: Ranks,
     *,
     eod_id: int | None,
+    bos_id: int | None = None,
     file_bytes: int = safetensors_file.FILE_BYTES,
 ) -> list[Path]:
     """All ranks call it, each with the slices it has; gives the files this rank wrote."""
-    huggingface.TABLE.require(cfg)
+    rules = Rules(cfg)
     if ranks.size == 1:
-        huggingface.save(folder, cfg, {n: slice_of(t).here for n, t in weights.items()}, eod_id=eod_id)
+        whole = {name: only.here for name, tensor in weights.items() for (only,) in [slices_of(tensor)]}
+        huggingface.save(folder, cfg, whole, eod_id=eod_id, bos_id=bos_id)
         return [folder / "model.safetensors", folder / "config.json"]
-    here = {name: slice_of(tensor) for name, tensor in weights.items()}
-    held = _who_has_what(here, cfg, ranks)
+    here = {name: slices_of(tensor) for name, tensor in weights.items()}
+    held = _who_has_what(here, rules, ranks)
     shapes = {name: (each.shape, each.dtype) for name, each in held.items()}
     files = safetensors_file.cut_into_files(shapes, file_bytes)
     writers = {file: number * ranks.size // len(files) for number, file in enumerate(files)}
 
     def write_all() -> list[Path]:
         failures = [
-            _write_file(folder / file, names, held, here, cfg, ranks, writers[file]) for file, names in files.items()
+            _write_file(folder / file, names, held, here, rules, ranks, writers[file]) for file, names in files.items()
         ]
         for failure in failures:
             if failure:
                 raise failure
         written = [folder / file for file in files if writers[file] == ranks.rank]
-        return written + (_describe(folder, cfg, files, held, eod_id) if ranks.is_main else [])
+        if not ranks.is_main:
+            return written
+        config = huggingface.write_config(folder, cfg, eod_id=eod_id, bos_id=bos_id)
+        return [*written, config, *_write_index(folder, rules, files, held)]
 
-    ranks.main_does(lambda: folder.mkdir(parents=True, exist_ok=True))
-    return ranks.all_do(write_all)
+    ranks.on_main(lambda: folder.mkdir(parents=True, exist_ok=True))
+    return ranks.on_all(write_all)
 
 
-def _who_has_what(here: dict[str, Slice], cfg: ModelConfig, ranks: Ranks) -> dict[str, _Held]:
+def _who_has_what(here: dict[str, tuple[Slice, ...]], rules: Rules, ranks: Ranks) -> dict[str, _Held]:
     """Under the names of the file, in their order."""
-    mine = ranks.all_do(lambda: {_their_name(name): name for name in here})
+    mine = ranks.on_all(lambda: {rules.of(name).theirs[0]: name for name in here})
     told = {
-        theirs: (name, part.shape, part.here.dtype, part.offsets, part.here.shape)
+        theirs: (name, here[name][0].shape, here[name][0].here.dtype, [(p.offsets, p.here.shape) for p in here[name]])
         for theirs, name in mine.items()
-        for part in [here[name]]
     }
     found: dict[str, _Held] = {}
     names: dict[str, str] = {}
     for rank, parts in enumerate(ranks.gather(told)):
-        for theirs, (name, shape, dtype, offsets, sizes) in parts.items():
+        for theirs, (name, shape, dtype, places) in parts.items():
             names[theirs] = name
             holders = found.setdefault(theirs, _Held(shape, dtype, {})).holders
-            if sizes.numel():
-                holders.setdefault((offsets, sizes), []).append(rank)
+            for offsets, sizes in places:
+                if sizes.numel():
+                    holders.setdefault((offsets, sizes), []).append(rank)
     for theirs, held in found.items():
         if sum(sizes.numel() for _, sizes in held.holders) != held.shape.numel():
             raise CheckpointError(f"{names[theirs]}: the ranks hold slices that do not make up {list(held.shape)}.")
@@ -96,19 +118,24 @@ def _write_file(
     path: Path,
     names: list[str],
     held: dict[str, _Held],
-    here: dict[str, Slice],
-    cfg: ModelConfig,
+    here: dict[str, tuple[Slice, ...]],
+    rules: Rules,
     ranks: Ranks,
     writer_rank: int,
 ) -> Exception | None:
     """A writer that fails goes on receiving, so that nobody waits for it; what went wrong is said at the end."""
     if ranks.rank != writer_rank:
         for name in names:
-            if any(source == ranks.rank for *_, source in held[name].sources(writer_rank)):
-                _send(here[name].here, ranks, writer_rank)
+            for offsets, sizes, source in held[name].sources(writer_rank):
+                if source == ranks.rank:
+                    _send(_at(here[name], offsets, sizes), ranks, writer_rank)
         return None
     failure: Exception | None = None
-    shapes = {_their_name(name): (_their_shape(name, held[name].shape), held[name].dtype) for name in names}
+    shapes = {
+        theirs: (shape, held[name].dtype)
+        for name in names
+        for theirs, shape in rules.their_shapes(name, held[name].shape).items()
+    }
     with ExitStack() as stack:
         file: Writer | None = None
         try:
@@ -116,33 +143,44 @@ def _write_file(
         except OSError as error:
             failure = error
         for name in names:
-            whole = _collect(held[name], here.get(name), ranks)
+            whole = _collect(held[name], here.get(name, ()), ranks)
             try:
                 if failure is None and file is not None:
-                    _write_pieces(file, name, whole, cfg)
+                    _write_pieces(file, name, whole, rules)
             except Exception as error:
                 failure = error
             del whole  # before room is made for the next
     return failure
 
 
-def _write_pieces(file: Writer, name: str, tensor: Tensor, cfg: ModelConfig) -> None:
+def _write_pieces(file: Writer, name: str, tensor: Tensor, rules: Rules) -> None:
     """A function of its own: a piece is a view, and the last one would keep the tensor alive beside the next."""
-    for piece in _in_their_order(name, tensor, cfg):
-        file.write(piece)
+    rule = rules.of(name)
+    if len(rule.theirs) == 1:
+        file.begin(rule.theirs[0])
+        for piece in _in_their_order(rule, tensor, rules):
+            file.write(piece)
+        return
+    for theirs, part in zip(rule.theirs, rule.to_theirs(tensor, *rules.heads), strict=True):
+        file.begin(theirs)
+        for piece in _pieces(part):
+            file.write(piece)
 
 
-def _collect(held: _Held, mine: Slice | None, ranks: Ranks) -> Tensor:
-    if mine is not None and mine.here.shape == held.shape:
-        return mine.here  # nothing to put together
+def _at(slices: tuple[Slice, ...], offsets: torch.Size, sizes: torch.Size) -> Tensor:
+    return next(each.here for each in slices if (each.offsets, each.here.shape) == (offsets, sizes))
+
+
+def _collect(held: _Held, mine: tuple[Slice, ...], ranks: Ranks) -> Tensor:
+    if mine and mine[0].here.shape == held.shape:
+        return mine[0].here  # nothing to put together
     whole = torch.empty(held.shape, dtype=held.dtype)
     for offsets, sizes, source in held.sources(ranks.rank):
         place = whole
         for dim, (begin, size) in enumerate(zip(offsets, sizes, strict=True)):
             place = place.narrow(dim, begin, size)
         if source == ranks.rank:
-            assert mine is not None
-            place.copy_(mine.here)
+            place.copy_(_at(mine, offsets, sizes))
         else:
             for piece in _pieces(place):
                 buffer = torch.empty(piece.shape, dtype=piece.dtype)
@@ -165,31 +203,20 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
     yield from tensor.split(max(1, _PIECE_BYTES // row))
 
 
-def _in_their_order(name: str, tensor: Tensor, cfg: ModelConfig) -> Iterator[Tensor]:
+def _in_their_order(rule: Rule, tensor: Tensor, rules: Rules) -> Iterator[Tensor]:
     """Rows of their matrix are columns of ours: a few at a time, so that no second copy of the tensor exists."""
-    rule = huggingface.rule_of(name)
     if not rule.transposed or tensor.ndim == 1:
-        yield from _pieces(*rule.to_theirs(tensor, cfg.head_size))
+        yield from _pieces(*rule.to_theirs(tensor, *rules.heads))
         return
     columns = max(1, _PIECE_BYTES // (tensor.shape[0] * tensor.element_size()))
     for piece in tensor.split(columns, dim=1):
-        yield from rule.to_theirs(piece, cfg.head_size)
+        yield from rule.to_theirs(piece, *rules.heads)
 
 
-def _their_name(name: str) -> str:
-    return huggingface.rule_of(name).theirs[0]
-
-
-def _their_shape(name: str, shape: torch.Size) -> torch.Size:
-    return huggingface.rule_of(name).their_shapes(shape)[0]
-
-
-def _describe(
-    folder: Path, cfg: ModelConfig, files: dict[str, list[str]], held: dict[str, _Held], eod_id: int | None
-) -> list[Path]:
-    paths = [huggingface.write_config(folder, cfg, eod_id=eod_id)]
-    if len(files) > 1:
-        total = sum(safetensors_file.num_bytes(tensor.shape, tensor.dtype) for tensor in held.values())
-        theirs = {file: [_their_name(name) for name in names] for file, names in files.items()}
-        paths.append(huggingface.write_index(folder, theirs, total))
-    return paths
+def _write_index(folder: Path, rules: Rules, files: dict[str, list[str]], held: dict[str, _Held]) -> list[Path]:
+    """Where there are several files."""
+    if len(files) == 1:
+        return []
+    total = sum(safetensors_file.num_bytes(tensor.shape, tensor.dtype) for tensor in held.values())
+    theirs = {file: [each for name in names for each in rules.of(name).theirs] for file, names in files.items()}
+    return [huggingface.write_index(folder, theirs, total)]

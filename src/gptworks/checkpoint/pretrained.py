@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from gptworks import cpu, names, run_paths
+from gptworks import cpu, model_hub, run_paths
 from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint.systems import huggingface, registry
 from gptworks.checkpoint.systems.contract import Opened
@@ -48,9 +48,9 @@ class Pretrained:
 
         `tokenizer`: instead of that beside the weights. `shape`: numbers of the model that the files do not carry.
         """
-        path = Path(name_or_path)
+        path = folders.at_step(str(name_or_path)) or Path(name_or_path)
         is_here = path.exists() or path.name in (run_paths.LATEST, run_paths.BEST)
-        opened = _open(path if is_here else names.resolve(str(name_or_path), download=download), shape or {})
+        opened = _open(path if is_here else model_hub.resolve(str(name_or_path), download=download), shape or {})
         return cls(
             opened.path,
             opened.model,
@@ -73,7 +73,7 @@ class Pretrained:
         return self.tokenizer
 
 
-def unseen(model: Mapping[str, Any]) -> dict[str, object]:
+def fields_not_stored(model: Mapping[str, Any]) -> dict[str, object]:
     """Of a model section, what some systems do not store and no shape tells: for `shape` of what is opened."""
     return {key: model[key] for key in ("num_heads", "gelu", "layernorm_eps") if model.get(key) is not None}
 
@@ -95,7 +95,7 @@ def _tokenizer_for(opened: Opened, given: str | Path | None, name: str | None) -
     if (beside := opened.open_tokenizer()) is not None:
         return beside
     # GPT-2's vocabulary comes with the installation.
-    return gpt2_for(opened.model.vocab_size) if name in names.GPT2_NAMES else None
+    return gpt2_for(opened.model.vocab_size) if name in model_hub.GPT2_NAMES else None
 
 
 class PretrainedGPT(GPT):
@@ -115,7 +115,8 @@ class PretrainedGPT(GPT):
         cpu.settle()  # it is called without anything else of ours
         super().__init__(cfg, compute_dtype)
 
-    def forward(self, tokens_BT: Tensor, **options: Any) -> Tensor:
+    def __call__(self, tokens_BT: Tensor, **options: Any) -> Tensor:
+        """`forward` stays that of GPT, which others compute in its place where nothing was changed about it."""
         if tokens_BT.ndim != 2 or tokens_BT.is_floating_point():
             raise UsageError(
                 f"model: got a {str(tokens_BT.dtype).removeprefix('torch.')} tensor of shape {list(tokens_BT.shape)}; "
@@ -128,7 +129,7 @@ class PretrainedGPT(GPT):
                     f"model: token {lowest if lowest < 0 else highest} is not in the vocabulary "
                     f"(0 to {self.cfg.vocab_size - 1}). Use the tokenizer the model was trained with."
                 )
-        return super().forward(tokens_BT, **options)
+        return super().__call__(tokens_BT, **options)
 
     @classmethod
     @in_python_words
@@ -179,9 +180,10 @@ class PretrainedGPT(GPT):
         if run_paths.is_run(folder) or folder.is_file():
             what = "a file" if folder.is_file() else "the folder of a run, which has its own weights"
             raise UsageError(f"save_pretrained: {folder} is {what}. Name another folder.")
-        eod_id = self.tokenizer.eod_id if self.tokenizer else None
+        words = self.tokenizer
+        ids = {"eod_id": words.eod_id, "bos_id": words.bos_id} if words else {"eod_id": None}
         try:
-            huggingface.save(folder, self.cfg, dict(self.named_parameters()), eod_id=eod_id)
+            huggingface.save(folder, self.cfg, dict(self.named_parameters()), **ids)
             if self.tokenizer:
                 self.tokenizer.save(folder)
         except OSError as error:
@@ -205,8 +207,9 @@ class PretrainedGPT(GPT):
         A name such as gpt2, gpt2-medium-en or openai-community/gpt2-xl is looked for in $GPTWORKS_HOME/models and in
         the Hugging Face cache. It is downloaded only with `download=True` or GPTWORKS_DOWNLOAD=1.
 
-        dtype: what activations are computed in. weights: bf16 or int8 keep the matrices in half or a quarter of the
-        memory, which is what generation on a CPU waits for; such a model predicts, and cannot be trained or saved.
+        dtype: what activations are computed in. weights: bf16, int8 and int4 keep the matrices in a half, a quarter and
+        a seventh of the memory, which generation on a CPU waits for; such a model predicts, and cannot be trained or
+        saved.
 
         tokenizer: a name or folder, where none lies beside the weights. shape: numbers that some systems do not store.
 

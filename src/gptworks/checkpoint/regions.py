@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from gptworks.checkpoint.stored import Stored
+from gptworks.checkpoint.lazy_tensor import LazyTensor
 from gptworks.parallel.slices import Region
 
 
-def rows_of(tensors: Sequence[Stored], rows: Tensor, columns: Region, *, transposed: bool) -> Tensor:
+def rows_of(tensors: Sequence[LazyTensor], rows: Tensor, columns: Region, *, transposed: bool) -> Tensor:
     """These rows, in this order, of equal tensors that stand one below the other; none of them twice.
 
     `columns`: which part of each row, nothing for vectors. `transposed`: in the files rows are columns.

@@ -1,6 +1,7 @@
 """How the tensors of another system are named and laid out: one rule per tensor, read in both directions.
 
-Ours: matrices [out, in]; fused QKV with rows ordered (head, q|k|v, head size).
+Ours: matrices [out, in]; fused QKV with rows ordered (head of keys and values, q|k|v, head size), q of all heads that
+share it. `per_kv`: how many those are.
 """
 
 import re
@@ -14,7 +15,7 @@ from torch import Tensor
 from gptworks import architecture
 from gptworks.architecture import Known
 from gptworks.checkpoint import regions
-from gptworks.checkpoint.stored import Stored, StoredTensors
+from gptworks.checkpoint.lazy_tensor import LazyTensor, LazyTensors
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
 from gptworks.parallel.slices import Region
@@ -39,7 +40,7 @@ class Rule:
     ours: str
     theirs: tuple[str, ...]  # one name, or one each for q, k and v
     transposed: bool = False  # their matrix is [in, out]
-    order: str = OURS  # of their QKV rows, outermost first: a head, 3 q|k|v, d inside the head
+    order: str = OURS  # of their QKV rows, outermost first: a head, 3 q|k|v, d inside the head(s) of each
 
     @property
     def cut(self) -> int | None:
@@ -53,34 +54,41 @@ class Rule:
         theirs = tuple(name.replace("{i}", str(layer)) for name in self.theirs)
         return replace(self, ours=self.ours.replace("{i}", str(layer)), theirs=theirs)
 
-    def from_theirs(self, tensors: Sequence[Tensor], head_size: int) -> Tensor:
+    def from_theirs(self, tensors: Sequence[Tensor], head_size: int, per_kv: int = 1) -> Tensor:
         """Whole, or the shard of a tensor-parallel rank: the number of heads is read off the shape."""
         turned = [tensor.T if self._is_transposed(tensor) else tensor for tensor in tensors]
         tensor = torch.cat(turned) if len(turned) > 1 else turned[0]
-        return _reorder(tensor, self._order, OURS, head_size) if self.is_qkv else tensor
+        return _reorder(tensor, self._order, OURS, head_size, per_kv) if self.is_qkv else tensor
 
     def region_from_theirs(
-        self, tensors: Sequence[Stored], region: Region, shape: torch.Size, head_size: int
+        self, tensors: Sequence[LazyTensor], region: Region, shape: torch.Size, head_size: int, per_kv: int = 1
     ) -> Tensor:
         """What lies in a region of our tensor, or shard, of this shape; where it can be, without reading the rest."""
         if any(each.read_region is None for each in tensors):
-            return self.from_theirs([each.read() for each in tensors], head_size)[region]
+            return self.from_theirs([each.read() for each in tensors], head_size, per_kv)[region]
         rows = torch.arange(shape[0])
-        rows = _reorder(rows, self._order, OURS, head_size) if self.is_qkv else rows
+        rows = _reorder(rows, self._order, OURS, head_size, per_kv) if self.is_qkv else rows
         turned = self.transposed and len(shape) == 2
         return regions.rows_of(tensors, rows[region[0]], region[1:], transposed=turned)
 
-    def to_theirs(self, tensor: Tensor, head_size: int) -> list[Tensor]:
+    def to_theirs(self, tensor: Tensor, head_size: int, per_kv: int = 1) -> list[Tensor]:
         if self.is_qkv:
-            tensor = _reorder(tensor, OURS, self._order, head_size)
-        pieces = tensor.chunk(len(self.theirs)) if len(self.theirs) > 1 else [tensor]
+            tensor = _reorder(tensor, OURS, self._order, head_size, per_kv)
+        pieces = tensor.split(self._rows(tensor.shape[0], per_kv))
         return [piece.T if self._is_transposed(piece) else piece for piece in pieces]
 
-    def their_shapes(self, shape: torch.Size) -> list[torch.Size]:
+    def their_shapes(self, shape: torch.Size, per_kv: int = 1) -> list[torch.Size]:
         """Of one of our tensors of this shape."""
-        found = torch.Size([shape[0] // len(self.theirs), *shape[1:]])
         turned = self.transposed and len(shape) == 2
-        return [found[::-1] if turned else found for _ in self.theirs]
+        found = [torch.Size([rows, *shape[1:]]) for rows in self._rows(shape[0], per_kv)]
+        return [each[::-1] if turned else each for each in found]
+
+    def _rows(self, total: int, per_kv: int) -> list[int]:
+        """How many of our rows each of their tensors has."""
+        if len(self.theirs) == 1:
+            return [total]
+        each = total // (per_kv + 2)
+        return [per_kv * each, each, each]
 
     @property
     def _order(self) -> str:
@@ -90,13 +98,30 @@ class Rule:
         return self.transposed and tensor.ndim == 2
 
 
-def _reorder(tensor: Tensor, order: str, needed: str, head_size: int) -> Tensor:
+def _reorder(tensor: Tensor, order: str, needed: str, head_size: int, per_kv: int = 1) -> Tensor:
     if order == needed:
         return tensor
+    if per_kv > 1:
+        return _regroup(tensor, order, needed, head_size, per_kv)
     sizes = {"3": 3, "d": head_size, "a": tensor.shape[0] // (3 * head_size)}
     parts = tensor.reshape(*(sizes[letter] for letter in order), *tensor.shape[1:])
     dims = [order.index(letter) for letter in needed]
     return parts.permute(*dims, *range(3, parts.ndim)).reshape(tensor.shape)
+
+
+def _regroup(tensor: Tensor, order: str, needed: str, head_size: int, per_kv: int) -> Tensor:
+    """Between our order and all q, all k, all v, where several heads of q share one of k and v."""
+    if {order, needed} != {OURS, "3ad"}:
+        raise CheckpointError(f"queries, keys and values in the order {order}, but {per_kv} heads share a key.")
+    others = tensor.shape[1:]
+    each = tensor.shape[0] // (per_kv + 2)  # rows of k, or of v
+    kv_heads = each // head_size
+    of_a_head = (per_kv * head_size, head_size, head_size)
+    if order == OURS:
+        pieces = tensor.reshape(kv_heads, -1, *others).split(of_a_head, dim=1)
+        return torch.cat([piece.reshape(-1, *others) for piece in pieces])
+    pieces = tensor.split((per_kv * each, each, each))
+    return torch.cat([piece.reshape(kv_heads, -1, *others) for piece in pieces], dim=1).reshape(tensor.shape)
 
 
 class Table:
@@ -147,6 +172,8 @@ def block_rules(
         names = (theirs,) if isinstance(theirs, str) else theirs
         is_norm = architecture.BLOCK[f"{ours}.weight"].kind == "gain"
         for kind, called in zip(("weight", "bias"), norm if is_norm else linear, strict=True):
+            if f"{ours}.{kind}" not in architecture.BLOCK:
+                continue
             rules.append(
                 Rule(
                     f"blocks.{{i}}.{ours}.{kind}",
@@ -167,7 +194,7 @@ def our_shapes(model: ModelConfig) -> dict[str, torch.Size]:
 class Matched:
     """Their tensors under our names and in our order, read when asked for; and what did not fit."""
 
-    tensors: dict[str, Stored]
+    tensors: dict[str, LazyTensor]
     missing: list[str]  # their names
     unexpected: list[str]
     misshapen: list[str]  # of a wrong shape or type; one sentence each
@@ -177,7 +204,7 @@ _TYPES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "fl
 
 
 def match(
-    table: Table, shards: Sequence[StoredTensors], model: ModelConfig, *, ignored: str = "$^", where: str = "weights"
+    table: Table, shards: Sequence[LazyTensors], model: ModelConfig, *, ignored: str = "$^", where: str = "weights"
 ) -> Matched:
     """`shards`: the tensors of each tensor-parallel rank, all pipeline stages together; one for a whole model.
 
@@ -193,13 +220,13 @@ def match(
         if absent:
             continue
         local = _local_shape(shape, rule.cut, len(shards))
-        for theirs, needed in zip(rule.theirs, rule.their_shapes(local), strict=True):
+        for theirs, needed in zip(rule.theirs, rule.their_shapes(local, model.heads_per_kv), strict=True):
             for number, shard in enumerate(shards):
                 if shard[theirs].shape != needed:
                     rank = f" (tensor-parallel rank {number})" if len(shards) > 1 else ""
                     misshapen.append(f"'{theirs}'{rank} has shape {list(shard[theirs].shape)}, needed {list(needed)}")
         misshapen += _wrong_types(rule, shards)
-        tensors[name] = _joined(rule, shards, shape, model.head_size)
+        tensors[name] = _joined(rule, shards, shape, model)
     known = {theirs for rule in rules.values() for theirs in rule.theirs}
     if model.tied:
         known |= {theirs for rule in table.rules if rule.ours == "head.weight" for theirs in rule.theirs}
@@ -215,7 +242,7 @@ def require_layers(num_layers: object, shards: Sequence[Mapping[str, object]], w
         raise CheckpointError(f"{where}: {num_layers} blocks are announced, and it holds {most} tensors.")
 
 
-def _wrong_types(rule: Rule, shards: Sequence[StoredTensors]) -> list[str]:
+def _wrong_types(rule: Rule, shards: Sequence[LazyTensors]) -> list[str]:
     found = {name: dict.fromkeys(shard[name].dtype for shard in shards) for name in rule.theirs}
     wrong = [(name, dtype) for name, dtypes in found.items() for dtype in dtypes if dtype not in _TYPES]
     if wrong:
@@ -227,20 +254,20 @@ def _wrong_types(rule: Rule, shards: Sequence[StoredTensors]) -> list[str]:
     return []
 
 
-def zero_biases(table: Table, shard: StoredTensors, model: ModelConfig, *, ranks: int = 1) -> dict[str, Stored]:
+def zero_biases(table: Table, shard: LazyTensors, model: ModelConfig, *, ranks: int = 1) -> dict[str, LazyTensor]:
     """For a model that was trained without biases: those its shard of `ranks` lacks, under their names."""
     shapes, found = our_shapes(model), {}
     for name, rule in table.at(model).items():
         if name.endswith(".bias"):
             local = _local_shape(shapes[name], rule.cut, ranks)
             dtype = next(iter(shard.values())).dtype
-            for theirs, shape in zip(rule.theirs, rule.their_shapes(local), strict=True):
+            for theirs, shape in zip(rule.theirs, rule.their_shapes(local, model.heads_per_kv), strict=True):
                 if theirs not in shard:
-                    found[theirs] = Stored(shape, dtype, partial(torch.zeros, shape, dtype=dtype))
+                    found[theirs] = LazyTensor(shape, dtype, partial(torch.zeros, shape, dtype=dtype))
     return found
 
 
-def compare_copies(table: Table, shards: Sequence[StoredTensors], model: ModelConfig, where: str) -> list[str]:
+def compare_copies(table: Table, shards: Sequence[LazyTensors], model: ModelConfig, where: str) -> list[str]:
     """What every tensor-parallel rank has whole: that of the first is used, so the others must have the same. Looked at
     are vectors, which are small. Rounding may drive copies of one run apart a little, which is a remark; ranks of
     different runs differ by much more, and are refused."""
@@ -268,7 +295,7 @@ def compare_copies(table: Table, shards: Sequence[StoredTensors], model: ModelCo
     return [f"'{slight}' and others differ by up to {largest:.2g} between ranks that save the same: rank 0's are used"]
 
 
-def other_head(table: Table, shards: Sequence[StoredTensors]) -> str | None:
+def other_head(table: Table, shards: Sequence[LazyTensors]) -> str | None:
     """Files may carry a tied head as a copy of the word embedding: what is wrong with it. Reads both."""
     words, head = (next(rule for rule in table.rules if rule.ours == name) for name in ("wte.weight", "head.weight"))
     for shard in shards:
@@ -289,15 +316,17 @@ def _local_shape(shape: torch.Size, cut: int | None, parts: int) -> torch.Size:
     return torch.Size(n // parts if dim == cut else n for dim, n in enumerate(shape))
 
 
-def _joined(rule: Rule, shards: Sequence[StoredTensors], shape: torch.Size, head_size: int) -> Stored:
+def _joined(rule: Rule, shards: Sequence[LazyTensors], shape: torch.Size, model: ModelConfig) -> LazyTensor:
+    heads = (model.head_size, model.heads_per_kv)
+
     def read() -> Tensor:
         if rule.cut is None:  # every rank has it whole
-            return rule.from_theirs([shards[0][name].read() for name in rule.theirs], head_size)
-        parts = [rule.from_theirs([shard[name].read() for name in rule.theirs], head_size) for shard in shards]
+            return rule.from_theirs([shards[0][name].read() for name in rule.theirs], *heads)
+        parts = [rule.from_theirs([shard[name].read() for name in rule.theirs], *heads) for shard in shards]
         return torch.cat(parts, dim=rule.cut) if len(parts) > 1 else parts[0]
 
-    def of_shard(shard: StoredTensors, region: Region) -> Tensor:
-        return rule.region_from_theirs([shard[name] for name in rule.theirs], region, local, head_size)
+    def of_shard(shard: LazyTensors, region: Region) -> Tensor:
+        return rule.region_from_theirs([shard[name] for name in rule.theirs], region, local, *heads)
 
     def read_region(region: Region) -> Tensor:
         if rule.cut is None:
@@ -305,28 +334,32 @@ def _joined(rule: Rule, shards: Sequence[StoredTensors], shape: torch.Size, head
         return regions.beside([partial(of_shard, shard) for shard in shards], local[rule.cut], rule.cut, region)
 
     local = _local_shape(shape, rule.cut, len(shards))
-    return Stored(shape, shards[0][rule.theirs[0]].dtype, read, read_region)
+    return LazyTensor(shape, shards[0][rule.theirs[0]].dtype, read, read_region)
 
 
 def split(
-    table: Table, tensors: StoredTensors, model: ModelConfig, *, rank: int = 0, ranks: int = 1
-) -> dict[str, Stored]:
+    table: Table, tensors: LazyTensors, model: ModelConfig, *, rank: int = 0, ranks: int = 1
+) -> dict[str, LazyTensor]:
     """Our tensors under their names: whole, or what tensor-parallel rank `rank` of `ranks` has. Read when asked for."""
-    found: dict[str, Stored] = {}
+    found: dict[str, LazyTensor] = {}
     for name, rule in table.at(model).items():
         stored = tensors[name]
         local = _local_shape(stored.shape, rule.cut, ranks)
-        for number, (theirs, shape) in enumerate(zip(rule.theirs, rule.their_shapes(local), strict=True)):
-            found[theirs] = Stored(shape, stored.dtype, _reader(rule, stored, number, rank, ranks, model.head_size))
+        for number, (theirs, shape) in enumerate(
+            zip(rule.theirs, rule.their_shapes(local, model.heads_per_kv), strict=True)
+        ):
+            found[theirs] = LazyTensor(shape, stored.dtype, _reader(rule, stored, number, rank, ranks, model))
     return found
 
 
-def _reader(rule: Rule, stored: Stored, number: int, rank: int, ranks: int, head_size: int) -> Callable[[], Tensor]:
+def _reader(
+    rule: Rule, stored: LazyTensor, number: int, rank: int, ranks: int, model: ModelConfig
+) -> Callable[[], Tensor]:
     def read() -> Tensor:
         tensor = stored.read()
         if rule.cut is not None and ranks > 1:
             tensor = tensor.chunk(ranks, dim=rule.cut)[rank]
-        return rule.to_theirs(tensor, head_size)[number].contiguous()
+        return rule.to_theirs(tensor, model.head_size, model.heads_per_kv)[number].contiguous()
 
     return read
 
@@ -342,7 +375,7 @@ def settle(known: Mapping[str, object], given: Mapping[str, object], where: str)
     return {**known, **given}
 
 
-def overruled(said: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
+def conflicts_with(said: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
     """What the files say where the user states something else; `said` leaves out what a system takes for granted."""
     return {name: said[name] for name, value in given.items() if said.get(name) is not None and said[name] != value}
 
@@ -362,7 +395,7 @@ _HEADS = {
 
 
 def infer_model(
-    table: Table, shards: Sequence[StoredTensors], known: Mapping[str, object], given: Mapping[str, object], where: str
+    table: Table, shards: Sequence[LazyTensors], known: Mapping[str, object], given: Mapping[str, object], where: str
 ) -> dict[str, object]:
     """The numbers of the `model` section: from `known` (what the files say), from shapes, and from `given`, which wins.
 
@@ -392,10 +425,12 @@ def infer_model(
         "num_layers": layers,
         "hidden_size": hidden,
         "vocab_size": shape("wte.weight")[0] * parts,
-        "max_positions": shape("wpe.weight")[0],
         "ffn_size": shape("blocks.{i}.mlp.up.weight")[0] * parts,
     }
-    found |= settle(known, given, where)
+    said = settle(known, given, where)
+    if said.get("positions", "learned") == "learned":
+        found["max_positions"] = shape("wpe.weight")[0]
+    found |= said
     require_layers(found["num_layers"], shards, where)
     if "num_heads" not in found:
         usual = f" (published GPTs of this width have {_HEADS[hidden]})" if hidden in _HEADS else ""

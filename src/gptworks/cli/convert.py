@@ -51,7 +51,7 @@ def _convert_weights(args: argparse.Namespace) -> int:
             raise UsageError(f"{option}: got {number}; needs 1 or more.")
 
     from gptworks.checkpoint.convert import convert
-    from gptworks.checkpoint.systems.contract import Cut
+    from gptworks.checkpoint.systems.contract import SplitSpec
 
     done = convert(
         options.checkpoint_path(args.source),
@@ -60,7 +60,7 @@ def _convert_weights(args: argparse.Namespace) -> int:
         from_name=args.from_format,
         given=options.stated_model(args.override),
         dtype=options.dtype(args.dtype),
-        cut=Cut(args.tp, args.pp),
+        cut=SplitSpec(args.tp, args.pp),
         verify=args.verify,
     )
     proved = done.certificate

@@ -1,4 +1,4 @@
-"""gptworks doctor: is this machine ready, and what is to be mended?"""
+"""gptworks doctor: is this machine ready, and what is to be fixed?"""
 
 import argparse
 import json

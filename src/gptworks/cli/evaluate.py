@@ -19,13 +19,7 @@ HELP = ", ".join(task.title for task in TASKS.values())
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="DIR",
-        action="append",
-        help="run folder, checkpoint of any known system, or name; repeatable",
-    )
+    options.add_model_argument(parser, repeatable=True)
     options.add_model_options(parser)
     parser.add_argument("--task", choices=list(TASKS), default=DEFAULT, help="what to measure")
     parser.add_argument("--data", metavar="PATH", help=_by_task(lambda task: task.data))
@@ -86,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if data is None:
         if task.own_data is None:
             raise UsageError(f"--data: not given. Needed: the file of --task {task.name}.")
+        options.checkpoint_path(args.model[0])  # that it is not there comes before what it does not say
         data, settings = task.own_data(args.model[0], settings)
     request = Request(
         task=task.name,

@@ -39,15 +39,17 @@ _SETTINGS: dict[str, tuple[Any, str, str]] = {
     "num_beam_groups": (int, "N", "groups of beams that avoid each other"),
     "diversity_penalty": (float, "X", "how much they do"),
     "rules": (("huggingface", "paddle", "mindformers"), "", "whose order of operations"),
+    "speculate": (str, "ngram|DIR", "read guessed tokens ahead: from the text itself, or by a smaller model"),
     "window": (("refuse", "slide"), "", "text beyond the model's context"),
     "seed": (int, "N", "of the random draws (default: the run's, else a new one each time, which is shown)"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s --model DIR (--prompt TEXT | --prompts FILE | --interactive) [options]"
+    parser.usage = "%(prog)s (--model DIR | --server URL) (--prompt TEXT | --prompts FILE | --interactive) [options]"
+    options.add_model_argument(parser)
     parser.add_argument(
-        "--model", required=True, metavar="DIR", help="run folder, checkpoint of any known system, or name"
+        "--server", metavar="URL", help="ask `gptworks serve` at this address; --model is then a name there"
     )
     options.add_model_options(parser)
     source = parser.add_mutually_exclusive_group(required=True)
@@ -98,7 +100,8 @@ def _run(args: argparse.Namespace) -> int:
     from gptworks.errors import UsageError
     from gptworks.generate.engine import can_stream, drawing_anew, settings_of
 
-    given = ({} if _is_gguf(args) else _said_in_run(folder.config_of(Path(args.model)))) | _given(args)
+    is_run = args.server is None and not _is_gguf(args)
+    given = (_said_in_run(folder.config_of(Path(args.model))) if is_run else {}) | _given(args)
     is_seed_given = "seed" in given
     given = drawing_anew(given)
     cfg = settings_of(given)
@@ -132,7 +135,29 @@ def _said_in_run(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.get("generate", {}).items() if value != usual.get(key)}
 
 
+# options that say how a model is opened -> what they are when nobody gave them
+_OF_OPENING: dict[str, Any] = {"weights": "fp32", "device": "auto", "tokenizer": None, "override": [], "engine": None}
+
+
+def _require_no_opening(args: argparse.Namespace) -> None:
+    """A server has opened its models already."""
+    from gptworks.errors import UsageError
+
+    for name, usual in _OF_OPENING.items():
+        if (value := getattr(args, name)) != usual:
+            shown = value[0] if isinstance(value, list) else value
+            raise UsageError(
+                f"--{name} {shown}: not with --server, whose models are opened there. Give it to `gptworks serve`, or "
+                "leave one of them out."
+            )
+
+
 def _engine(args: argparse.Namespace) -> Any:
+    if args.server is not None:
+        from gptworks.generate.remote import RemoteEngine
+
+        _require_no_opening(args)
+        return RemoteEngine(args.server, args.model)
     if _is_gguf(args):
         from gptworks.errors import UsageError
         from gptworks.generate.llama_cpp import LlamaCpp

@@ -14,23 +14,55 @@ if TYPE_CHECKING:
 
 HELP = "what a checkpoint or dataset is: system, size, tensors; format, documents, problems"
 _BAR = 40
+_SAMPLES_SHOWN, _TEXT_SHOWN = 3, 160  # of an event
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help="a checkpoint, or prefix, file or folder of a dataset")
+    parser.add_argument("path", metavar="PATH", help="a checkpoint or run, or prefix, file or folder of a dataset")
     parser.add_argument("--from", dest="from_format", metavar="FORMAT", help="what it is, when several fit")
     parser.add_argument(
         "-o", "--override", metavar="KEY=VALUE", action="append", default=[],
         help="what a checkpoint does not carry, such as model.num_heads=16",
     )  # fmt: skip
+    parser.add_argument(
+        "--events", action="store_true", help="of a run: the steps that train.guard found bad, and their samples"
+    )
     parser.add_argument("--tokenizer", metavar="NAME", help="to decode with, when the dataset does not say")
     options.add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.events:
+        return _inspect_events(args)
     if options.is_checkpoint(args.path, args.from_format):
         return _inspect_weights(args)
     return _inspect_dataset(args)
+
+
+def _inspect_events(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from gptworks import run_paths
+    from gptworks.train import event_file
+
+    run_folder = run_paths.run_of(Path(args.path))
+    if not (run_folder / run_paths.CONFIG).is_file():
+        raise UsageError(f"--events: {args.path} is not the folder of a run ({run_paths.CONFIG} is missing).")
+    events = event_file.read(run_folder)
+    if args.json:
+        print(json.dumps(events))
+        return 0
+    if not events:
+        print(f"{run_folder}: no events. train.guard.action (off by default) watches for bad steps.")
+    for event in events:
+        print(event_file.in_words(event))
+        for sample in event_file.read_samples(run_folder, event)[:_SAMPLES_SHOWN]:
+            text = "".join(piece["text"] or "" for piece in sample["pieces"])
+            loss = f"{found:.4f}" if isinstance(found := sample.get("loss"), float) else found
+            print(f"  loss {loss}  sample {sample['sample']}  {event_file.where(sample)}")
+            if text:
+                print(f"    {text[:_TEXT_SHOWN]!r}{'...' if len(text) > _TEXT_SHOWN else ''}")
+    return 0
 
 
 def _inspect_weights(args: argparse.Namespace) -> int:
@@ -48,14 +80,21 @@ def _inspect_weights(args: argparse.Namespace) -> int:
 
 
 def _print_weights(report: "WeightsReport") -> None:
+    from gptworks import architecture
+
     found, model = report.as_dict(), report.opened.model
     print(f"{found['path']}: {found['system']} ({found['title']})")
     heads = f"{model.num_heads} heads" if report.heads_known else "heads not stored (-o model.num_heads=N converts it)"
+    if model.num_kv_heads != model.num_heads:
+        heads += f" ({model.num_kv_heads} of keys and values)"
     print(
         f"model: {model.num_layers} layers of {model.hidden_size}, {heads}, feed-forward {model.ffn_size:,}, "
         f"vocabulary {model.vocab_size:,}, {model.max_positions:,} positions, "
         f"head {'tied' if model.tied else 'of its own'}"
     )
+    said = ("tied", "num_kv_heads")
+    if keys := [f"{key} {value}" for key, value in architecture.variant(model).items() if key not in said]:
+        print(f"other than GPT-2: {', '.join(keys)}")
     print(f"weights: {found['parameters']:,} parameters, {', '.join(found['dtype'])}, {found['bytes']:,} bytes")
     for key, value in found["about"].items():
         print(f"{key.replace('_', ' ')}: {value}")

@@ -23,11 +23,13 @@ from gptworks.cli import (
     prepare,
     report,
     run,
+    serve,
     train,
     translate,
     verify,
     watch,
 )
+from gptworks.cli.options import take_models
 from gptworks.errors import GPTWorksError
 from gptworks.python_words import command_line
 
@@ -37,6 +39,7 @@ VERBS = {
     "train": train,
     "eval": evaluate,
     "generate": generate,
+    "serve": serve,
     "convert": convert,
     "export": export,
     "infer": infer,
@@ -67,7 +70,7 @@ _OTHER_VERBS = {
     "preprocess": "prepare",
     "download": "generate --download",
 }
-_READS_MODELS = {"train", "eval", "generate", "export", "run"}
+_READS_MODELS = {"train", "eval", "generate", "serve", "export", "run"}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -94,12 +97,16 @@ def _main(argv: Sequence[str] | None) -> int:
     parser = build_parser()
     _refuse_unknown_verb(parser, list(sys.argv[1:] if argv is None else argv))
     args, left = parser.parse_known_args(argv)
+    try:
+        left = take_models(args, left)
+    except GPTWorksError as error:
+        parser.exit(error.exit_code, f"error: {error}\n")
     # argparse takes bare KEY=VALUE arguments from one place only; people put them before and after options.
     if hasattr(args, "overrides") and not any(text.startswith("-") for text in left):
         args.overrides += left
     elif left:
         _unknown(parser, args, left, list(sys.argv[1:] if argv is None else argv))
-    args.parser = parser
+    args.parser, args.main = parser, main  # `run` runs other verbs
     args.argv = list(sys.argv[1:] if argv is None else argv)
     if getattr(args, "download", False):
         os.environ["GPTWORKS_DOWNLOAD"] = "1"  # asked for wherever a name is looked up
@@ -129,7 +136,10 @@ def _refuse_unknown_verb(parser: argparse.ArgumentParser, argv: list[str]) -> No
     """Ends the program, with the verb that may be meant."""
     import difflib
 
-    first = argv[0] if argv else ""
+    if not argv:
+        parser.print_help(sys.stderr)
+        parser.exit(2)
+    first = argv[0]
     if first in VERBS or not first or first.startswith("-"):
         return
     spelled = difflib.get_close_matches(first.lower(), [*VERBS, *_OTHER_VERBS], 1, 0.6)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gptworks.errors import UsageError
+
 if TYPE_CHECKING:
     from gptworks.config.load import ShapeOf
 
@@ -44,14 +46,37 @@ def vocabulary_of_data(paths: list[str], tokenizer: str) -> int | None:
     return vocabulary_of(paths, tokenizer)
 
 
-def shape_of_checkpoint(checkpoint: str, stated: dict[str, Any]) -> dict[str, Any]:
-    from gptworks.checkpoint.pretrained import Pretrained, unseen
+def shape_of_checkpoint(checkpoint: str, overrides: dict[str, Any]) -> dict[str, Any]:
+    from gptworks.checkpoint.pretrained import Pretrained, fields_not_stored
 
-    return Pretrained.open(checkpoint, shape=unseen(stated)).model.model_dump()
+    return Pretrained.open(checkpoint, shape=fields_not_stored(overrides)).model.model_dump()
 
 
 def default_run_folder(args: argparse.Namespace) -> str:
     return str(Path("runs") / (Path(args.config).stem if args.config else args.preset or "run"))
+
+
+def add_model_argument(parser: argparse.ArgumentParser, *, repeatable: bool = False) -> None:
+    """--model DIR, or DIR alone, as plot and report take it: main() gives it to take_models."""
+    about = "run folder, checkpoint of any known system, or name; --model may be left out"
+    if repeatable:
+        parser.add_argument("--model", metavar="DIR", action="append", help=f"{about}; repeatable")
+    else:
+        parser.add_argument("--model", metavar="DIR", help=about)
+    parser.set_defaults(most_models=None if repeatable else 1)
+
+
+def take_models(args: argparse.Namespace, words: list[str]) -> list[str]:
+    """The words of a command line that are left when one that names no --model has taken its model from them."""
+    if not hasattr(args, "most_models") or args.model or getattr(args, "server", None):
+        return words
+    if any(word.startswith("-") for word in words):
+        return words
+    if not words:
+        other = ", or --server URL" if hasattr(args, "server") else ""
+        raise UsageError(f"{args.verb}: no model. Needed: --model DIR, such as the folder of a run (runs/...){other}.")
+    args.model = words[0] if args.most_models == 1 else words
+    return words[1:] if args.most_models == 1 else []
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -77,16 +102,17 @@ def add_device_option(parser: argparse.ArgumentParser) -> None:
 def add_weights_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
-        choices=["fp32", "bf16", "int8"],
+        choices=["fp32", "bf16", "int8", "int4"],
         default="fp32",
-        help="how matrices are kept; int8 writes text fastest on a CPU",
+        help="how matrices are kept: fewer bits are less memory to read, and less exact",
     )
 
 
 # Written here as well as in the registries of formats, whose import would need numpy and torch; a test compares them.
 DATASET_FORMATS = "megatron, tnt, paddle, paddle-npz, mindrecord, nanogpt or llmc"
 WEIGHT_FORMATS = (
-    "gptworks, hf, megatron, megatron-core, fleetx, paddlenlp, mindspore, oneflow, nanogpt, llmc, gguf or gguf-q8_0"
+    "gptworks, hf, megatron, megatron-core, fleetx, paddlenlp, mindspore, oneflow, nanogpt, llmc, llama2c, "
+    "gguf, gguf-q8_0 or gguf-q4_0"
 )
 
 
@@ -112,15 +138,15 @@ def is_checkpoint(path: str, *formats: str | None) -> bool:
 
 def checkpoint_path(source: str) -> Path:
     """The path, or the folder of a name such as gpt2; an error that says what to do where there is neither."""
-    from gptworks import names
+    from gptworks import model_hub
 
-    return Path(source) if Path(source).exists() else names.resolve(source)
+    return Path(source) if Path(source).exists() else model_hub.resolve(source)
 
 
 def _found(source: str) -> Path:
-    from gptworks import names
+    from gptworks import model_hub
 
-    return Path(source) if Path(source).exists() else names.find(source) or Path(source)
+    return Path(source) if Path(source).exists() else model_hub.find(source) or Path(source)
 
 
 def _listed(formats: str) -> tuple[str, ...]:
@@ -133,18 +159,18 @@ def stated_model(overrides: list[str]) -> dict[str, object]:
     from gptworks.config.schema import ModelConfig
     from gptworks.errors import UsageError
 
-    stated: dict[str, object] = {}
+    model_overrides: dict[str, object] = {}
     for each in overrides:
         key, equals, value = each.partition("=")
         if key.strip() == "qkv_version" and equals:  # of Megatron's files without their wrapper
-            stated["qkv_version"] = yaml_text.parse_scalar(value)
+            model_overrides["qkv_version"] = yaml_text.parse_scalar(value)
             continue
         name = key.strip().removeprefix("model.")
         if not equals or not key.strip().startswith("model.") or name not in ModelConfig.model_fields:
             known = ", ".join(ModelConfig.model_fields)
             raise UsageError(f"-o {each}: needed model.KEY=VALUE, such as model.num_heads=16. Keys: {known}.")
-        stated[name] = yaml_text.parse_scalar(value)
-    return stated
+        model_overrides[name] = yaml_text.parse_scalar(value)
+    return model_overrides
 
 
 def dtype(name: str | None):  # type: ignore[no-untyped-def]

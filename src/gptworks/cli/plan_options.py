@@ -63,11 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read_request(args: argparse.Namespace) -> "Request":
     """The configuration, and on what it is to run. Numbers among the options are numbers afterwards."""
-    from gptworks.config.contradictions import OF_A_CHOICE
+    from gptworks.config.checks import LAYOUT_CHECKS
     from gptworks.plan.request import Request
 
     _refuse_nonsense(args)
-    loaded = options.load_config(args, shape_of=options.shape_of_checkpoint, without=OF_A_CHOICE)
+    loaded = options.load_config(args, shape_of=options.shape_of_checkpoint, without=LAYOUT_CHECKS)
     devices = _num_devices(args, loaded)
     hardware = partial(_hardware, args, devices)
     return Request(loaded, devices, hardware, hardware(devices))
@@ -118,7 +118,7 @@ def _num_devices(args: argparse.Namespace, loaded: Any) -> int:
     if auto or (args.search and not is_in_a_file):
         why = f"parallel.{auto} is auto" if auto else "a search needs it"
         raise UsageError(f"--devices: not given, and {why}. Needed: how many there are.")
-    return Layout.known(parallel).world_size
+    return Layout.from_config(parallel).world_size
 
 
 def refuse_indivisible(request: "Request") -> None:

@@ -46,7 +46,7 @@ def show_layout(made: "Report", best: "Fit | None") -> None:
     each = speed / made.devices
     print(f"\nspeed       {speed:,.0f} tokens/s, {each:,.0f} of each device; MFU {made.mfu:.0%} (of {peak})")
     if made.days is not None and made.device_hours is not None and made.tokens is not None:
-        print(f"tokens      {_many(made.tokens)} take {made.days:,.1f} days, {made.device_hours:,.0f} device-hours")
+        print(f"tokens      {_many(made.tokens)} take {_long(made.days)}, {_hours(made.device_hours)} device-hours")
     if made.cost is not None:
         print(f"cost        {made.cost:,.0f} at {made.price:g} for a device and hour")
     elif made.price is not None:
@@ -169,6 +169,17 @@ def _gib(size: float) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:,.2f} s" if seconds >= 1 else f"{1e3 * seconds:,.1f} ms"
+
+
+def _long(days: float) -> str:
+    if days >= 1:
+        return f"{days:,.1f} days"
+    hours = 24 * days
+    return f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2f}"
 
 
 def _many(number: float) -> str:

@@ -46,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--key",
         action="append",
         metavar="KEY",
-        help="key or column of the text (default: text); repeated: one store PREFIX_KEY for each",
+        help="key or column of the text (default: text); several with commas between are joined, one below the other; "
+        "repeated: one store PREFIX_KEY for each",
     )
     parser.add_argument(
         "--prompt-key", metavar="KEY", help="prompt/completion examples: the prompt, which is not scored"
@@ -110,17 +111,19 @@ def run(args: argparse.Namespace) -> int:
         tokenizer = _tokenizer(args, rules)
         with _Display() as display, _told_how_to_go_on():
             summary = preparation.prepare(
-                args.inputs,
-                args.out if len(keys) == 1 else f"{args.out}_{each[0]}",
-                tokenizer,
-                rules=rules,
-                append_eod=args.append_eod,
-                strict=args.strict,
-                format=args.format,
-                row_length=args.row_length,
-                workers=args.workers,
-                encoder=args.encoder,
-                progress=display.show,
+                preparation.PrepareJob(
+                    args.inputs,
+                    args.out if len(keys) == 1 else f"{args.out}_{each[0]}",
+                    tokenizer,
+                    rules=rules,
+                    append_eod=args.append_eod,
+                    strict=args.strict,
+                    format=args.format,
+                    row_length=args.row_length,
+                    workers=args.workers,
+                    encoder=args.encoder,
+                    progress=display.show,
+                )
             )
         _report(summary, tokenizer, args.json)
     return 0

@@ -7,14 +7,12 @@ from typing import Any
 from gptworks.cli import generate, options
 
 
-def rehearse(words: Sequence[str]) -> int:
+def rehearse(words: Sequence[str], parser: argparse.ArgumentParser, main: Callable[[Sequence[str]], int]) -> int:
     """`words`: of our command line, the verb first. An input that is missing is an error, as it would be in the run."""
-    from gptworks.cli.main import build_parser, main
-
     verb, *rest = words
     if verb == "train" or "--image" in rest:  # verbs that have a dry run of their own
         return main([verb, "--dry-run", *rest])
-    args = build_parser().parse_args(words)
+    args = parser.parse_args(words)
     if verb in _INPUTS:
         _INPUTS[verb](args)
     return 0

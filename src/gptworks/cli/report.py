@@ -3,12 +3,14 @@
 import argparse
 from pathlib import Path
 
+from gptworks import run_paths
+
 HELP = "a self-contained HTML page about one or several runs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a training run; several are compared")
-    parser.add_argument("--out", metavar="FILE", help="default: report.html in the folder of the first run")
+    parser.add_argument("--out", metavar="FILE", help=f"default: {run_paths.REPORT} in the folder of the first run")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -17,9 +19,9 @@ def run(args: argparse.Namespace) -> int:
 
     folders = [Path(name) for name in args.runs]
     runs = [run_data.read(folder, name) for folder, name in zip(folders, distinct_names(folders), strict=True)]
-    out = Path(args.out) if args.out else folders[0] / "report.html"
+    out = Path(args.out) if args.out else folders[0] / run_paths.REPORT
     if out.is_dir():
-        raise UsageError(f"--out: {out} is a folder. Needed: the name of a file, such as {out / 'report.html'}.")
+        raise UsageError(f"--out: {out} is a folder. Needed: the name of a file, such as {out / run_paths.REPORT}.")
     if not out.parent.is_dir():
         why = f"{out.parent} is not a folder" if out.parent.exists() else f"there is no folder {out.parent}"
         raise UsageError(f"--out: {out}: {why}. Make it, or choose another place.")

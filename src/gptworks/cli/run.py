@@ -4,8 +4,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,36 +97,41 @@ def _run_line(args: argparse.Namespace, line: "Line", earlier: "list[Translation
     arguments = native_command.command_line(translation)
     if args.dry_run:
         with in_their_words(translation):
-            code = _dry_run(translation, folder, arguments, earlier)
+            code = _dry_run(args, translation, folder, arguments, earlier)
         earlier.append(translation)
         return code
     if translation.config:
         _note(native_command.write_config(translation, folder / native_command.config_file(translation)))
     _print_command(arguments)
-    from gptworks.cli.main import main
     from gptworks.cli.redirected import redirected
-    from gptworks.interop import worker_logs
+    from gptworks.interop import foreign_run, worker_logs
 
-    with _inside(folder, translation):
+    with foreign_run.inside(folder, translation):
         with in_their_words(translation):
             number = node_rank(translation.arguments)
         is_first = number == 0  # machines share the folder of a run: one of them is enough
         if is_first and translation is not as_written and has_its_model(as_written):
-            _write_their_names(as_written)  # a run that was killed could not
+            foreign_run.write_their_names(as_written)  # a run that was killed could not
         with redirected(line.started), in_their_words(translation), worker_logs.linked(translation, number):
-            code = main(arguments[1:])
+            code = args.main(arguments[1:])
         if is_first:
-            _write_their_names(translation)
+            foreign_run.write_their_names(translation)
         return code
 
 
-def _dry_run(translation: "Translation", folder: Path, arguments: list[str], earlier: "Sequence[Translation]") -> int:
+def _dry_run(
+    args: argparse.Namespace,
+    translation: "Translation",
+    folder: Path,
+    arguments: list[str],
+    earlier: "Sequence[Translation]",
+) -> int:
     """The checks of the run. Only the translated YAML is written, and not over one that was changed by hand."""
     import tempfile
 
     from gptworks.cli.rehearsal import rehearse
     from gptworks.config.load import from_dict
-    from gptworks.interop import native_command
+    from gptworks.interop import foreign_run, native_command
 
     with tempfile.TemporaryDirectory() as aside:
         words = list(arguments)
@@ -146,40 +150,19 @@ def _dry_run(translation: "Translation", folder: Path, arguments: list[str], ear
         if awaited:
             _note(f"{awaited} is not here yet: a command before this one writes it, so it is not looked into")
             return 0
-        with _inside(folder, translation):
-            return rehearse(words[1:])
-
-
-@contextmanager
-def _inside(folder: Path, translation: "Translation") -> Iterator[None]:
-    """In the folder of the command, and with what it sets in the environment."""
-    here, before = Path.cwd(), dict(os.environ)
-    os.chdir(folder)
-    try:
-        os.environ.update(translation.environment)
-        yield
-    finally:
-        os.chdir(here)
-        os.environ.clear()
-        os.environ.update(before)
+        with foreign_run.inside(folder, translation):
+            return rehearse(words[1:], args.parser, args.main)
 
 
 def translated(args: argparse.Namespace, line: "Line", *, runs: bool = True) -> "Translation":
     """`runs`: it is to be run here."""
-    from dataclasses import replace
+    from gptworks.interop import foreign_run
 
-    from gptworks.interop import command_line, registry
-
-    command = line.command
-    assert command is not None
-    files = registry.Files(line.folder)
     try:
-        files.remarks += [*line.started.remarks, *command_line.emptied(_given(args)[0], command)]
-        found = registry.of_command(command).translate(command, files)
+        found, remarks = foreign_run.translate(line, _given(args)[0])
     except UsageError as error:
         raise UsageError(re.sub(r"^run: ", f"{'run' if runs else 'translate'}: ", str(error))) from None
-    found = replace(found, environment={**command.environment, **found.environment})  # NAME=value in front of it
-    return adapted_to(args, found, files.remarks, folder=line.folder, runs=runs)
+    return adapted_to(args, found, remarks, folder=line.folder, runs=runs)
 
 
 def adapted_to(
@@ -215,14 +198,6 @@ def _note(remark: str) -> None:
 
 def _print_command(words: list[str]) -> None:
     print(f"\n$ {' '.join(_quoted(word) for word in words)}\n", flush=True)
-
-
-def _write_their_names(translation: "Translation") -> None:
-    if translation.after:
-        from gptworks.interop import foreign_names
-
-        for after in translation.after:
-            foreign_names.write(after, Path(str(translation.config["run.out"])))
 
 
 def _quoted(word: Any) -> str:

@@ -7,9 +7,10 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from gptworks.cli import options
-from gptworks.errors import UsageError
+from gptworks.errors import TRY_AGAIN, LostRunError, UsageError
 
 if TYPE_CHECKING:
+    from gptworks.config.load import Loaded
     from gptworks.launch.job import Job
 
 HELP = "pretrain or fine-tune"
@@ -42,9 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     many.add_argument(
         "--stopped-code",
         type=int,
-        default=0,
         metavar="N",
-        help="exit code after a signal has stopped the run and it was saved (default: 0)",
+        help="exit code after a signal has stopped the run and it was saved (default: 130 after Ctrl-C, else 0)",
+    )
+    many.add_argument(
+        "--try-again-code",
+        type=int,
+        default=TRY_AGAIN,
+        metavar="N",
+        help=f"exit code where nothing is to be fixed and the same command goes on (default: {TRY_AGAIN})",
     )
     many.add_argument("--log-dir", metavar="DIR", help="one log per rank (default: logs in the run folder)")
     many.add_argument("--rdma", action="store_true", help="NCCL over RDMA, not TCP")
@@ -53,6 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     try:
         return _run(args)
+    except LostRunError as error:
+        error.exit_code = args.try_again_code
+        raise
     except KeyboardInterrupt:  # a run that has begun takes it for a wish to save and end
         print("stopped by Ctrl-C before the first step; nothing was trained", file=sys.stderr)
         raise
@@ -64,6 +74,8 @@ def _run(args: argparse.Namespace) -> int:
     if not (args.dry_run or args.show_batch):
         _refuse_contradiction(loaded.config)
     config = _with_replicas(args, loaded)
+    if not _is_model_chosen(loaded):
+        print("note:  no model is chosen, so it is GPT-2 with 12 layers of 768; on a CPU begin with --preset tiny")
     if args.out or not config.run.out:
         folder = args.out or options.default_run_folder(args)
         config = config.model_copy(update={"run": config.run.model_copy(update={"out": folder})})
@@ -74,8 +86,9 @@ def _run(args: argparse.Namespace) -> int:
         with text_inputs.for_trial(config) as config:
             print(_trial(args, config))
         return 0
-    if not 0 <= args.stopped_code <= 255:
-        raise UsageError(f"--stopped-code: {args.stopped_code}. Needed: an exit code, 0 to 255.")
+    for option, code in (("--stopped-code", args.stopped_code), ("--try-again-code", args.try_again_code)):
+        if code is not None and not 0 <= code <= 255:
+            raise UsageError(f"{option}: {code}. Needed: an exit code, 0 to 255.")
     if args.world is not None:
         raise UsageError(f"--world: {args.world} without --dry-run. To train, start the processes with --nproc.")
     from gptworks.config.derive import require_end
@@ -85,24 +98,37 @@ def _run(args: argparse.Namespace) -> int:
         _enable_rdma(config)
     from pathlib import Path
 
-    from gptworks.launch import failures
+    from gptworks.launch.reporting import reporting
 
     if _starts_processes(args, config):
-        return _launch(args, config)
+        code = _launch(args, config)
+        return args.try_again_code if code == TRY_AGAIN else code
 
-    with failures.reporting(Path(config.run.out)):
+    with reporting(Path(config.run.out)):
         from gptworks.train.loop import train
 
-        outcome = train(config, resume_from=_resume_from(args, config), command=["gptworks", *sys.argv[1:]])
-    return 0 if outcome.is_finished else _stopped_code(args)
+        outcome = train(
+            config,
+            resume_from=_resume_from(args, config),
+            command=["gptworks", *sys.argv[1:]],
+            origins={key: str(origin) for key, origin in loaded.origins.items() if origin},
+        )
+    return 0 if outcome.is_finished else _stopped_code(args, outcome.stopped_by)
 
 
-def _stopped_code(args: argparse.Namespace) -> int:
+def _is_model_chosen(loaded: "Loaded") -> bool:
+    from gptworks.config.load import OriginKind
+
+    chosen = {key for key, origin in loaded.origins.items() if origin.kind is not OriginKind.DERIVED}
+    return any(key.startswith("model.") for key in chosen - {"model.vocab_size"})  # the data may say that one
+
+
+def _stopped_code(args: argparse.Namespace, by: str) -> int:
     """Of a run that a signal has stopped. A rank tells what started it, which has that exit code itself."""
-    from gptworks.launch import rank_env, rank_process
+    from gptworks.launch import rank_env, rank_process, signals
 
     if not rank_env.is_supervised(os.environ):
-        return int(args.stopped_code)
+        return signals.stopped_code(args.stopped_code, by)
     rank_process.note_stopped()
     return 0
 
@@ -117,7 +143,7 @@ def _trial(args: argparse.Namespace, config: Any) -> str:
     from gptworks.launch.world import World
     from gptworks.train.setup import prepare, show_first_batch
 
-    return show_first_batch(prepare(config, World(torch.device("cpu"), Layout.known(config.parallel))))
+    return show_first_batch(prepare(config, World(torch.device("cpu"), Layout.from_config(config.parallel))))
 
 
 def _with_replicas(args: argparse.Namespace, loaded: Any) -> Any:
@@ -140,6 +166,10 @@ def _dry_run(args: argparse.Namespace, config: Any) -> str:
     """What the run would be, after every check that it would make before its first file is written."""
     from gptworks.simulate.dry_run import describe, describe_one_process
 
+    if config.init.checkpoint:
+        from gptworks.train.opening import open_to_tune
+
+        open_to_tune(config)
     if args.world is not None:  # of machines that need not be here
         if args.world < 1:
             raise UsageError(f"--world: {args.world}. Needed: 1 or more.")

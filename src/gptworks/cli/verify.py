@@ -53,7 +53,7 @@ def _verify_layout(args: argparse.Namespace) -> int:
             f"verify: {args.path}: a layout is compared for a configuration. Needed: -c FILE, or a run folder."
         )
     loaded = options.load_config(args, f"run.device={args.device}", shape_of=options.shape_of_checkpoint)
-    layout = Layout.parse(args.layout) if args.layout else Layout.known(loaded.config.parallel)
+    layout = Layout.parse(args.layout) if args.layout else Layout.from_config(loaded.config.parallel)
     shrink = "always" if args.shrink else "never" if args.full else "auto"
     result: Any = verify_layout(loaded.config, layout, steps=args.steps, shrink=shrink)
     if isinstance(result, int):

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from gptworks.checkpoint.formats import pdparams
+from gptworks.checkpoint.lazy_tensor import LazyTensor
 from gptworks.checkpoint.pretrained import PretrainedGPT
-from gptworks.checkpoint.stored import Stored
 from gptworks.checkpoint.systems import fleetx
 from gptworks.config.load import flatten
 from gptworks.errors import UsageError
@@ -52,6 +52,6 @@ class _Network:
             self.gpt = PretrainedGPT.from_pretrained(file, tokenizer="gpt2", shape=shape).eval()
 
 
-def _stored(value: Any) -> Stored:
+def _stored(value: Any) -> LazyTensor:
     tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))
-    return Stored(tensor.shape, tensor.dtype, lambda: tensor)
+    return LazyTensor(tensor.shape, tensor.dtype, lambda: tensor)

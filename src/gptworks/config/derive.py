@@ -60,19 +60,19 @@ class Layout:
         """The reverse of str: `tp2.pp2`, in any order."""
         sizes: dict[str, int] = {}
         for piece in [] if text == "1" else text.split("."):
-            found = re.fullmatch(r"(pp|dp|fsdp|tp)([1-9][0-9]*)", piece)
-            if not found:
+            degree = re.fullmatch(r"(pp|dp|fsdp|tp)([1-9][0-9]*)", piece)
+            if not degree:
                 raise UsageError(
                     f"layout {text!r}: {piece!r} is not an axis and a number. Needed: such as tp2.pp2, of the axes "
                     f"{', '.join(AXES)}."
                 )
-            if found[1] in sizes:
-                raise UsageError(f"layout {text!r}: {found[1]} is said twice. Say it once.")
-            sizes[found[1]] = int(found[2])
+            if degree[1] in sizes:
+                raise UsageError(f"layout {text!r}: {degree[1]} is said twice. Say it once.")
+            sizes[degree[1]] = int(degree[2])
         return cls(**sizes)
 
     @classmethod
-    def known(cls, parallel: ParallelConfig) -> "Layout":
+    def from_config(cls, parallel: ParallelConfig) -> "Layout":
         """What the configuration says without knowing the world: 1 where it says auto."""
         return cls(**{axis: 1 if isinstance(size, str) else size for axis, size in _degrees(parallel).items()})
 
@@ -80,7 +80,7 @@ class Layout:
 def solve_layout(parallel: ParallelConfig, world_size: int, takes: Callable[[Layout], bool] | None = None) -> Layout:
     """The layout of a world of so many processes: the product is the world, or it is refused. `takes`: whether a layout
     suits the model, so that no other is proposed."""
-    asked, known = _degrees(parallel), Layout.known(parallel)
+    asked, known = _degrees(parallel), Layout.from_config(parallel)
     auto = next((axis for axis, size in asked.items() if size == "auto"), None)
     if auto and world_size % known.world_size == 0:
         return Layout(**vars(known) | {auto: world_size // known.world_size})
@@ -138,7 +138,9 @@ class BatchPlan:
 
 def usual_samples(model: ModelConfig, seq_len: int, multiple_of: int = 1) -> int:
     """Samples of a step where nobody says how many: such as suit a model of this size. Rounded up to the multiple."""
-    matrices = model.num_layers * (4 * model.hidden_size**2 + 2 * model.hidden_size * model.ffn_size)
+    in_heads = 2 * (model.num_heads + model.num_kv_heads) * model.head_size
+    in_ffn = (2 if model.mlp == "gelu" else 3) * model.ffn_size
+    matrices = model.num_layers * model.hidden_size * (in_heads + in_ffn)
     tokens = next((tokens for most, tokens in _USUAL_TOKENS if matrices <= most), _MOST_USUAL_TOKENS)
     return max(1, -(-tokens // seq_len // multiple_of)) * multiple_of
 
@@ -146,7 +148,7 @@ def usual_samples(model: ModelConfig, seq_len: int, multiple_of: int = 1) -> int
 def plan_batch(batch: BatchConfig, model: ModelConfig, seq_len: int, parallel: ParallelConfig) -> BatchPlan:
     """The batch of a run, or of a plan, whose degrees are known. Where nobody says anything of it, it is the usual one
     of such a model; a pipeline gets micro-batches enough to keep its stages busy."""
-    layout = Layout.known(parallel)
+    layout = Layout.from_config(parallel)
     is_open = not batch.micro_size and not batch.accumulation
     if is_open and not batch.global_size:
         samples = usual_samples(model, seq_len, layout.data_parallel * layout.pp)
@@ -181,23 +183,23 @@ def _micro_size(of_a_rank: int, most: int, pp: int, schedule: str) -> int:
 
 def derived(cfg: RunConfig) -> dict[str, tuple[int, str]]:
     """What a run would take for keys that are left open, and why, as far as the configuration tells."""
-    found: dict[str, tuple[int, str]] = {}
+    derived: dict[str, tuple[int, str]] = {}
     if "auto" not in (cfg.parallel.dp, cfg.parallel.fsdp, cfg.parallel.pp):
         plan = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, cfg.parallel)
         is_said = any(dict(cfg.batch).values())
         origin = (
             "from the rest of the batch" if is_said else f"suits a model of this size, {cfg.data.seq_len:,} tokens each"
         )
-        found["batch.global_size"] = (plan.global_size, origin)
-        found["batch.micro_size"] = (plan.micro_size, "from the rest of the batch")
-        found["batch.accumulation"] = (plan.accumulation, "from the rest of the batch")
+        derived["batch.global_size"] = (plan.global_size, origin)
+        derived["batch.micro_size"] = (plan.micro_size, "from the rest of the batch")
+        derived["batch.accumulation"] = (plan.accumulation, "from the rest of the batch")
     if cfg.train.steps and has_held_out(cfg.data):
-        found["evaluate.every"] = (
+        derived["evaluate.every"] = (
             evaluate_every(cfg.evaluate, cfg.train.steps, cfg.train.log_every),
             "a tenth of train.steps, or train.log_every",
         )
     given = {"evaluate.every": cfg.evaluate.every} | {f"batch.{name}": size for name, size in cfg.batch}
-    return {key: value for key, value in found.items() if given[key] in (0, "auto") and value[0] != given[key]}
+    return {key: value for key, value in derived.items() if given[key] in (0, "auto") and value[0] != given[key]}
 
 
 def has_held_out(data: DataConfig) -> bool:

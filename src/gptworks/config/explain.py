@@ -66,8 +66,8 @@ def explain(section: str, error: ValidationError, whole: type[BaseModel]) -> lis
             continue
         message = item["msg"].removeprefix("Value error, ")
         if not item["loc"]:  # a check over the whole section names its key itself
-            key = f"{section}.{message.partition(':')[0]}"
-            explained.append((key, f"{section}.{message}"))
+            for complaint in message.split("\n"):
+                explained.append((f"{section}.{complaint.partition(':')[0]}", f"{section}.{complaint}"))
             continue
         shown = item["input"] if not isinstance(item["input"], dict) else "a block"
         explained.append((path, f"{path}: got {shown!r}; {message[0].lower()}{message[1:]}."))

@@ -64,8 +64,13 @@ class GenerateConfig(Section):
     diversity_penalty: Rate = Field(
         0.0, description="beam: subtracted for each time an earlier group took the same token in this step."
     )
+    speculate: str = Field(
+        "",
+        description="greedy, sampling: read several tokens at once that are guessed: `ngram` from what the text had "
+        "before, or a folder of a smaller model with the same vocabulary. The text stays the same; empty = off.",
+    )
     seed: Annotated[int, Field(ge=0)] = Field(
-        1234, description="Of the random draws; a command or call that gives none (or this default) draws anew."
+        1234, description="Seed of the random draws; a command or call that gives none (or this default) draws anew."
     )
 
     @field_validator("stop", "logit_bias", mode="before")
@@ -106,6 +111,8 @@ class GenerateConfig(Section):
 
     def _beam_problem(self) -> str:
         if self.strategy == "beam":
+            if self.speculate:
+                return f"speculate: {self.speculate} needs strategy: greedy or sampling, got beam. Leave it out."
             if self.num_beams < 2:
                 return f"num_beams: {self.num_beams}, but generate.strategy is beam. Set num_beams to 2 or more."
             if self.num_beams % self.num_beam_groups:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gptworks.config import contradictions, presets, yaml_text
+from gptworks.config import checks, presets, yaml_text
 from gptworks.config.explain import explain, keys_of, unknown
 from gptworks.config.schema import ModelConfig, RunConfig, Section
 from gptworks.errors import ConfigError
@@ -78,7 +78,7 @@ def load_with_origins(
     vocabulary_of: VocabularyOf | None = None,
     without: Collection[Callable[..., list[str]]] = (),
 ) -> Loaded:
-    """`values` are overrides of a program, dotted or nested; `without`: checks of contradictions.py to leave out.
+    """`values` are overrides of a program, dotted or nested; `without`: functions of checks.py to leave out.
 
     `shape_of` gives the model section of the folder in `init.checkpoint`, so that fine-tuning need not repeat it;
     `vocabulary_of` the vocabulary of the data, where neither file, preset nor checkpoint says the model's.
@@ -99,16 +99,18 @@ def load_with_origins(
     }
     below: dict[str, Leaf] = {}
     checkpoint = leaves.get("init.checkpoint")
-    is_complete = all(f"model.{key}" in leaves for key in ModelConfig.model_fields)
+    is_complete = all(key in leaves for key in keys_of(ModelConfig, "model."))
     if shape_of and checkpoint and checkpoint.value and not is_complete:
         stated = presets.find(preset) if preset else {}
         stated |= {key.removeprefix("model."): leaf.value for key, leaf in leaves.items() if key.startswith("model.")}
-        shape = shape_of(str(checkpoint.value), stated)
+        shape = dict(shape_of(str(checkpoint.value), stated))
+        if any(key in stated and stated[key] != shape.get(key) for key in ("hidden_size", "num_heads")):
+            shape.pop("head_size", None)  # of another model than is asked for: what differs is said when it is opened
         origin = Origin(f"checkpoint {checkpoint.value}", OriginKind.CHECKPOINT)
-        below |= {f"model.{key}": Leaf(value, origin) for key, value in shape.items()}
+        below |= {key: Leaf(value, origin) for key, value in flatten({"model": shape}).items()}
     if preset:
         origin = Origin(f"preset {preset}", OriginKind.PRESET)
-        below |= {f"model.{key}": Leaf(value, origin) for key, value in presets.find(preset).items()}
+        below |= {key: Leaf(value, origin) for key, value in flatten({"model": presets.find(preset)}).items()}
     if vocabulary_of and "model.vocab_size" not in below | leaves:
         below |= _vocabulary(leaves, vocabulary_of)
     return replace(_validate(below | leaves, str(path or "config"), problems, without), preset=preset)
@@ -120,9 +122,9 @@ def _vocabulary(leaves: dict[str, Leaf], vocabulary_of: VocabularyOf) -> dict[st
     paths = list(path) if isinstance(path, list | tuple) else [path]
     if not paths or not all(isinstance(each, str) for each in paths):
         return {}  # what is wrong with it is said with all that is wrong
-    found = vocabulary_of(paths, str(given.get("data.tokenizer") or ""))
+    size = vocabulary_of(paths, str(given.get("data.tokenizer") or ""))
     origin = Origin(f"tokenizer of {', '.join(paths)}", OriginKind.TOKENIZER)
-    return {"model.vocab_size": Leaf(found, origin)} if found else {}
+    return {"model.vocab_size": Leaf(size, origin)} if size else {}
 
 
 def from_dict(values: dict[str, Any], source: str = "config") -> RunConfig:
@@ -157,7 +159,10 @@ def _parse_override(text: str) -> tuple[str, Leaf, str]:
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key:
-        return "", Leaf(None, None), f"{text}: an override has the form section.key=value, such as optim.lr=1e-4."
+        is_path = key and key not in keys_of(RunConfig) and ("/" in text or Path(text).suffix or Path(text).exists())
+        hint = f" A text or dataset to train on is data.path={text}." if is_path and not equals else ""
+        problem = f"{text}: an override has the form section.key=value, such as optim.lr=1e-4.{hint}"
+        return "", Leaf(None, None), problem
     return key, Leaf(yaml_text.parse_scalar(value), Origin(f"override {text}", OriginKind.OVERRIDE)), ""
 
 
@@ -223,11 +228,22 @@ def _validate(
         except ValidationError as error:
             for key, problem in explain(name, error, RunConfig):
                 problems.append(_located(problem, leaves.get(key)))
-    origins.setdefault("model.ffn_size", Origin("4 x model.hidden_size", OriginKind.DERIVED))
-    problems += contradictions.find(sections, without)
+    if "model" in sections:
+        for key, text in _derived(sections["model"]).items():
+            origins.setdefault(f"model.{key}", Origin(text, OriginKind.DERIVED))
+    problems += checks.find(sections, without)
     if problems:
         raise ConfigError(source, problems)
     return Loaded(RunConfig.model_validate(sections), origins)
+
+
+def _derived(model: ModelConfig) -> dict[str, str]:
+    """From what the keys of a model follow where they are not given."""
+    return {
+        "ffn_size": "4 x model.hidden_size" if model.mlp == "gelu" else "8/3 x model.hidden_size",
+        "num_kv_heads": "model.num_heads",
+        "head_size": "model.hidden_size / model.num_heads",
+    }
 
 
 def _place(tree: dict[str, Any], key: str, value: Any) -> None:

@@ -28,6 +28,7 @@ NANOGPT: dict[str, tuple[str, ...]] = {
     "grad_clip": ("optim.clip",),
     "warmup_iters": ("optim.warmup_steps",),
     "lr_decay_iters": ("optim.decay_steps",),
+    "wandb_log": ("run.track",),
     "dtype": ("precision.compute",),
     "compile": ("train.compile",),
     "num_samples": ("generate.num_return_sequences",),
@@ -70,6 +71,8 @@ MEGATRON: dict[str, tuple[str, ...]] = {
 # Trainer and GPT2Config of Hugging Face, and its generate().
 HUGGING_FACE: dict[str, tuple[str, ...]] = {
     "output_dir": ("run.out",),
+    "model_name_or_path": ("init.checkpoint",),
+    "report_to": ("run.track",),
     "per_device_train_batch_size": ("batch.micro_size",),
     "per_device_eval_batch_size": ("evaluate.batches",),
     "num_train_epochs": ("train.epochs",),
@@ -185,9 +188,8 @@ OTHERS: dict[str, tuple[str, ...]] = {
 }
 # What others have as a setting and is one way only here.
 NOT_A_SETTING = {
-    "bias": "all matrices and norms have a bias here, as in GPT-2",
     "norm_first": "norms come before attention and feed-forward here, as in GPT-2",
-    "activation": "the activation is GELU here; model.gelu says which form of it",
+    "activation": "model.mlp says gelu or swiglu, and model.gelu which form of the former",
 }
 _ALL: dict[str, tuple[str, ...]] = OTHERS | LITGPT | HUGGING_FACE | MEGATRON | NANOGPT
 
@@ -206,8 +208,8 @@ def find(name: str) -> tuple[str, ...]:
 def why_not(name: str) -> str:
     """Why there is no such setting, where others have one.
 
-    >>> why_not("model.bias")
-    'all matrices and norms have a bias here, as in GPT-2'
+    >>> why_not("model.norm_first")
+    'norms come before attention and feed-forward here, as in GPT-2'
     """
     return NOT_A_SETTING.get(_last(name), "")
 

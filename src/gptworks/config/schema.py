@@ -1,6 +1,6 @@
 """The configuration of a run: one frozen pydantic model per section.
 
-Checks that need one section live in that section; checks that need several live in `contradictions.py`.
+Checks that need one section live in that section; checks that need several live in `checks.py`.
 An empty value (`key:` or null) always means "the default".
 """
 
@@ -8,136 +8,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from gptworks.config.data_section import DataConfig as DataConfig
 from gptworks.config.generate_section import GenerateConfig as GenerateConfig
+from gptworks.config.model_section import ModelConfig as ModelConfig
+from gptworks.config.model_section import RopeScalingConfig as RopeScalingConfig
 from gptworks.config.section import Count, CountOrAuto, CountOrOff, Degree, Probability, Rate, Section
 
 AXES = ("pp", "dp", "fsdp", "tp")  # outermost first
 
 
-class ModelConfig(Section):
-    """The shape of the network. GPT-2 as Hugging Face computes it, with the variations the five systems need.
-
-    >>> ModelConfig(num_layers=2, hidden_size=64, num_heads=4, vocab_size=512, max_positions=128).ffn_size
-    256
-    """
-
-    num_layers: Count = Field(12, description="Transformer blocks.")
-    hidden_size: Count = Field(768, description="Width of the residual stream.")
-    num_heads: Count = Field(12, description="Attention heads; must divide hidden_size.")
-    ffn_size: Count = Field(
-        default_factory=lambda data: 4 * data["hidden_size"],
-        description="Width inside the feed-forward layer; empty = 4 x hidden_size.",
-    )
-    vocab_size: Count = Field(50257, description="Rows of the word embedding; at least the tokenizer's vocabulary.")
-    max_positions: Count = Field(1024, description="Longest context; rows of the position embedding.")
-    tied: bool = Field(True, description="The output head shares the word embedding.")
-    gelu: Literal["tanh", "erf", "sigmoid"] = Field(
-        "tanh", description="tanh: GPT-2's approximation; erf: exact; sigmoid: x * sigmoid(1.702 x)."
-    )
-    attention: Literal["auto", "math"] = Field(
-        "auto", description="auto: the fastest kernel torch has; math: softmax(QK)V written out."
-    )
-    dropout_embed: Probability = Field(0.0, description="Dropout after the embeddings.")
-    dropout_hidden: Probability = Field(0.0, description="Dropout after the attention and feed-forward projections.")
-    dropout_attention: Probability = Field(0.0, description="Dropout of the attention probabilities.")
-    layernorm_eps: Annotated[float, Field(gt=0.0)] = Field(1e-5, description="Epsilon of every LayerNorm.")
-
-    @model_validator(mode="after")
-    def _heads_divide_hidden(self) -> "ModelConfig":
-        if self.hidden_size % self.num_heads:
-            around = range(max(1, self.num_heads - 1000), self.num_heads + 1000)
-            divisors = [n for n in [*around, self.hidden_size] if self.hidden_size % n == 0]
-            nearest = sorted(set(divisors), key=lambda n: abs(n - self.num_heads))[:2]
-            fits = " or ".join(str(n) for n in sorted(nearest))
-            raise ValueError(
-                f"num_heads: {self.num_heads} does not divide model.hidden_size ({self.hidden_size}). "
-                f"Nearest that do: {fits}."
-            )
-        return self
-
-    @property
-    def head_size(self) -> int:
-        return self.hidden_size // self.num_heads
-
-
 class InitConfig(Section):
     """Where the weights come from."""
 
-    checkpoint: str = Field("", description="Folder to start from (ours or Hugging Face GPT-2); empty = fresh weights.")
+    checkpoint: str = Field("", description="Folder to start from (ours or Hugging Face); empty = fresh weights.")
     std: Annotated[float, Field(gt=0.0)] = Field(0.02, description="Standard deviation of fresh weights.")
     residual_scale: Literal["gpt2", "none"] = Field(
         "gpt2", description="gpt2: projections into the residual stream get std / sqrt(2 x num_layers); none: std."
     )
-
-
-class DataConfig(Section):
-    """What is read and how it is cut into samples."""
-
-    path: tuple[str, ...] = Field(
-        (),
-        description="Prefix, file, folder or pattern (shards/*.bin) of a dataset in any known format, a file or folder "
-        "of text of up to 64 MB, or a list.",
-    )
-    held_out_path: tuple[str, ...] = Field(
-        (), description="The same for held-out text of its own; the second share of data.path is then trained on."
-    )
-    weights: tuple[Annotated[float, Field(gt=0.0)], ...] = Field(
-        (), description="One per path: its share of the samples; empty = in proportion to its size."
-    )
-    split: tuple[Annotated[float, Field(ge=0.0)], ...] = Field(
-        (949.0, 50.0, 1.0), description="Shares of documents for training, held-out and test."
-    )
-    seq_len: Count = Field(
-        1024, description="Predicted tokens per sample (a window has one more); empty = model.max_positions."
-    )
-    order: Literal["shuffled", "sequential", "megatron", "paddle", "oneflow"] = Field(
-        "shuffled",
-        description="Order of the windows within an epoch; a function of train.seed and the sample index. megatron, "
-        "paddle, oneflow: the samples of megatron-core, of PaddleNLP and FleetX, or of OneFlow, for a fixed number of "
-        "steps.",
-    )
-    tokenizer: str = Field(
-        "",
-        description="The tokenizer of stores that do not say which it is, and of text: gpt2, a folder or a file; "
-        "chars: the characters of the text.",
-    )
-    key: str = Field("", description="Key or column of the text, where data.path is text; empty = text.")
-    mask_eod: bool = Field(False, description="Do not score what follows an end-of-document token.")
-    reset_positions: bool = Field(False, description="Positions start at 0 after each end-of-document token.")
-    reset_attention: bool = Field(False, description="Attention does not cross an end-of-document token.")
-    too_long: Literal["refuse", "truncate", "skip"] = Field(
-        "refuse", description="Prompt/completion examples, and rows that came cut, longer than seq_len + 1."
-    )
-
-    @field_validator("path", "held_out_path", mode="before")
-    @classmethod
-    def _one_path(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
-
-    @field_validator("weights", mode="before")
-    @classmethod
-    def _one_weight(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, int | float) else value
-
-    @field_validator("split", mode="before")
-    @classmethod
-    def _split_from_text(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            try:
-                return tuple(float(part) for part in value.replace("/", ",").split(","))
-            except ValueError:
-                raise ValueError(f"{value!r} is not a list of numbers such as '949,50,1'") from None
-        return (value,) if isinstance(value, int | float) else value
-
-    @model_validator(mode="after")
-    def _lengths_agree(self) -> "DataConfig":
-        if self.weights and len(self.weights) != len(self.path):
-            raise ValueError(f"weights: {len(self.weights)} weights for {len(self.path)} paths; give one for each.")
-        if not 1 <= len(self.split) <= 3 or sum(self.split) <= 0:
-            raise ValueError(
-                f"split: got {list(self.split)}; needs one to three shares, not all zero, such as '949,50,1'."
-            )
-        return self
 
 
 class BatchConfig(Section):
@@ -186,6 +73,34 @@ class OptimConfig(Section):
     clip: Rate = Field(1.0, description="Largest global gradient norm; 0 = no clipping.")
 
 
+class GuardConfig(Section):
+    """What is done about a step whose loss or gradient norm is far above those of the steps before it, or that has a
+    sample whose loss is far from the others."""
+
+    action: Literal["off", "warn", "skip", "rollback"] = Field(
+        "off",
+        description="warn: write the step and its samples down; skip: and make no update; rollback: and go back to the "
+        "last good checkpoint, passing over all samples since then. Numbers that are not finite go the same way unless "
+        "train.nonfinite is skip.",
+    )
+    window: Annotated[int, Field(ge=4)] = Field(
+        64, description="Good steps that median and deviation are taken of; nothing is judged before there are so many."
+    )
+    loss_z: Rate = Field(6.0, description="Deviations above the median from which on a loss is bad; 0 = not judged.")
+    grad_norm_z: Rate = Field(
+        8.0, description="The same for the logarithm of the gradient norm before clipping; 0 = not judged."
+    )
+    sample_high_z: Rate = Field(
+        8.0,
+        description="The same for how far the highest loss of a sample lies above the median of its batch; 0 = not "
+        "judged.",
+    )
+    sample_low_z: Rate = Field(
+        12.0, description="The same for how far the lowest one lies below it: tables and lists are easy, too."
+    )
+    max_rollbacks: CountOrOff = Field(3, description="Rollbacks of a run after which it stops instead.")
+
+
 class TrainConfig(Section):
     """How long, how verbose, how compiled. The end is one of steps, epochs, tokens."""
 
@@ -194,7 +109,7 @@ class TrainConfig(Section):
         0.0, description="Passes over the training split, rounded down to whole batches (at least one)."
     )
     tokens: CountOrOff = Field(0, description="Tokens to train on.")
-    seed: Annotated[int, Field(ge=0)] = Field(1234, description="Of weights, sample order and dropout.")
+    seed: Annotated[int, Field(ge=0)] = Field(1234, description="Seed of weights, sample order and dropout.")
     log_every: Count = Field(10, description="Steps between log lines.")
     log_style: Literal["gptworks", "fleetx"] = Field("gptworks", description="Form of the log lines.")
     compile: bool = Field(False, description="Compile each block with torch.compile.")
@@ -207,8 +122,18 @@ class TrainConfig(Section):
     nonfinite: Literal["stop", "skip"] = Field(
         "stop", description="What to do when a loss or a gradient is not finite."
     )
+    guard: GuardConfig = Field(default_factory=GuardConfig)
     max_skips: Count = Field(100, description="Consecutive skipped steps after which training stops all the same.")
+    sample_prompts: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), description="Beginnings of texts that the model goes on with at each evaluation; kept in texts.jsonl."
+    )
+    sample_tokens: Count = Field(64, description="Longest such text, in tokens.")
     profile: tuple[int, ...] = Field((), description="[first, last] step of a profiler trace; empty = none.")
+
+    @field_validator("sample_prompts", mode="before")
+    @classmethod
+    def _one_prompt(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _one_end(self) -> "TrainConfig":
@@ -293,9 +218,15 @@ class CheckpointConfig(Section):
     """When to save and what to keep."""
 
     every: CountOrOff = Field(1000, description="Steps between checkpoints; 0 = only at the end.")
+    every_minutes: Rate = Field(0.0, description="Minutes after which there is a checkpoint in any case; 0 = off.")
     keep_last: Count = Field(3, description="Newest checkpoints that are kept.")
     keep_every: CountOrOff = Field(0, description="Checkpoints at multiples of this step are kept for good; 0 = none.")
-    keep_best: bool = Field(False, description="Keep the checkpoint with the lowest held-out loss as `best`.")
+    keep_best: bool = Field(False, description="Keep the checkpoint with the best `best_by` as `best`.")
+    best_by: str = Field(
+        "held_out_loss",
+        description="What is best, also for evaluate.patience: the lowest held_out_loss, or a number of evaluate.tasks "
+        "such as lambada_accuracy.",
+    )
     portable: bool = Field(True, description="Write a Hugging Face folder with each checkpoint.")
     asynchronous: bool = Field(False, description="Train on while a copy of the state, in main memory, is written.")
 
@@ -311,7 +242,25 @@ class EvaluateConfig(Section):
     batches: CountOrOff = Field(
         10, description="Batches of batch.global_size samples per evaluation; 0 = the whole split."
     )
+    tasks: tuple[str, ...] = Field(
+        (), description="Tasks of `gptworks eval` that are measured at each evaluation, too."
+    )
+    task_data: tuple[str, ...] = Field((), description="The file of each of them.")
+    task_limit: CountOrOff = Field(0, description="Only so many passages or windows of each; 0 = all.")
     patience: CountOrOff = Field(0, description="Stop after this many evaluations without a new best; 0 = never.")
+
+    @field_validator("tasks", "task_data", mode="before")
+    @classmethod
+    def _one_task(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _each_task_has_data(self) -> "EvaluateConfig":
+        if len(self.tasks) != len(self.task_data):
+            raise ValueError(
+                f"task_data: {len(self.task_data)} files for {len(self.tasks)} tasks; give one for each, in order."
+            )
+        return self
 
 
 class RunFolderConfig(Section):
@@ -320,6 +269,15 @@ class RunFolderConfig(Section):
     out: str = Field("", description="Run folder; empty = runs/NAME of the config file or preset.")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="auto = cuda, then mps, then cpu.")
     threads: CountOrOff = Field(0, description="CPU threads; 0 = torch's choice.")
+    track: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = Field(
+        (), description="Programs that get each line of metrics.jsonl too; empty = tensorboard where it is installed."
+    )
+    project: str = Field("gptworks", description="Under which wandb, mlflow and trackio list the run.")
+
+    @field_validator("track", mode="before")
+    @classmethod
+    def _one_tracker(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
 
 class RunConfig(Section):

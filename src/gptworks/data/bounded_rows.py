@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gptworks import limits
+from gptworks.data.columns import all_columns, texts
 from gptworks.errors import DataError
 
 _ROWS = 1024  # read at a time; fewer where they are long
@@ -17,14 +18,26 @@ _HARMLESS_BYTES = 64 << 20
 
 
 def values(batches: Iterable[Any], keys: tuple[str, ...], name: str, file_bytes: int) -> Iterator[tuple[Any, ...]]:
-    """The values of these columns. Texts that are not UTF-8 are bytes. `file_bytes`: of the file; 0 where not known."""
+    """The values of these keys, each of one column or of several. Texts that are not UTF-8 are bytes.
+
+    `file_bytes`: of the file; 0 where not known.
+    """
     text_bytes = 0
     for batch in batches:
-        for piece, size in _pieces(batch, [_sizes(batch.column(key)) for key in keys], name):
+        text_bytes += batch.num_rows  # a row without a text is a line without one: it takes its time
+        if file_bytes:
+            _require_little_text(text_bytes, file_bytes, name)
+        columns = all_columns(keys, batch.schema.names)
+        for piece, size in _pieces(batch, [_sizes(batch.column(column)) for column in columns], name):
             text_bytes += size
             if file_bytes:
                 _require_little_text(text_bytes, file_bytes, name)
-            yield from zip(*(_values(piece.column(key)) for key in keys), strict=True)
+            rows = zip(*(_values(piece.column(column)) for column in columns), strict=True)
+            if columns == keys:
+                yield from rows
+            else:
+                found = (texts(dict(zip(columns, row, strict=True)), keys) for row in rows)
+                yield from (tuple(each[key] for key in keys) for each in found)
 
 
 def parquet_batches(path: Path, keys: tuple[str, ...], name: str) -> Iterator[Any]:
@@ -34,6 +47,7 @@ def parquet_batches(path: Path, keys: tuple[str, ...], name: str) -> Iterator[An
     with pyarrow.parquet.ParquetFile(path) as table:
         _require_texts(table.schema_arrow, name, keys)
         _require_little_expansion(table, name, keys)
+        _require_little_text(table.metadata.num_rows, path.stat().st_size, name)
     with pyarrow.parquet.ParquetFile(path, read_dictionary=list(keys)) as table:
         yield from table.iter_batches(batch_size=_batch_rows(table, keys), columns=list(keys))
 
@@ -72,9 +86,10 @@ def _require_little_expansion(table: Any, name: str, keys: tuple[str, ...]) -> N
 def _require_little_text(text_bytes: int, file_bytes: int, name: str) -> None:
     most = limits.EXPANSION.value
     if text_bytes > max(_HARMLESS_BYTES, most * file_bytes):
+        advice = limits.EXPANSION.advice(4 * text_bytes // max(1, file_bytes))
         raise DataError(
-            f"{name}: {text_bytes:,} bytes of text came out of {file_bytes:,}, more than {most} for each: the same "
-            f"texts are repeated. {limits.EXPANSION.advice(4 * text_bytes // max(1, file_bytes))}"
+            f"{name}: {text_bytes:,} rows and bytes of text came out of {file_bytes:,}, more than {most} for each: the "
+            f"same texts are repeated, or rows are empty. {advice}"
         )
 
 
@@ -104,6 +119,10 @@ def _pieces(batch: Any, columns: list[Any], name: str) -> Iterator[tuple[Any, in
     """Slices of a batch of some megabytes of text, and how many bytes that is."""
     texts = [sizes for sizes in columns if sizes is not None]
     most = limits.DOCUMENT_BYTES.value
+    whole = sum(int(sizes.sum()) for sizes in texts)
+    if whole <= min(_PIECE_BYTES, most):
+        yield batch, whole
+        return
     start, total = 0, 0
     for row in range(batch.num_rows):
         size = int(sum(int(sizes[row]) for sizes in texts))

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from gptworks.data.columns import columns_of, texts
 from gptworks.data.tables import Record
 from gptworks.data.text_blocks import Block, FileRange, TextRules, cut, split_articles
 from gptworks.data.text_files import list_inputs
@@ -27,7 +28,7 @@ class Skipped:
     def report(self, where: str, problem: str) -> None:
         message = f"{where}: {problem}"
         if self.strict:
-            raise DataError(f"{message}. Mend the line, or leave out --strict to skip such lines.")
+            raise DataError(f"{message}. Fix the line, or leave out --strict to skip such lines.")
         self.count += 1
         if len(self.first) < _SHOWN:
             self.first.append(message)
@@ -132,27 +133,32 @@ def _is_text(text: str) -> bool:
 
 
 def _take_record(parsed: Parsed, number: int, record: Any, keys: tuple[str, ...]) -> None:
+    there = texts(record, keys) if isinstance(record, dict) else {}
     if not isinstance(record, dict):
         problem = f"needs an object with key '{keys[0]}', got {type(record).__name__}"
-    elif missing := [key for key in keys if not isinstance(record.get(key), str)]:
-        value = record.get(missing[0])
-        if missing[0] not in record:
-            found = f"keys here: {', '.join(record)}"
-            texts = [key for key, each in record.items() if isinstance(each, str)]
-            if texts and len(keys) == 1:
-                found += f"; --key {max(texts, key=lambda key: len(record[key]))} takes that one"
-        else:
-            found = "got list: join its texts into one" if isinstance(value, list) else f"got {type(value).__name__}"
-        is_there = "is not a string" if missing[0] in record else "is missing"
-        problem = f"key '{missing[0]}' {is_there}; {found}"
-    elif broken := [key for key in keys if not _is_text(record[key])]:
+    elif wrong := [key for key in keys if not isinstance(there.get(key), str)]:
+        problem = _not_a_text(record, wrong[0], there, has_one_key=len(keys) == 1)
+    elif broken := [key for key in keys if not _is_text(there[key])]:
         problem = f"key '{broken[0]}' is not valid Unicode: half of a surrogate pair, from a broken \\u escape"
-    elif len(keys) == 2 and not record[keys[1]].strip():
+    elif len(keys) == 2 and not there[keys[1]].strip():
         problem = f"key '{keys[1]}' is empty: there is nothing to learn"
     else:
-        parsed.documents.append(tuple(record[key] for key in keys))
+        parsed.documents.append(tuple(there[key] for key in keys))
         return
     parsed.problems.append((number, problem))
+
+
+def _not_a_text(record: dict[str, Any], key: str, there: dict[str, Any], *, has_one_key: bool) -> str:
+    if key in there:
+        value = there[key]
+        found = "got list: join its texts into one" if isinstance(value, list) else f"got {type(value).__name__}"
+        return f"key '{key}' is not a string; {found}"
+    missing = next(column for column in columns_of(key, record) if column not in record)
+    found = f"keys here: {', '.join(record)}"
+    others = [name for name, each in record.items() if isinstance(each, str)]
+    if others and has_one_key:
+        found += f"; --key {max(others, key=lambda name: len(record[name]))} takes that one"
+    return f"key '{missing}' is missing; {found}"
 
 
 def _parse_rows(rows: list[Any], keys: tuple[str, ...]) -> Parsed:

@@ -39,9 +39,9 @@ class CxxShuffle:
         """All draws in `bound` parts of one size; one in the rest is drawn again."""
         size = _HIGHEST // bound
         while True:
-            found = next(self.draws) // size
-            if found < bound:
-                return found
+            drawn = next(self.draws) // size
+            if drawn < bound:
+                return drawn
 
 
 def _draws(seed: int) -> Iterator[int]:

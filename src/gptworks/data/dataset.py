@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from gptworks.config.schema import DataConfig
 from gptworks.data import foreign_order, split
-from gptworks.data.loader import Borders
+from gptworks.data.loader import EodPolicy
+from gptworks.data.mixture import Stage
 from gptworks.data.store import Store, locate_stores
-from gptworks.data.windows import OrderedSamples, build_samples, empty_stores
+from gptworks.data.windows import LocatedSamples, build_samples, empty_stores
 from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer
 
@@ -20,10 +21,15 @@ class Dataset:
                 "prepare FILE... --out PREFIX` makes one."
             )
         self.cfg, self.seed, self.vocab_size = cfg, seed, vocab_size
-        self.stores, weights = _open(cfg.path, cfg.weights)
+        self._of_paths = [[Store(located) for located in locate_stores(path)] for path in cfg.path]
+        self.stores = [store for stores in self._of_paths for store in stores]
+        weights = self.shared_out(cfg.weights)
+        self.stages = tuple(
+            Stage(stage.from_tokens // cfg.seq_len, self.shared_out(stage.weights)) for stage in cfg.stages
+        ) or ((Stage(0, weights),) if weights else ())
         # Shares as the parts of data.path are cut: held-out stores of their own leave the second share to training.
         self.cfg = cfg = cfg.model_copy(update={"weights": weights})
-        self.held_out_stores, _ = _open(cfg.held_out_path, ())
+        self.held_out_stores = [Store(located) for path in cfg.held_out_path for located in locate_stores(path)]
         if self.has_foreign_order:
             foreign_order.refuse_unfit(self.stores, cfg, seed)
             foreign_order.refuse_unfit(self.held_out_stores, cfg, seed)
@@ -32,11 +38,11 @@ class Dataset:
             if store.sidecar and store.sidecar.vocab_size > vocab_size:
                 raise DataError(
                     f"{store.file}: its tokenizer has {store.sidecar.vocab_size} tokens, but "
-                    f"model.vocab_size is {vocab_size}. "
-                    f"Set model.vocab_size={store.sidecar.vocab_size} or more."
+                    f"model.vocab_size is {vocab_size}. Prepare it with the tokenizer of the model, or, for a model "
+                    f"that starts from random weights, set model.vocab_size={store.sidecar.vocab_size} or more."
                 )
         eod_id = self.tokenizer.eod_id if self.tokenizer else None
-        self.borders = Borders.from_config(cfg, eod_id)
+        self.eod_policy = EodPolicy.from_config(cfg, eod_id)
         without = [s for s in self._all_stores if s.sidecar and not s.sidecar.eod_appended]
         for name in ("mask_eod", "reset_positions", "reset_attention"):
             if getattr(cfg, name) and without:
@@ -44,6 +50,14 @@ class Dataset:
                     f"data.{name}: {without[0].file} has no end-of-document tokens to act on. Prepare it "
                     "again with --append-eod."
                 )
+
+    def shared_out(self, weights: Sequence[float]) -> tuple[float, ...]:
+        """Weights of paths as weights of stores: that of a folder is shared among those in it by their tokens."""
+        shares: list[float] = []
+        for stores, weight in zip(self._of_paths, weights, strict=False):  # without weights there are no shares
+            tokens = [max(1, len(store.tokens)) for store in stores]
+            shares += [weight * count / sum(tokens) for count in tokens]
+        return tuple(shares)
 
     @property
     def has_foreign_order(self) -> bool:
@@ -62,12 +76,13 @@ class Dataset:
         train, held_out, test = [*self.cfg.split, 0.0, 0.0][:3]
         return self.stores, self.cfg.model_copy(update={"split": (train + held_out, 0.0, test)})
 
-    def samples(self, part: str, asked: int | None = None) -> OrderedSamples:
-        """Only the orders of other systems depend on how many are asked for (None = one epoch)."""
+    def samples(self, part: str, asked: int | None = None, stages: Sequence[Stage] | None = None) -> LocatedSamples:
+        """Only the orders of other systems depend on how many are asked for (None = one epoch). `stages`: weights as a
+        run has had them, instead of those of the configuration."""
         stores, cfg = self._cut(part)
         if self.has_foreign_order:
             return foreign_order.build_samples(stores, part, cfg, self.seed, asked)
-        return build_samples(stores, part, cfg, self.seed)
+        return build_samples(stores, part, cfg, self.seed, self.stages if stages is None else stages)
 
     def not_measured(self, part: str) -> list[str]:
         """Why some of the stores have nothing in this part, where others have."""
@@ -85,13 +100,13 @@ class Dataset:
             )
         stores, cfg = self._cut(part)
         which = split.PARTS.index(part)
-        found = []
+        ranges = []
         for store in stores:
             if not store.contents.has_documents:
                 raise DataError(f"{store.file}: a bare stream of tokens; where its documents end is not known.")
             borders = split.boundaries(cfg.split, store.num_documents)
-            found.append((store, range(borders[which], borders[which + 1])))
-        return found
+            ranges.append((store, range(borders[which], borders[which + 1])))
+        return ranges
 
     def samples_per_epoch(self, part: str) -> int:
         """Known before the order is."""
@@ -130,16 +145,3 @@ class Dataset:
                 "Prepare them with the same tokenizer files."
             )
         return given.with_eod(ends.pop()) if given and ends else given
-
-
-def _open(paths: Sequence[str], weights: tuple[float, ...]) -> tuple[list[Store], tuple[float, ...]]:
-    """The stores that the paths mean. A folder's weight is shared among the stores in it by their tokens."""
-    stores: list[Store] = []
-    shares: list[float] = []
-    for number, path in enumerate(paths):
-        found = [Store(located) for located in locate_stores(path)]
-        stores += found
-        if weights:
-            tokens = [max(1, len(store.tokens)) for store in found]
-            shares += [weights[number] * count / sum(tokens) for count in tokens]
-    return stores, tuple(shares)

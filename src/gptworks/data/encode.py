@@ -179,9 +179,9 @@ def _require_short_runs(text: bytes, name: str) -> None:
 def _pieces(text: bytes) -> list[bytes]:
     """A long text cut where the tokenizer cuts anyway."""
     pieces, start = [], 0
-    while len(text) - start > _PIECE_BYTES and (found := SAFE_CUT.search(text, start + _PIECE_BYTES)):
-        pieces.append(text[start : found.end()])
-        start = found.end()
+    while len(text) - start > _PIECE_BYTES and (cut := SAFE_CUT.search(text, start + _PIECE_BYTES)):
+        pieces.append(text[start : cut.end()])
+        start = cut.end()
     return [*pieces, text[start:]]
 
 

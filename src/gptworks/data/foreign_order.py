@@ -94,15 +94,20 @@ class IndexedSource:
         return len(self.shuffle_index)
 
     def sample(self, number: int) -> Sample:
+        return Sample(
+            np.concatenate([self.store.tokens[begin:end] for begin, end in self.spans(number)]).astype(np.int64), None
+        )
+
+    def spans(self, number: int) -> list[tuple[int, int]]:
         row = int(self.shuffle_index[number])
         (first, begin), (last, end) = self.sample_index[row : row + 2].tolist()
         starts = self.store.sequence_starts
-        pieces = []
+        spans = []
         for place, sequence in enumerate(self.document_index[first : last + 1].tolist(), first):
             start, stop = int(starts[sequence]), int(starts[sequence + 1])
             stop = start + end + 1 if place == last else stop
-            pieces.append(self.store.tokens[start + begin if place == first else start : stop])
-        return Sample(np.concatenate(pieces).astype(np.int64), None)
+            spans.append((start + begin if place == first else start, stop))
+        return spans
 
 
 class ForeignSamples:
@@ -116,6 +121,9 @@ class ForeignSamples:
         return sum(source.per_epoch for source in self.sources)
 
     def at(self, first: int, count: int) -> list[Sample]:
+        return [self.sources[source].sample(number) for source, number in self.where(first, count)]
+
+    def where(self, first: int, count: int) -> list[tuple[int, int]]:
         if first + count > self.available:
             raise DataError(
                 f"samples {first} to {first + count - 1}: the order was laid out for {self.available} samples. With "
@@ -123,9 +131,9 @@ class ForeignSamples:
                 "batch.global_size); use data.order: shuffled to go on without end."
             )
         if self.blend is None:
-            return [self.sources[0].sample(number) for number in range(first, first + count)]
+            return [(0, number) for number in range(first, first + count)]
         which, numbers = (index[first : first + count].tolist() for index in self.blend)
-        return [self.sources[k].sample(number) for k, number in zip(which, numbers, strict=True)]
+        return list(zip(which, numbers, strict=True))
 
 
 def build_samples(stores: list[Store], part: str, cfg: DataConfig, seed: int, asked: int | None) -> ForeignSamples:

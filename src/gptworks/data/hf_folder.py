@@ -6,6 +6,7 @@ its files.
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,15 +60,15 @@ def recognise(folder: Path) -> DatasetFolder | None:
     return None
 
 
-def notes(inputs: list[str]) -> list[str]:
+def notes(inputs: Sequence[str]) -> list[str]:
     """Of each dataset in the inputs that has splits which are not read."""
-    found: list[DatasetFolder] = []
+    datasets: list[DatasetFolder] = []
     for name in inputs:
         marks = Path(name).rglob("*") if Path(name).is_dir() else ()
         for folder in sorted({file.parent for file in marks if is_mark(file)}):
-            if not any(each.folder in folder.parents for each in found) and (dataset := recognise(folder)):
-                found.append(dataset)
-    return [each.note for each in found if each.note]
+            if not any(each.folder in folder.parents for each in datasets) and (dataset := recognise(folder)):
+                datasets.append(dataset)
+    return [each.note for each in datasets if each.note]
 
 
 def _saved(folder: Path) -> DatasetFolder:

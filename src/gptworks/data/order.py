@@ -56,28 +56,44 @@ def blend(index: np.ndarray, weights: Sequence[float], *key: object) -> tuple[np
     Work in blocks: over the first b blocks a source has given floor(weight x block x b) samples, the heaviest source
     taking what is left, so shares are exact to one sample per source; inside a block the places are shuffled.
     """
-    shares = np.asarray(weights, dtype=np.float64) / np.sum(weights)
-    num_sources = len(shares)
-    block_size = max(_BLOCK, num_sources * num_sources)
-    heaviest = int(np.argmax(shares))
-
-    def given_before(block: int) -> np.ndarray:
-        counts = np.floor(shares * block_size * block).astype(np.int64)
-        counts[heaviest] += block * block_size - counts.sum()
-        return counts
-
+    block_size = _block_size(weights)
     sources = np.empty(len(index), dtype=np.int64)
     numbers = np.empty(len(index), dtype=np.int64)
     blocks = index // block_size
     for block in np.unique(blocks):
         here = blocks == block
-        before, after = given_before(int(block)), given_before(int(block) + 1)
+        before, after = _given_before(int(block), weights), _given_before(int(block) + 1, weights)
         starts = np.concatenate([[0], np.cumsum(after - before)])
         places = permute(index[here] % block_size, block_size, *key, "blend", int(block))
         chosen = np.searchsorted(starts, places, side="right") - 1
         sources[here] = chosen
         numbers[here] = before[chosen] + places - starts[chosen]
     return sources, numbers
+
+
+def not_blended(length: int, weights: Sequence[float], *key: object) -> list[tuple[np.ndarray, int]]:
+    """What of each source does not come among the first `length`: the numbers that the block in which they end still
+    has of it, and the first number of which all after it are left."""
+    size = _block_size(weights)
+    block, rest = divmod(length, size)
+    before, after = _given_before(block, weights), _given_before(block + (rest > 0), weights)
+    sources, numbers = blend(np.arange(length - rest, length), weights, *key)
+    return [
+        (np.setdiff1d(np.arange(before[source], after[source]), numbers[sources == source]), int(after[source]))
+        for source in range(len(weights))
+    ]
+
+
+def _block_size(weights: Sequence[float]) -> int:
+    return max(_BLOCK, len(weights) * len(weights))
+
+
+def _given_before(block: int, weights: Sequence[float]) -> np.ndarray:
+    shares = np.asarray(weights, dtype=np.float64) / np.sum(weights)
+    size = _block_size(weights)
+    counts = np.floor(shares * size * block).astype(np.int64)
+    counts[int(np.argmax(shares))] += block * size - counts.sum()
+    return counts
 
 
 def _round_keys(*key: object) -> list[np.uint64]:

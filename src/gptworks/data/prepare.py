@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -63,47 +63,39 @@ class _Disagreement(Exception):
 
 
 @dataclass(frozen=True)
-class _Request:
-    inputs: list[str]
-    prefix: Path
+class PrepareJob:
+    """What is to become of which texts. `workers` 0: as many as there are processors; `encoder` auto: the quickest."""
+
+    inputs: Sequence[str]
+    prefix: str | Path
     tokenizer: Tokenizer
-    rules: TextRules
-    append_eod: bool
-    strict: bool
-    format: registry.Format
-    row_length: int | None
-    workers: int
-    progress: Progress | None
+    rules: TextRules = field(default_factory=TextRules)
+    append_eod: bool = False
+    strict: bool = False
+    format: str = "megatron"
+    row_length: int | None = None
+    workers: int = 1
+    encoder: Literal["auto", "tokenizers"] = "auto"
+    progress: Progress | None = None
 
     @property
     def is_examples(self) -> bool:
         return len(self.rules.keys) == 2
 
+    @property
+    def out(self) -> Path:
+        return output_prefix(self.prefix)
 
-def prepare(
-    inputs: list[str],
-    prefix: str | Path,
-    tokenizer: Tokenizer,
-    *,
-    rules: TextRules | None = None,
-    append_eod: bool = False,
-    strict: bool = False,
-    format: str = "megatron",
-    row_length: int | None = None,
-    workers: int = 1,
-    encoder: Literal["auto", "tokenizers"] = "auto",
-    progress: Progress | None = None,
-) -> Summary:
-    """Tokenize files into a store. `workers` 0: as many as there are processors. `encoder`: auto is the quickest."""
-    prefix, rules = output_prefix(prefix), rules or TextRules()
-    _check_request(prefix, tokenizer, format, row_length, append_eod, is_examples=len(rules.keys) == 2)
-    format_ = registry.FORMATS[format]
-    request = _Request(inputs, prefix, tokenizer, rules, append_eod, strict, format_, row_length, workers, progress)
-    files, _ = list_inputs(inputs, rules.kind)
+
+def prepare(job: PrepareJob) -> Summary:
+    """Tokenize files into a store."""
+    _require_possible(job)
+    tokenizer = job.tokenizer
+    files, _ = list_inputs(job.inputs, job.rules.kind)
     # Once the reference has begun, because the two differ or there was no other, it goes on.
-    was_quick = plan_of(prefix) != _fingerprint(files, request) | {"quick": False}
+    was_quick = plan_of(job.out) != _fingerprint(files, job) | {"quick": False}
     try:
-        return _run(request, may_be_quick=encoder == "auto" and was_quick)
+        return _run(job, may_be_quick=job.encoder == "auto" and was_quick)
     except _Disagreement as found:
         differs = f"gigatoken failed on, or gives other ids than {tokenizer.library} for, {str(found)[:60]!r}"
         if not all(_can_be_read_again(each) for each in files):
@@ -111,43 +103,43 @@ def prepare(
                 f"{differs}; what came through a pipe cannot be read again. Send it once more with --encoder "
                 "tokenizers."
             ) from None
-    summary = _run(request, may_be_quick=False)
+    summary = _run(job, may_be_quick=False)
     return replace(summary, notes=[f"{differs}: all was encoded with {tokenizer.library}", *summary.notes])
 
 
-def _run(request: _Request, *, may_be_quick: bool) -> Summary:
+def _run(job: PrepareJob, *, may_be_quick: bool) -> Summary:
     started = time.perf_counter()
-    tokenizer, rules = request.tokenizer, request.rules
-    files, passed_over = list_inputs(request.inputs, rules.kind)
+    tokenizer, rules = job.tokenizer, job.rules
+    files, passed_over = list_inputs(job.inputs, rules.kind)
     total = sum(each.size for each in files)
-    workers = _how_many(request.workers, total, files)
+    workers = _how_many(job.workers, total, files)
     dtype = megatron.dtype_for(tokenizer.vocab_size)
-    encoder = Encoder(tokenizer, rules, dtype, append_eod=request.append_eod, may_be_quick=may_be_quick)
-    with WorkFolder(request.prefix, _fingerprint(files, request) | {"quick": encoder.quick is not None}) as work:
-        may_cut = encoder.may_cut and not request.is_examples
+    encoder = Encoder(tokenizer, rules, dtype, append_eod=job.append_eod, may_be_quick=may_be_quick)
+    with WorkFolder(job.out, _fingerprint(files, job) | {"quick": encoder.quick is not None}) as work:
+        may_cut = encoder.may_cut and not job.is_examples
         blocks = cut(files, rules, passed_over, may_cut_documents=may_cut)
         work.skip_done(blocks)
         kept = work.state
-        skipped = corpus.Skipped(request.strict, kept.skipped, list(kept.first), passed_over)
+        skipped = corpus.Skipped(job.strict, kept.skipped, list(kept.first), passed_over)
         with _encoding(encoder, workers, work.lock) as encode:
             for block, encoded in encode(blocks):
                 if encoded.disagreement:
                     work.abandon()
                     raise _Disagreement(encoded.disagreement)
                 work.add(block, encoded, skipped)
-                if request.progress:
-                    request.progress(work.state, total)
+                if job.progress:
+                    job.progress(work.state, total)
         if work.state.tokens == 0:
-            raise _no_text(request.inputs, skipped)
-        kind = "examples" if request.is_examples else "text"
-        sidecar = describe(tokenizer, kind=kind, eod_appended=request.append_eod)
-        work.finish(request.format, tokenizer, sidecar, len(rules.keys), request.row_length)
-    state, notes = work.state, [*hf_folder.notes(request.inputs), *work.notes]
-    left = state.tokens % request.row_length if request.row_length else 0
+            raise _no_text(job.inputs, skipped)
+        kind = "examples" if job.is_examples else "text"
+        sidecar = describe(tokenizer, kind=kind, eod_appended=job.append_eod)
+        work.finish(registry.FORMATS[job.format], tokenizer, sidecar, len(rules.keys), job.row_length)
+    state, notes = work.state, [*hf_folder.notes(job.inputs), *work.notes]
+    left = state.tokens % job.row_length if job.row_length else 0
     if left:
-        notes.append(f"the last {left:,} tokens do not fill a row of {request.row_length} and are left out")
+        notes.append(f"the last {left:,} tokens do not fill a row of {job.row_length} and are left out")
     return Summary(
-        request.prefix,
+        job.out,
         state.sequences // len(rules.keys),
         state.tokens,
         state.characters,
@@ -155,7 +147,7 @@ def _run(request: _Request, *, may_be_quick: bool) -> Summary:
         time.perf_counter() - started,
         skipped,
         state.empty,
-        eod_appended=request.append_eod,
+        eod_appended=job.append_eod,
         encoder="gigatoken" if encoder.quick else tokenizer.library,
         workers=workers,
         kept=kept,
@@ -199,25 +191,24 @@ def _no_text(inputs: Sequence[str], skipped: corpus.Skipped) -> DataError:
     return DataError(f"{', '.join(inputs)}: no text found; {counted(skipped.count, 'line')} skipped.{first}")
 
 
-def _check_request(
-    prefix: Path, tokenizer: Tokenizer, format: str, row_length: int | None, append_eod: bool, is_examples: bool
-) -> None:
-    if format not in registry.FORMATS:
-        raise DataError(f"--format: no format '{format}'. Formats: {', '.join(registry.FORMATS)}.")
-    chosen = registry.FORMATS[format]
-    if append_eod and tokenizer.eod_id is None:
+def _require_possible(job: PrepareJob) -> None:
+    name, tokenizer = job.format, job.tokenizer
+    if name not in registry.FORMATS:
+        raise DataError(f"--format: no format '{name}'. Formats: {', '.join(registry.FORMATS)}.")
+    chosen = registry.FORMATS[name]
+    if job.append_eod and tokenizer.eod_id is None:
         raise DataError(f"--append-eod: {tokenizer.name} has no end-of-document token such as <|endoftext|>.")
-    if is_examples and not append_eod:
+    if job.is_examples and not job.append_eod:
         raise DataError("prompt and completion: add --append-eod, so that the model learns where a completion ends.")
-    if is_examples and (format != "megatron" or row_length is not None):
-        given = f"--format {format}" if format != "megatron" else "--row-length"
+    if job.is_examples and (name != "megatron" or job.row_length is not None):
+        given = f"--format {name}" if name != "megatron" else "--row-length"
         raise DataError(f"{given}: prompts and completions are kept in a megatron store only, as they are.")
-    check_row_length(chosen, row_length, "--format")
-    if chosen.NEEDS_ROWS and row_length is None:
-        raise DataError(f"--format {format}: its rows are training samples. Needed: --row-length, seq_len + 1.")
+    check_row_length(chosen, job.row_length, "--format")
+    if chosen.NEEDS_ROWS and job.row_length is None:
+        raise DataError(f"--format {name}: its rows are training samples. Needed: --row-length, seq_len + 1.")
     if chosen.LARGEST_ID is not None and tokenizer.vocab_size > chosen.LARGEST_ID + 1:
         raise DataError(
-            f"--format {format}: stores ids up to {chosen.LARGEST_ID}, but {tokenizer.name} has "
+            f"--format {name}: stores ids up to {chosen.LARGEST_ID}, but {tokenizer.name} has "
             f"{tokenizer.vocab_size} tokens. Use --format megatron."
         )
 
@@ -231,18 +222,18 @@ def _how_many(workers: int, total: int, files: list[InputFile]) -> int:
     return 1 if is_small else len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _fingerprint(files: list[InputFile], request: _Request) -> dict[str, Any]:
+def _fingerprint(files: list[InputFile], job: PrepareJob) -> dict[str, Any]:
     """All that decides the tokens. The number of workers and the format do not."""
     return {
         "version": WORK_VERSION,
         "block_bytes": text_blocks.BLOCK_BYTES,
         "inputs": [[each.name, each.size, each.modified] for each in files],
-        "rules": json.loads(json.dumps(asdict(request.rules))),
-        "tokenizer": request.tokenizer.identity,
-        "eod_id": request.tokenizer.eod_id,
-        "append_eod": request.append_eod,
-        "strict": request.strict,
-        "dtype": megatron.dtype_for(request.tokenizer.vocab_size).name,
+        "rules": json.loads(json.dumps(asdict(job.rules))),
+        "tokenizer": job.tokenizer.identity,
+        "eod_id": job.tokenizer.eod_id,
+        "append_eod": job.append_eod,
+        "strict": job.strict,
+        "dtype": megatron.dtype_for(job.tokenizer.vocab_size).name,
     }
 
 

@@ -77,17 +77,17 @@ def publish(
             if name != "gpt2":
                 beside.append(staged.with_name(name))
                 tokenizer.save_file(beside[0])
-            sidecar = replace(sidecar, tokenizer=name)
+            sidecar = replace(sidecar, tokenizer=name, special={} if name == "gpt2" else tokenizer.special.as_said())
         hashes = {file: hashes.get(file) or sha256_of(file) for file in written}
         mains = registry.mains(format_, written)
         for main in mains:
-            found = format_.read(main)
+            back = format_.read(main)
             described = replace(
                 sidecar,
                 data_format=format_.NAME,
-                documents=found.num_documents if found.has_documents or len(mains) > 1 else contents.num_documents,
-                tokens=found.num_tokens,
-                dtype=found.tokens.dtype.name,
+                documents=back.num_documents if back.has_documents or len(mains) > 1 else contents.num_documents,
+                tokens=back.num_tokens,
+                dtype=back.tokens.dtype.name,
                 sha256={file.name.removeprefix(prefix.name): hashes[file] for file in format_.files(main)},
             )
             described.write(format_.sidecar(main))

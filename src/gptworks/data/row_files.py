@@ -1,11 +1,12 @@
 """Rows of parquet and arrow files, of which only the columns that are asked for are read."""
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
 from gptworks.data import bounded_rows
+from gptworks.data.columns import advice, all_columns
 from gptworks.data.text_files import TextStream
 from gptworks.errors import DataError
 
@@ -42,8 +43,8 @@ def _parquet(stream: TextStream, keys: tuple[str, ...]) -> Iterator[Any]:
     if stream.path is None:
         raise DataError(f"{stream.name}: a parquet file is read from its end, so not from an archive. Unpack it first.")
     with pyarrow.parquet.ParquetFile(stream.path) as table:
-        _require_columns(stream, table.schema_arrow.names, keys)
-    yield from bounded_rows.parquet_batches(stream.path, keys, stream.name)
+        columns = _columns(stream, table.schema_arrow.names, keys)
+    yield from bounded_rows.parquet_batches(stream.path, columns, stream.name)
 
 
 def _arrow(stream: TextStream, keys: tuple[str, ...]) -> Iterator[Any]:
@@ -56,12 +57,12 @@ def _arrow(stream: TextStream, keys: tuple[str, ...]) -> Iterator[Any]:
                 "first."
             )
         with pyarrow.ipc.open_file(stream.path) as table:
-            _require_columns(stream, table.schema.names, keys)
-            yield from (_sound(table.get_batch(number), keys) for number in range(table.num_record_batches))
+            columns = _columns(stream, table.schema.names, keys)
+            yield from (_sound(table.get_batch(number), columns) for number in range(table.num_record_batches))
         return
     with pyarrow.ipc.open_stream(_InPieces(stream.file)) as batches:
-        _require_columns(stream, batches.schema.names, keys)
-        yield from (_sound(batch, keys) for batch in batches)
+        columns = _columns(stream, batches.schema.names, keys)
+        yield from (_sound(batch, columns) for batch in batches)
 
 
 class _InPieces(io.RawIOBase):
@@ -81,13 +82,13 @@ class _InPieces(io.RawIOBase):
         return b"".join(pieces)
 
 
-def _sound(batch: Any, keys: tuple[str, ...]) -> Any:
+def _sound(batch: Any, columns: tuple[str, ...]) -> Any:
     """The library believes what an arrow file says of where its texts lie; what is not so would be read all the same.
 
     Whether texts are UTF-8 is asked later, of each.
     """
-    for key in keys:
-        column = batch.column(key)
+    for name in columns:
+        column = batch.column(name)
         column.validate()
         parts = [column.indices, column.dictionary] if hasattr(column, "dictionary") else [column]
         for part in parts:
@@ -104,7 +105,11 @@ def _as_bytes(column: Any) -> Any:
     return column.view(same[column.type]) if column.type in same else column
 
 
-def _require_columns(stream: TextStream, names: Iterable[str], keys: tuple[str, ...]) -> None:
-    missing = [key for key in keys if key not in names]
+def _columns(stream: TextStream, names: list[str], keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that are read."""
+    columns = all_columns(keys, names)
+    missing = [column for column in columns if column not in names]
     if missing:
-        raise DataError(f"{stream.name}: no column '{missing[0]}'. Columns: {', '.join(names)}. Choose one with --key.")
+        listed = f"no column '{missing[0]}'. Columns: {', '.join(names)}"
+        raise DataError(f"{stream.name}: {listed}. {advice(missing[0], names)}")
+    return columns

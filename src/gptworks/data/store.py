@@ -17,6 +17,7 @@ from gptworks.data.formats.registry import Located
 from gptworks.data.text_files import is_text, matching
 from gptworks.errors import DataError
 from gptworks.tokenizer import Tokenizer, nanogpt_meta
+from gptworks.tokenizer.special_tokens import SpecialTokens
 
 SIDECAR_VERSION = 1
 INDEX_SUFFIXES = {".idx", "_idx.npz"}
@@ -37,15 +38,20 @@ class Sidecar:
     dtype: str
     sha256: dict[str, str] = field(default_factory=dict)  # file suffix -> hash
     data_format: str = "megatron"  # of the files it describes
+    special: dict[str, Any] = field(default_factory=dict)  # of the tokenizer: what its own file does not say
     format: str = "gptworks-store"
     version: int = SIDECAR_VERSION
 
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(self._values(), indent=2) + "\n", encoding="utf-8")
 
     def write_unfinished(self, path: Path) -> None:
         """What stands beside a dataset while its files are being put in place."""
-        path.write_text(json.dumps({**asdict(self), "unfinished": True}, indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps({**self._values(), "unfinished": True}, indent=2) + "\n", encoding="utf-8")
+
+    def _values(self) -> dict[str, Any]:
+        """Without special tokens where there are none: earlier versions do not know of them."""
+        return {name: value for name, value in asdict(self).items() if name != "special" or value}
 
     @classmethod
     def read(cls, path: Path) -> "Sidecar":
@@ -63,6 +69,7 @@ class Sidecar:
             for name, kind in _SIDECAR_TYPES.items():
                 if not isinstance(getattr(sidecar, name), kind):
                     raise ValueError(f"{name} is {getattr(sidecar, name)!r}")  # noqa: TRY004
+            SpecialTokens.from_said(sidecar.special)
             return sidecar
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(f"{path}: not a store's sidecar ({error}). Remove it, or prepare the data again.") from None
@@ -78,6 +85,7 @@ _SIDECAR_TYPES: dict[str, Any] = {
     "documents": int,
     "tokens": int,
     "sha256": dict,
+    "special": dict,
 }
 
 
@@ -123,6 +131,11 @@ class Store:
     def tokens(self) -> Tokens:
         return self.contents.tokens
 
+    def facts(self) -> dict[str, Any]:
+        """What is said of it to the reader of a run."""
+        documents = self.num_documents if self.contents.has_documents else None
+        return {"path": str(self.file), "tokens": len(self.tokens), "documents": documents}
+
     @property
     def num_documents(self) -> int:
         return self.contents.num_documents
@@ -155,6 +168,8 @@ class Store:
         name = self.sidecar.tokenizer
         tokenizer = Tokenizer.from_pretrained(name if name == "gpt2" else self.located.main.parent / name)
         tokenizer.require(self.sidecar.tokenizer_identity, what=str(self.file))
+        if self.sidecar.special:
+            tokenizer.special = SpecialTokens.from_said(self.sidecar.special)
         return tokenizer.with_eod(self.sidecar.eod_id)
 
     def _meta_of_nanogpt(self) -> Path | None:

@@ -8,6 +8,7 @@ import csv
 from collections.abc import Iterator
 
 from gptworks import limits
+from gptworks.data.columns import advice, all_columns, texts
 from gptworks.data.text_files import TextStream
 from gptworks.errors import DataError
 
@@ -65,7 +66,7 @@ def _records(stream: TextStream, keys: tuple[str, ...]) -> Iterator[Record]:
     lines = _Lines(stream)
     delimiter, header = _header(lines, stream, keys)
     lines.kept = None
-    places = [header.index(key) for key in keys]
+    places = {column: header.index(column) for column in all_columns(keys, header)}
     yield lines.count, None
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
@@ -79,18 +80,20 @@ def _records(stream: TextStream, keys: tuple[str, ...]) -> Iterator[Record]:
                 raise _not_closed(stream, before + 1, lines.count) from None
             yield lines.count - before, f"not a row of a table ({error})"
             continue
-        yield lines.count - before, _texts(row, places, len(header)) if row else None
+        yield lines.count - before, _texts(row, places, keys, len(header)) if row else None
 
 
-def _texts(row: list[str], places: list[int], num_columns: int) -> tuple[str, ...] | str:
+def _texts(row: list[str], places: dict[str, int], keys: tuple[str, ...], num_columns: int) -> tuple[str, ...] | str:
     if len(row) != num_columns:
         return f"{len(row)} fields, the header has {num_columns}"
-    texts = tuple(row[place].replace("\r\n", "\n").replace("\r", "\n") for place in places)
+    fields = {column: row[place].replace("\r\n", "\n").replace("\r", "\n") for column, place in places.items()}
+    of_key = texts(fields, keys)
+    found = tuple(of_key[key] for key in keys)
     try:
-        "".join(texts).encode()
+        "".join(found).encode()
     except UnicodeEncodeError as error:
         return f"not UTF-8 text (byte 0x{ord(error.object[error.start]) & 0xFF:02x})"
-    return texts
+    return found
 
 
 def _header(lines: _Lines, stream: TextStream, keys: tuple[str, ...]) -> tuple[str, list[str]]:
@@ -105,35 +108,38 @@ def _header(lines: _Lines, stream: TextStream, keys: tuple[str, ...]) -> tuple[s
         )
     if "".join(lines.kept or []).count('"') % 2:
         raise _not_closed(stream, 1, lines.count)
-    found: dict[str, list[str]] = {}
+    headers: dict[str, list[str]] = {}
     problem = ""
     for delimiter in _DELIMITERS[stream.kind]:
         try:
             rows = csv.reader(lines.kept or [], delimiter=delimiter, strict=True)
-            found[delimiter] = [name.strip() for name in next(row for row in rows if row)]
+            headers[delimiter] = [name.strip() for name in next(row for row in rows if row)]
         except csv.Error as error:
             problem = problem or str(error)
             continue
-        if all(key in found[delimiter] for key in keys):
+        if _has_all(headers[delimiter], keys):
             break
-    if not found:
+    if not headers:
         raise _not_a_header(stream, lines, problem)
-    if not all(key in found.get(delimiter, []) for key in keys):
-        delimiter = max(found, key=lambda each: len(found[each]))
-    header = found[delimiter]
-    for key in keys:
-        if header.count(key) != 1:
-            number = header.count(key)
-            what = f"{number} columns are named '{key}'" if number else f"no column '{key}'"
+    if not _has_all(headers.get(delimiter, []), keys):
+        delimiter = max(headers, key=lambda each: len(headers[each]))
+    header = headers[delimiter]
+    for column in all_columns(keys, header):
+        if (number := header.count(column)) != 1:
+            what = f"{number} columns are named '{column}'" if number else f"no column '{column}'"
             raise DataError(
                 f"{stream.name}:{lines.count}: {what}. Columns: {', '.join(header)}. "
-                + ("Rename all but one." if number else "Choose one with --key.")
+                + ("Rename all but one." if number else advice(column, header))
             )
     return delimiter, header
 
 
+def _has_all(header: list[str], keys: tuple[str, ...]) -> bool:
+    return all(column in header for column in all_columns(keys, header))
+
+
 def _not_a_header(stream: TextStream, lines: _Lines, problem: str) -> DataError:
-    return DataError(f"{stream.name}:{lines.count}: the header is not a row of a table ({problem}). Mend it.")
+    return DataError(f"{stream.name}:{lines.count}: the header is not a row of a table ({problem}). Fix it.")
 
 
 def _not_closed(stream: TextStream, line: int, last: int) -> DataError:

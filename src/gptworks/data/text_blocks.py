@@ -172,9 +172,7 @@ def _array_elements(stream: TextStream) -> Iterator[Block]:
 
 def _split_array(file: IO[bytes], name: str) -> Iterator[bytes]:
     def broken(what: str) -> DataError:
-        return DataError(
-            f"{name}: not a JSON array: {what} after {count} elements. Mend it, or give one object a line."
-        )
+        return DataError(f"{name}: not a JSON array: {what} after {count} elements. Fix it, or give one object a line.")
 
     buffer = file.read(max(_READ_BYTES, len(_BOM))).removeprefix(_BOM).lstrip()
     while not buffer and (more := file.read(_READ_BYTES)):
@@ -276,12 +274,12 @@ _HEADING = re.compile(rb"\n[ \t]*\n(?= ?= [^=\n](?:[^\n]*[^=\n])? = ?\n[ \t]*\n)
 
 def _heading(data: bytes | bytearray, start: int) -> int:
     """WikiText: ` = Title = ` between blank lines begins an article; ` = = Section = = ` does not."""
-    found = _HEADING.search(data, max(0, start - 1))
-    return found.end() if found else -1
+    heading = _HEADING.search(data, max(0, start - 1))
+    return heading.end() if heading else -1
 
 
 def split_articles(data: bytes) -> list[bytes]:
-    starts = [0, *(found.end() for found in _HEADING.finditer(data)), len(data)]
+    starts = [0, *(heading.end() for heading in _HEADING.finditer(data)), len(data)]
     return [data[begin:end] for begin, end in pairwise(starts)]
 
 

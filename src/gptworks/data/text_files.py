@@ -8,7 +8,7 @@ import re
 import sys
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -84,7 +84,7 @@ class InputFile:
     modified: int = 0
 
 
-def list_inputs(inputs: list[str], kind: str = "auto") -> tuple[list[InputFile], list[str]]:
+def list_inputs(inputs: Sequence[str], kind: str = "auto") -> tuple[list[InputFile], list[str]]:
     """Every input file in order, folders walked and sorted; and the files in folders that are no known kind of text.
 
     All unusable inputs are complained about at once, before any work is done.
@@ -217,6 +217,7 @@ def _tar_members(name: str, file: IO[bytes], source: _Source, depth: int) -> Ite
     try:
         with tarfile.open(fileobj=file, mode="r|", tarinfo=_Member) as archive:
             for member in archive:
+                archive.members.clear()  # type: ignore[attr-defined]  # all are kept else, and there can be millions
                 inner = archive.extractfile(member) if member.isfile() else None
                 if inner is None and not member.isdir():
                     source.passed_over.append(f"{name}!{member.name}")  # a link or a device

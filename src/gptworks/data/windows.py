@@ -10,6 +10,7 @@ from gptworks.config.schema import DataConfig
 from gptworks.counted import counted
 from gptworks.data import order, split
 from gptworks.data.formats.contents import Tokens
+from gptworks.data.mixture import Mixture, Stage
 from gptworks.data.store import Store
 from gptworks.errors import DataError, EmptyPartError
 
@@ -29,6 +30,9 @@ class Source(Protocol):
 
     def sample(self, number: int) -> Sample: ...
 
+    def spans(self, number: int) -> list[tuple[int, int]]:
+        """Which tokens of the store a sample is made of, as (first, end)."""
+
 
 class OrderedSamples(Protocol):
     """The samples of one part of all stores, in the order in which they are read."""
@@ -40,6 +44,13 @@ class OrderedSamples(Protocol):
     def per_epoch(self) -> int: ...
 
     def at(self, first: int, count: int) -> list[Sample]: ...
+
+
+class LocatedSamples(OrderedSamples, Protocol):
+    """Those of stores, which can be found again there."""
+
+    def where(self, first: int, count: int) -> list[tuple[int, int]]:
+        """For each: which source it is of, and the number of the sample there."""
 
 
 class Windows:
@@ -58,8 +69,12 @@ class Windows:
         return max(0, (self.end - self.first - 1) // self.seq_len)
 
     def sample(self, number: int) -> Sample:
+        ((start, end),) = self.spans(number)
+        return Sample(self.tokens[start:end].astype(np.int64), None)
+
+    def spans(self, number: int) -> list[tuple[int, int]]:
         start = self.first + number * self.seq_len
-        return Sample(self.tokens[start : start + self.seq_len + 1].astype(np.int64), None)
+        return [(start, start + self.seq_len + 1)]
 
 
 class Rows:
@@ -85,8 +100,12 @@ class Rows:
         return len(self.rows)
 
     def sample(self, number: int) -> Sample:
+        ((begin, end),) = self.spans(number)
+        return Sample(self.store.tokens[begin:end].astype(np.int64), None)
+
+    def spans(self, number: int) -> list[tuple[int, int]]:
         begin, end = self.store.sequence_starts[self.rows[number] : self.rows[number] + 2].tolist()
-        return Sample(self.store.tokens[begin : min(end, begin + self.seq_len + 1)].astype(np.int64), None)
+        return [(begin, min(end, begin + self.seq_len + 1))]
 
 
 class Examples:
@@ -132,6 +151,12 @@ class Examples:
         scored[max(0, completion - begin - 1) : max(0, len(text) - 1)] = True
         return Sample(tokens, scored)
 
+    def spans(self, number: int) -> list[tuple[int, int]]:
+        """The prompt and the completion, without what pads them."""
+        document = self.numbers[number]
+        begin, end = self.store.document_starts[document : document + 2].tolist()
+        return [(begin, min(end, begin + self.seq_len + 1))]
+
 
 class Samples:
     """An endless, ordered stream over one part of all stores: sample i depends on the seed and i alone.
@@ -139,9 +164,10 @@ class Samples:
     Without weights the sources are one long list, and an epoch has each of its samples once.
     """
 
-    def __init__(self, sources: list[Source], weights: tuple[float, ...], *, seed: int, shuffled: bool) -> None:
+    def __init__(self, sources: list[Source], stages: Sequence[Stage], *, seed: int, shuffled: bool) -> None:
+        """`stages`: the weights of the sources, from which sample on; none = no weights."""
         self.sources = sources
-        self.weights = weights if len(sources) > 1 else ()
+        self.mixture = Mixture(stages, seed) if stages and len(sources) > 1 else None
         self.seed = seed
         self.shuffled = shuffled
         self.starts = np.cumsum([0, *(len(source) for source in sources)])
@@ -151,9 +177,12 @@ class Samples:
         return int(self.starts[-1])
 
     def at(self, first: int, count: int) -> list[Sample]:
+        return [self.sources[source].sample(number) for source, number in self.where(first, count)]
+
+    def where(self, first: int, count: int) -> list[tuple[int, int]]:
         index = np.arange(first, first + count)
-        if self.weights:
-            which, numbers = order.blend(index, self.weights, self.seed)
+        if self.mixture:
+            which, numbers = self.mixture.where(index)
             places = np.empty_like(numbers)
             for k in np.unique(which):
                 here = which == k
@@ -162,7 +191,7 @@ class Samples:
             in_list = self._places(index, self.per_epoch, 0)
             which = np.searchsorted(self.starts, in_list, side="right") - 1
             places = in_list - self.starts[which]
-        return [self.sources[k].sample(int(place)) for k, place in zip(which, places, strict=True)]
+        return list(zip(which.tolist(), places.tolist(), strict=True))
 
     def _places(self, numbers: np.ndarray, size: int, list_number: int) -> np.ndarray:
         """Places in a list of `size` samples that is gone through again and again, each time in another order."""
@@ -174,12 +203,16 @@ class Samples:
         return places
 
 
-def build_samples(stores: list[Store], part: str, cfg: DataConfig, seed: int) -> Samples:
-    """The samples of one part ("train", "held_out" or "test"). Evaluation parts are read in order, store by store."""
+def build_samples(stores: list[Store], part: str, cfg: DataConfig, seed: int, stages: Sequence[Stage] = ()) -> Samples:
+    """The samples of one part ("train", "held_out" or "test"). Evaluation parts are read in order, store by store.
+
+    `stages`: instead of the weights of the configuration.
+    """
     if part != "train":
         return Samples(_sources_to_measure(stores, part, cfg), (), seed=seed, shuffled=False)
     sources = [build_source(store, part, cfg) for store in stores]
-    return Samples(sources, cfg.weights, seed=seed, shuffled=cfg.order == "shuffled")
+    stages = stages or ([Stage(0, cfg.weights)] if cfg.weights else [])
+    return Samples(sources, stages, seed=seed, shuffled=cfg.order == "shuffled")
 
 
 def _sources_to_measure(stores: list[Store], part: str, cfg: DataConfig) -> list[Source]:

@@ -16,7 +16,7 @@ import numpy as np
 from gptworks import file_errors
 from gptworks.data import corpus
 from gptworks.data.encode import Encoded
-from gptworks.data.formats import megatron, registry
+from gptworks.data.formats import file_names, megatron, registry
 from gptworks.data.formats.contents import Contents, as_rows
 from gptworks.data.publish import publish
 from gptworks.data.store import Sidecar
@@ -52,7 +52,7 @@ class WorkIsKept(DataError):
 
 
 def _folder_of(prefix: Path) -> Path:
-    return megatron.beside(prefix, ".part")
+    return file_names.beside(prefix, ".part")
 
 
 def plan_of(prefix: Path) -> Any:

@@ -135,9 +135,9 @@ def _rank(folder: Path, device: str, ranks: int) -> None:
 def main(what: str, folder: str, device: str, ranks: str) -> int:
     if what == "launch":
         return _launch(Path(folder), device, int(ranks))
-    from gptworks.launch import failures
+    from gptworks.launch.reporting import reporting
 
-    with failures.reporting():
+    with reporting():
         _rank(Path(folder), device, int(ranks))
     return 0
 

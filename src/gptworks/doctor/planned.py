@@ -55,7 +55,7 @@ def _solved(cfg: RunConfig) -> Layout:
     """`auto` is what the devices of this machine leave."""
     import torch
 
-    known = Layout.known(cfg.parallel)
+    known = Layout.from_config(cfg.parallel)
     has_auto = "auto" in (cfg.parallel.pp, cfg.parallel.dp, cfg.parallel.fsdp, cfg.parallel.tp)
     devices = torch.cuda.device_count() if cfg.run.device in ("auto", "cuda") else 1
     most = max(1, devices // known.world_size) if has_auto else 1

@@ -29,7 +29,7 @@ def products() -> list[Finding]:
     if verdict.unknown and not verdict.deaths:
         return note("products", verdict.unknown)
     if not verdict.deaths:
-        return ok("products", f"{', '.join(cpu.TYPES)} multiply without harm")
+        return ok("products", f"{', '.join(cpu.TYPES)} multiply without harm; {_bf16_speed()}")
     if "fp32" in verdict.deadly:
         return problem("products", str(verdict), "Nothing can be computed on this CPU by this torch: use another.")
     if verdict.deadly:
@@ -38,3 +38,11 @@ def products() -> list[Finding]:
     if not verdict.setting.cap:
         fix = "Slow: precision.compute=fp32 may be faster."
     return note("products", str(verdict), fix)
+
+
+def _bf16_speed() -> str:
+    ratio = cpu.product_speed("bf16")
+    advice = (
+        "precision.compute=bf16 trains faster" if ratio >= cpu.WORTHWHILE else "precision.compute=fp32 trains faster"
+    )
+    return f"bf16 {ratio:.1f}x as fast as fp32: {advice}"

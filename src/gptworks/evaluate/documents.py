@@ -17,20 +17,24 @@ Document = Sequence[Row]
 def score_documents(
     model: GPT, documents: Sequence[Document], records: Records, *, batch_size: int, watcher: Watcher, what: str
 ) -> list[Score]:
-    """Those that `records` does not have yet are computed and put there."""
+    """Those that `records` does not have yet are computed and put there, in the batches of the whole: a row may have
+    another last bit beside other rows."""
     missing = records.missing
-    owners = [index for index in missing for _ in documents[index]]
-    rows = [row for index in missing for row in documents[index]]
+    owned = [(index, row) for index, document in enumerate(documents) for row in document]
+    owners, rows = [index for index, _ in owned], [row for _, row in owned]
     waiting = {index: len(documents[index]) for index in missing}
     found: dict[int, list[Score]] = {index: [] for index in missing}
     for index in missing:
         if not documents[index]:  # nothing in it to score
             records.add(index, _as_record([]))
     watcher.begin(what, len(documents), len(documents) - len(rows and missing))
+    known = {number for number, index in enumerate(owners) if index not in waiting}
     try:
-        for batch in score(model, rows, batch_size=batch_size):
+        for batch in score(model, rows, batch_size=batch_size, known=known):
             for number, each in batch.items():
                 index = owners[number]
+                if number in known:
+                    continue
                 found[index].append(each)
                 waiting[index] -= 1
                 if not waiting[index]:

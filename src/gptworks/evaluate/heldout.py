@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from gptworks.data.loader import Borders, check_ids, collate
+from gptworks.data.loader import EodPolicy, check_ids, collate
 from gptworks.data.windows import OrderedSamples
 from gptworks.errors import DataError
 from gptworks.launch.world import World
@@ -49,7 +49,7 @@ class HeldOut:
 def held_out_loss(
     part: Part | GPT,
     samples: OrderedSamples,
-    borders: Borders,
+    eod_policy: EodPolicy,
     *,
     micro_size: int,
     num_samples: int = 0,
@@ -68,7 +68,7 @@ def held_out_loss(
         for first, is_mine in _turns(range(0, total, micro_size), world):
             chosen = samples.at(first, min(micro_size, total - first))
             check_ids(chosen, first, part.cfg.vocab_size)
-            batch = collate(chosen, first, borders)
+            batch = collate(chosen, first, eod_policy)
             if not is_mine:
                 batch = replace(batch, labels=torch.full_like(batch.labels, IGNORED))
             on_device = batch.pinned_for(device).to(device)

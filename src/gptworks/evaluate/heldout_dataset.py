@@ -9,7 +9,7 @@ from typing import Any
 from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.config.load import from_dict
 from gptworks.data.dataset import Dataset
-from gptworks.data.prepare import prepare
+from gptworks.data.prepare import PrepareJob, prepare
 from gptworks.data.store import is_raw_text
 from gptworks.data.text_blocks import TextRules
 from gptworks.data.windows import OrderedSamples, Sample, Source
@@ -50,7 +50,9 @@ def as_store(data: str, tokenizer: Tokenizer, key: str = "") -> Iterator[str]:
         path = Path(folder) / "text"
         rules = TextRules((key or "text",), keep_separator=False)
         try:
-            prepare([data], path, tokenizer, rules=rules, append_eod=tokenizer.eod_id is not None, strict=True)
+            prepare(
+                PrepareJob([data], path, tokenizer, rules=rules, append_eod=tokenizer.eod_id is not None, strict=True)
+            )
             yield str(path)
         except DataError as error:
             said = str(error).replace(f"{path}.bin", data).replace(", or leave out --strict to skip such lines", "")
@@ -87,7 +89,7 @@ def measure(
         return held_out_loss(
             model,
             samples,
-            dataset.borders,
+            dataset.eod_policy,
             micro_size=batch_size,
             device=model.device,
             byte_lengths=tokenizer.byte_lengths if tokenizer else None,

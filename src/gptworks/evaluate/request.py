@@ -15,7 +15,7 @@ class Request:
     limit: int = 0  # samples, windows or passages; 0 = all
     batch_size: int = 8
     device: str = "auto"
-    weights: str = "fp32"  # how matrices are kept: fp32, bf16 or int8
+    weights: str = "fp32"  # how matrices are kept: fp32, bf16, int8 or int4
     tokenizer: str | None = None  # instead of that beside the weights
     shape: Mapping[str, object] = field(default_factory=dict)  # of the model, where its files do not say
     per_document: Path | None = None

@@ -6,7 +6,7 @@ a large vocabulary would need gigabytes.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -20,13 +20,20 @@ from gptworks.model.inference import evaluating
 from gptworks.model.loss import CHUNK_ELEMENTS
 
 
-def score(model: GPT, rows: Sequence[Row], *, batch_size: int = 8) -> Iterator[dict[int, Score]]:
-    """One dictionary {number of the row: score} per batch; the longest rows first, so that too little memory shows."""
+def score(
+    model: GPT, rows: Sequence[Row], *, batch_size: int = 8, known: Collection[int] = ()
+) -> Iterator[dict[int, Score]]:
+    """One dictionary {number of the row: score} per batch; the longest rows first, so that too little memory shows.
+
+    A batch of rows that are all `known` is left out.
+    """
     for number, row in enumerate(rows):
         _check(model, number, row)
     order = sorted(range(len(rows)), key=lambda number: (-len(rows[number].tokens), number))
     for begin in range(0, len(order), batch_size):
         numbers = order[begin : begin + batch_size]
+        if all(number in known for number in numbers):
+            continue
         yield dict(zip(numbers, _score_batch(model, [rows[number] for number in numbers]), strict=True))
 
 

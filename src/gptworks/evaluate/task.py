@@ -35,6 +35,7 @@ class Option:
 class Metric:
     heading: str
     form: str = "{:.4f}"
+    higher_is_better: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class Published:
 
 
 PUBLISHED_STATUS = "published, not reproduced here"
+# Sources of more than one task.
+GPT2_PAPER = "Radford et al. 2019 (GPT-2), table 3"
+FLEETX_README = "FleetX/PaddleFleetX, README of the 345M model"
+FLEETX_LOG = "FleetX/PaddleFleetX, single-card document, log"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from gptworks.architecture import Known
-from gptworks.checkpoint.stored import Stored
+from gptworks.checkpoint.lazy_tensor import LazyTensor
 from gptworks.checkpoint.systems.contract import Weights
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import UsageError
@@ -21,13 +21,14 @@ class Source:
     """What is exported: our tensors, in the type that is wanted, with as many words as the tokenizer has."""
 
     model: ModelConfig
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, LazyTensor]
     tokenizer: Tokenizer
     notes: list[str] = field(default_factory=list)  # what a user should know
 
     def weights(self) -> Weights:
+        words = self.tokenizer
         return Weights(
-            self.model, self.tensors, self.tokenizer.eod_id, tokenizer=lambda: self.tokenizer, notes=self.notes
+            self.model, self.tensors, words.eod_id, tokenizer=lambda: words, notes=self.notes, bos_id=words.bos_id
         )
 
 
@@ -83,6 +84,6 @@ def described(name: str, shape: Sequence[int], dtype: object) -> dict[str, Any]:
     return {"name": name, "shape": list(shape), "dtype": str(dtype).removeprefix("torch.")}
 
 
-def array(stored: Stored) -> Any:
+def array(stored: LazyTensor) -> Any:
     """As numpy, in fp32."""
     return stored.read().to(torch.float32).contiguous().numpy()

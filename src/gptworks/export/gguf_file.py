@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gptworks.checkpoint.formats import gguf_file as gguf_bytes
 from gptworks.checkpoint.systems import gguf, registry
-from gptworks.checkpoint.systems.contract import Cut
+from gptworks.checkpoint.systems.contract import SplitSpec
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import UsageError
 from gptworks.export.contract import Source, Written, described, import_or_explain
@@ -13,7 +14,7 @@ from gptworks.export.contract import Source, Written, described, import_or_expla
 NAME = "gguf"
 TITLE = "GGUF file, for llama.cpp"
 WEIGHTS = ("fp32", "fp16", "int8")
-KNOWN = gguf.TABLE.known
+KNOWN = gguf.KNOWN
 RUNTIME = ("llama-cpp-python",)
 _SYSTEMS = {"fp32": "gguf", "fp16": "gguf", "int8": "gguf-q8_0"}
 
@@ -25,8 +26,8 @@ def require() -> None:
 def write(folder: Path, stem: str, source: Source, weights: str) -> Written:
     file = folder / f"{stem}.gguf"
     system = registry.system(_SYSTEMS[weights])
-    system.write(file, source.weights(), Cut())
-    stored = system.open(file, {}).tensors
+    system.write(file, source.weights(), SplitSpec())
+    stored = gguf_bytes.read(file).tensors  # under the file's own names
     return Written([described(name, each.shape, each.dtype) for name, each in stored.items()])
 
 

@@ -8,14 +8,15 @@ from typing import Any
 import torch
 
 from gptworks.checkpoint.rules import split
-from gptworks.checkpoint.systems import huggingface
+from gptworks.checkpoint.systems import huggingface, huggingface_families
+from gptworks.checkpoint.systems.huggingface_families import family_of
 from gptworks.config.schema import ModelConfig
 from gptworks.export.contract import Source, Written, described, import_or_explain
 
 NAME = "hf"
 TITLE = "Hugging Face folder, for transformers"
 WEIGHTS = ("fp32", "fp16", "bf16")
-KNOWN = huggingface.TABLE.known
+KNOWN = huggingface_families.KNOWN
 RUNTIME = ("transformers", "torch")
 
 
@@ -25,11 +26,12 @@ def require() -> None:
 
 def write(folder: Path, stem: str, source: Source, weights: str) -> Written:
     huggingface.write(folder, source.weights())
-    settings = {"eos_token_id": source.tokenizer.eod_id, "bos_token_id": source.tokenizer.eod_id}
-    settings["pad_token_id"] = source.tokenizer.eod_id
+    words = source.tokenizer
+    begin = words.eod_id if words.bos_id is None else words.bos_id
+    settings = {"eos_token_id": words.eod_id, "bos_token_id": begin, "pad_token_id": words.eod_id}
     text = json.dumps({name: value for name, value in settings.items() if value is not None}, indent=2)
     (folder / "generation_config.json").write_text(text + "\n", encoding="utf-8")
-    theirs = split(huggingface.TABLE, source.tensors, source.model)
+    theirs = split(family_of(source.model).table, source.tensors, source.model)
     return Written(
         [described(name, each.shape, each.dtype) for name, each in theirs.items()],
         {"input_ids": "int64 [batch, length]"},

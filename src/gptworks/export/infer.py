@@ -56,7 +56,7 @@ class Inference:
     def _encode(self, number: int, text: str, max_new_tokens: int | None) -> list[int]:
         if max_new_tokens is not None and max_new_tokens < 1:
             raise UsageError(f"--max-new-tokens: got {max_new_tokens}; needs 1 or more.")
-        tokens, context = self.tokenizer.encode(text), self.model.max_positions
+        tokens, context = self.tokenizer.encode_prompt(text), self.model.max_positions
         if not tokens:
             raise GenerationError(f"prompt {number} is empty. Needed: at least one token of text.")
         if len(tokens) + (max_new_tokens or 1) > context:

@@ -14,8 +14,10 @@ def write(folder: Path, tokenizer: Tokenizer) -> None:
     vocab.json holds the added tokens too, so that it tells the ids by itself. Only BPE has merges.
     """
     tokenizer.save(folder)
-    names = ("bos_token", "eos_token", "unk_token") if tokenizer.eod_token else ()
-    _write_json(folder / "special_tokens_map.json", dict.fromkeys(names, tokenizer.eod_token), indent=2)
+    said = tokenizer.special.as_config(tokenizer.eod_token)
+    names = ("bos_token", "eos_token", "unk_token", "pad_token")
+    roles = {name: said[name] for name in names if name in said}
+    _write_json(folder / "special_tokens_map.json", roles, indent=2)
     words = {token: i for i, token in enumerate(tokens_in_order(tokenizer))}
     _write_json(folder / "vocab.json", words)
     if isinstance(tokenizer, SentencePieceTokenizer) or tokenizer.spec["model"]["type"] != "BPE":
@@ -34,12 +36,13 @@ def tokens_in_order(tokenizer: Tokenizer) -> list[str]:
 
 def script(tokenizer: Tokenizer) -> tuple[list[str], list[str], str]:
     """Of run.py: its imports, the lines that make `ids` of `text`, and the expression that makes a text of `new`."""
+    start = f"{tokenizer.prompt_start} + " if tokenizer.prompt_start else ""
     if not isinstance(tokenizer, SentencePieceTokenizer):
         return (
             ["from tokenizers import Tokenizer"],
             [
                 'tokenizer = Tokenizer.from_file("tokenizer.json")',
-                "ids = tokenizer.encode(text, add_special_tokens=False).ids",
+                f"ids = {start}tokenizer.encode(text, add_special_tokens=False).ids",
             ],
             "tokenizer.decode(ids + new)",
         )

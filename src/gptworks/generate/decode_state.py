@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gptworks.generate.fast_decode import Decoder
 from gptworks.model import GPT
+from gptworks.model.cache import KVCache
 
 
 class DecodeState:
@@ -24,20 +25,15 @@ class DecodeState:
         self.device = model.device
         self.tokens = [list(prompt) for prompt in prompts]
         self._cached = [row for row, tokens in enumerate(self.tokens) if len(tokens) <= self.limit]
-        self._lengths = [len(tokens) for tokens in self.tokens if len(tokens) <= self.limit]
-        longest = max(self._lengths, default=0)
+        self._lengths = [0] * len(self._cached)  # what is in the cache
+        longest = max((len(self.tokens[row]) for row in self._cached), default=0)
         self._cache = model.new_cache(len(self._cached), min(longest + new_tokens, self.limit))
+        self._cache_anew: KVCache | None = None
 
     def read_prompts(self) -> list[Tensor]:
         """The logits after each prompt."""
         found = {row: self._anew(row) for row in range(len(self.tokens)) if row not in self._cached}
-        if self._cached:
-            tokens_BT = torch.zeros(len(self._cached), max(self._lengths), dtype=torch.long, device=self.device)
-            for place, row in enumerate(self._cached):
-                tokens_BT[place, : self._lengths[place]] = torch.tensor(self.tokens[row])
-            self._cache.counts_B = torch.tensor(self._lengths, device=self.device)
-            found |= zip(self._cached, self._forward(tokens_BT), strict=True)
-            self._cache.used = max(self._lengths)
+        found |= self._extend({row: self.tokens[row] for row in self._cached})
         return [found[row] for row in range(len(self.tokens))]
 
     def select(self, rows: Sequence[int]) -> None:
@@ -55,14 +51,33 @@ class DecodeState:
         full = {row for row, length in zip(self._cached, self._lengths, strict=True) if length == self.limit}
         if full:
             self._keep({row: place for place, row in enumerate(self._cached) if row not in full})
-        found: dict[int, Tensor] = {}
-        if not tokens.keys().isdisjoint(self._cached):
-            # Rows that have ended stay where they are: a batch that keeps its shape is read faster.
-            next_BT = torch.tensor([[tokens.get(row, 0)] for row in self._cached], device=self.device)
-            found |= zip(self._cached, self._forward(next_BT), strict=True)
-            self._lengths = [length + 1 for length in self._lengths]
+        found = self._extend({row: [tokens[row]] for row in self._cached if row in tokens})
         found |= {row: self._anew(row) for row in tokens if row not in self._cached}
         return {row: found[row] for row in tokens}
+
+    def read_each(self, tokens: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
+        """Some more tokens for some rows, and the logits [T, V] after each of them. More than one needs `room`."""
+        single = {row: more[0] for row, more in tokens.items() if len(more) == 1 and not self.room(row)}
+        found = {row: logits_V[None] for row, logits_V in self.read(single).items()} if single else {}
+        several = {row: more for row, more in tokens.items() if row not in single}
+        for row, more in several.items():
+            self.tokens[row] += more
+        return found | self._extend_each(several)
+
+    def room(self, row: int) -> int:
+        """How many tokens of a row can still be read without forgetting its first ones."""
+        if row not in self._cached:
+            return 0
+        # torch reads all rows equally far, those that have less to read into what is free behind them.
+        length = self._lengths[self._cached.index(row)] if self._is_fast else max(self._lengths)
+        return min(self._cache.length, self.limit) - length
+
+    def forget(self, row: int, count: int) -> None:
+        """The last tokens of a row that is in the cache, as if they had not been read."""
+        del self.tokens[row][-count:]
+        self._lengths[self._cached.index(row)] -= count
+        self._cache.lengths_B = torch.tensor(self._lengths, device=self._cache.lengths_B.device)
+        self._cache.used = max(self._lengths)
 
     def _keep(self, place_of: dict[int, int]) -> None:
         """Only these rows, which are at these places of the cache."""
@@ -71,14 +86,61 @@ class DecodeState:
         self._cached = list(place_of)
         self._cache.used = max(self._lengths, default=0)
 
+    @property
+    def _is_fast(self) -> bool:
+        return self._decoder is not None and self._decoder.suits(self._cache)
+
+    def _extend(self, tokens: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
+        """More tokens of rows that are in the cache, and the logits after the last of each."""
+        return {row: logits_TV[-1] for row, logits_TV in self._extend_each(tokens, last_only=True).items()}
+
+    def _extend_each(self, tokens: Mapping[int, Sequence[int]], *, last_only: bool = False) -> dict[int, Tensor]:
+        """The same with the logits [T, V] after all of them, or [1, V] after the last."""
+        if not tokens:
+            return {}
+        if not self._is_fast:
+            return self._extend_by_torch(tokens, last_only=last_only)
+        flat, slots, positions, wanted = list[int](), list[int](), list[int](), list[int]()
+        sizes: dict[int, int] = {}  # row -> how many of the logits are its own
+        for place, row in enumerate(self._cached):
+            if more := tokens.get(row):
+                flat += more
+                slots += [place] * len(more)
+                positions += range(self._lengths[place], self._lengths[place] + len(more))
+                sizes[row] = 1 if last_only else len(more)
+                wanted += range(len(flat) - sizes[row], len(flat))
+                self._lengths[place] += len(more)
+        assert self._decoder is not None
+        logits_MV = self._usable(self._decoder.read(flat, slots, positions, wanted, self._cache))
+        self._cache.used = max(self._lengths)
+        self._cache.lengths_B = torch.tensor(self._lengths)
+        return dict(zip(sizes, logits_MV.split(list(sizes.values())), strict=True))
+
+    def _extend_by_torch(self, tokens: Mapping[int, Sequence[int]], *, last_only: bool) -> dict[int, Tensor]:
+        """The same by the model itself. Rows with nothing to read are padded: a batch of one shape is faster."""
+        counts = [len(tokens.get(row, ())) for row in self._cached]
+        tokens_BT = torch.zeros(len(self._cached), max(counts), dtype=torch.long, device=self.device)
+        for place, row in enumerate(self._cached):
+            tokens_BT[place, : counts[place]] = torch.tensor(tokens.get(row, ()))
+        self._cache.counts_B = torch.tensor(counts, device=self.device) if min(counts) < max(counts) else None
+        found = self.model(tokens_BT, cache=self._cache, last_only=last_only)
+        logits_BTV = self._usable(found)[:, None] if last_only else self._usable(found)
+        self._lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
+        self._cache.used = max(self._lengths)
+        return {
+            row: logits_BTV[place, : 1 if last_only else counts[place]]
+            for place, row in enumerate(self._cached)
+            if row in tokens
+        }
+
     def _anew(self, row: int) -> Tensor:
-        tokens_BT = torch.tensor([self.tokens[row][-self.limit :]], device=self.device)
-        return self._usable(self.model(tokens_BT, last_only=True))[0]
+        tokens = self.tokens[row][-self.limit :]
+        if self._decoder is None:
+            return self._usable(self.model(torch.tensor([tokens], device=self.device), last_only=True))[0]
+        if self._cache_anew is None:
+            self._cache_anew = self.model.new_cache(1, self.limit)
+        count = len(tokens)
+        return self._usable(self._decoder.read(tokens, [0] * count, range(count), [count - 1], self._cache_anew))[0]
 
-    def _forward(self, tokens_BT: Tensor) -> Tensor:
-        if self._decoder is not None and self._decoder.suits(tokens_BT, self._cache):
-            return self._usable(self._decoder(tokens_BT, self._cache))
-        return self._usable(self.model(tokens_BT, cache=self._cache, last_only=True))
-
-    def _usable(self, logits_BV: Tensor) -> Tensor:
-        return logits_BV[:, : self.vocab_size].float().cpu()
+    def _usable(self, logits: Tensor) -> Tensor:
+        return logits[..., : self.vocab_size].float().cpu()

@@ -1,7 +1,8 @@
 """Prompts to texts.   Shapes: B rows, T tokens of the longest prompt, K beams, V vocabulary."""
 
+import functools
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -11,8 +12,10 @@ from gptworks.config.schema import GenerateConfig
 from gptworks.errors import GenerationError, TokenizerError, UsageError
 from gptworks.generate import beam, sampler
 from gptworks.generate.decode_state import DecodeState
-from gptworks.generate.result import Generation
+from gptworks.generate.draft_model import draft_model
+from gptworks.generate.result import Drawn, Generation
 from gptworks.generate.result import Sequence as NewTokens
+from gptworks.generate.speculate import ModelGuesser, NgramGuesser, Speculation
 from gptworks.generate.text import TextOut
 from gptworks.model import GPT
 from gptworks.model.inference import evaluating
@@ -73,7 +76,7 @@ def drawing_anew(settings: Mapping[str, object]) -> dict[str, object]:
 def new_tokens_that_fit(model: PretrainedGPT, prompts: list[str], settings: Mapping[str, object]) -> list[int | None]:
     """Where nobody asked for a number of new tokens and the usual one does not fit the context: as many as do."""
     cfg, tokenizer = settings_of(settings), require_tokenizer(model)
-    limits = require_possible(model, [tokenizer.encode(prompt) for prompt in prompts], cfg, tokenizer.vocab_size)
+    limits = require_possible(model, [tokenizer.encode_prompt(prompt) for prompt in prompts], cfg, tokenizer.vocab_size)
     return [limit if not is_length_asked(cfg) and limit < cfg.max_new_tokens else None for limit in limits]
 
 
@@ -85,7 +88,7 @@ def generations_up_to(
     for text in texts:
         if not isinstance(text, str):
             raise UsageError(f"generate: got the prompt {text!r}; needs a text or a list of texts.")
-    encoded = [tokenizer.encode(text) for text in texts]
+    encoded = [tokenizer.encode_prompt(text) for text in texts]
     found = continue_tokens(model, encoded, cfg, tokenizer=tokenizer, lengths=lengths)
     return [
         Generation(
@@ -108,7 +111,7 @@ def stream_text(model: PretrainedGPT, prompt: str, **settings: object) -> Iterat
             f"streaming needs one text that is drawn token by token, got strategy {cfg.strategy}, "
             f"num_return_sequences {cfg.num_return_sequences} and best_of {cfg.best_of}."
         )
-    encoded = tokenizer.encode(prompt)
+    encoded = tokenizer.encode_prompt(prompt)
     limits = require_possible(model, [encoded], cfg, tokenizer.vocab_size)
     (row,) = sampler.rows_of([encoded], limits, cfg)
     out = TextOut(tokenizer, encoded, cfg.stop)
@@ -120,7 +123,8 @@ def stream_text(model: PretrainedGPT, prompt: str, **settings: object) -> Iterat
 
     with evaluating(model):
         state = DecodeState(model, [encoded], limits[0], tokenizer.vocab_size)
-        for _ in sampler.run([row], state, cfg, eod_id=tokenizer.eod_id, is_stop=is_stop):
+        draws = _draws(model, [row], state, cfg, tokenizer)
+        for _ in draws(cfg, eod_id=tokenizer.eod_id, is_stop=is_stop):
             while pieces:
                 if piece := pieces.pop():
                     yield piece
@@ -168,7 +172,8 @@ def _continue(
     if cfg.strategy == "beam":
         return beam.search(prompts, limits, state, cfg, eod_id=eod_id, is_stop=is_stop)
     rows = sampler.rows_of(prompts, limits, cfg)
-    for _ in sampler.run(rows, state, cfg, eod_id=eod_id, is_stop=is_stop):
+    draws = _draws(model, rows, state, cfg, tokenizer)
+    for _ in draws(cfg, eod_id=eod_id, is_stop=is_stop):
         pass
     results: list[list[NewTokens]] = [[] for _ in prompts]
     for row in rows:
@@ -176,6 +181,21 @@ def _continue(
     if cfg.best_of:
         results = [sorted(found, key=lambda new: -new.score)[: cfg.num_return_sequences] for found in results]
     return results
+
+
+def _draws(
+    model: GPT, rows: list[sampler.Row], state: DecodeState, cfg: GenerateConfig, tokenizer: Tokenizer | None
+) -> Callable[..., Iterator[dict[int, Drawn]]]:
+    """How the tokens of the rows are drawn: one after the other, or with guesses that are read ahead."""
+    if not cfg.speculate:
+        return functools.partial(sampler.run, rows, state)
+    if cfg.speculate == "ngram":
+        return Speculation(rows, state, NgramGuesser()).run
+    small = draft_model(cfg.speculate, model, tokenizer)
+    prompts = [row.prompt_tokens for row in {row.prompt: row for row in rows}.values()]
+    eod_id = tokenizer.eod_id if tokenizer is not None else None
+    drafts = DecodeState(small, prompts, max(row.limit for row in rows), state.vocab_size)
+    return Speculation(rows, state, ModelGuesser(drafts, rows, cfg, eod_id)).run
 
 
 def settings_of(settings: Mapping[str, object]) -> GenerateConfig:
@@ -219,6 +239,16 @@ def require_possible(
     require_fitting(vocab_size, model)
     if not prompts:
         raise GenerationError("generate: no prompt. Give at least one.")
+    require_in_vocabulary(cfg, vocab_size)
+    is_asked = lengths is not None or is_length_asked(cfg)
+    lengths = lengths or [cfg.max_new_tokens] * len(prompts)
+    return [
+        _room(model, number, prompt, wanted, cfg, is_asked=is_asked)
+        for number, (prompt, wanted) in enumerate(zip(prompts, lengths, strict=True), start=1)
+    ]
+
+
+def require_in_vocabulary(cfg: GenerateConfig, vocab_size: int) -> None:
     if cfg.top_k > vocab_size:
         raise GenerationError(
             f"generate.top_k: {cfg.top_k} is above the vocabulary ({vocab_size} tokens). "
@@ -227,12 +257,6 @@ def require_possible(
     beyond = next((token for token in cfg.biases if token >= vocab_size), None)
     if beyond is not None:
         raise GenerationError(f"generate.logit_bias: token {beyond} is not in the vocabulary ({vocab_size} tokens).")
-    is_asked = lengths is not None or is_length_asked(cfg)
-    lengths = lengths or [cfg.max_new_tokens] * len(prompts)
-    return [
-        _room(model, number, prompt, wanted, cfg, is_asked=is_asked)
-        for number, (prompt, wanted) in enumerate(zip(prompts, lengths, strict=True), start=1)
-    ]
 
 
 def is_length_asked(cfg: GenerateConfig) -> bool:

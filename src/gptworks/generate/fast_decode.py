@@ -1,94 +1,110 @@
-"""The next token of a few rows on a CPU: the whole model in one C++ function, which is built at first use.
+"""Tokens of many texts through a GPT on a CPU, in one C++ function (`kernels/`).
 
 torch multiplies a single row at half the speed of the memory (with one thread), and the hundreds of small operations
 between the products cost as much again. Where there is no compiler the model is called as usual; `why_not()` tells why.
+
+Shapes: N tokens, M of them whose logits are wanted, V vocabulary; L layers, B slots of the cache, N heads, S tokens in
+a slot, H head size.
 """
 
 import ctypes
-import functools
-import hashlib
-import os
-import stat
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gptworks import architecture, child_process, cpu, names
-from gptworks.compilers import cxx_compilers
+from gptworks import architecture
 from gptworks.config.schema import ModelConfig
+from gptworks.errors import UsageError
+from gptworks.generate import kernel_library
+from gptworks.generate.kernel_library import OFF, Functions
 from gptworks.model.cache import KVCache
-from gptworks.model.gpt import GPT, Attention, Block, CoreAttention, FeedForward, LayerNorm, Linear
+from gptworks.model.gpt import GPT, Attention, Block, CoreAttention, FeedForward, LayerNorm, Linear, RMSNorm
 from gptworks.model.inference import WEIGHTS, StoredEmbedding, StoredLinear, StoredMatrix, store_weights
 from gptworks.model.loss import LinearCrossEntropy
+from gptworks.model.rope import turns_of
 
-KNOWN = architecture.GPT2  # the variants that the function computes
-MAX_ROWS = 16  # with more of them torch's products are as fast
-OFF = "GPTWORKS_KERNELS"  # "off" in the environment: torch alone
-# Not linked with OpenMP: the function shares the threads of the OpenMP that torch has loaded.
-_FLAGS = ("-O3", "-std=c++17", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC")
-_SOURCE = Path(__file__).with_suffix(".cpp")
+__all__ = ["KNOWN", "OFF", "Decoder", "why_not"]
+KNOWN = dict(architecture.LLAMA)
+MOST_TOKENS = 512  # that are read in one call; more are cut, which changes no number
 _GELUS = {"tanh": 0, "erf": 1, "sigmoid": 2}
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # as in kernels/model.h
 _HUGE, _MADV_COLLAPSE = 2 * 2**20, 25  # linux/mman.h, since Linux 6.1
-_LANES = 8  # as in the source
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+Ids = Tensor | Sequence[int]
+
+
+def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names]
 
 
 class _Matrix(ctypes.Structure):
-    _fields_ = [
-        *((name, _POINTER) for name in ("values", "scale", "bias")),
-        *((name, _NUMBER) for name in ("outputs", "depth", "width")),
-    ]
+    _fields_ = [*_fields(_POINTER, "values", "scale", "bias"), *_fields(_NUMBER, "outputs", "depth", "type")]
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = _fields(_POINTER, "weight", "bias")
 
 
 class _Layer(ctypes.Structure):
     _fields_ = [
-        *((name, _POINTER) for name in ("ln1_weight", "ln1_bias", "ln2_weight", "ln2_bias")),
-        *((name, _Matrix) for name in ("qkv", "out", "up", "down")),
+        *_fields(_Norm, "ln1", "ln2", "q_norm", "k_norm"),
+        *_fields(_Matrix, "qkv", "out", "gate", "up", "down"),
     ]
 
 
 class _Model(ctypes.Structure):
     _fields_ = [
         ("layers", _POINTER),
-        *((name, _Matrix) for name in ("embedding", "head")),
-        *((name, _POINTER) for name in ("positions", "ln_f_weight", "ln_f_bias")),
-        *((name, _NUMBER) for name in ("num_layers", "hidden", "num_heads", "head_size", "ffn", "gelu")),
+        *_fields(_Matrix, "embedding", "head"),
+        *_fields(_POINTER, "positions", "turns"),
+        ("ln_f", _Norm),
+        *_fields(_NUMBER, "num_layers", "hidden", "num_heads", "num_kv_heads", "head_size", "ffn", "max_positions"),
+        *_fields(_NUMBER, "is_rms", "window", "gelu"),
         ("eps", ctypes.c_float),
     ]
 
 
-class _Step(ctypes.Structure):
+class _Batch(ctypes.Structure):
     _fields_ = [
-        *((name, _POINTER) for name in ("tokens", "lengths", "keys", "values", "logits", "work")),
-        *((name, _NUMBER) for name in ("rows", "cache_len", "threads")),
+        *_fields(_POINTER, "tokens", "slots", "positions", "wanted", "keys", "values", "logits", "work"),
+        *_fields(_NUMBER, "num_tokens", "num_wanted", "num_slots", "cache_len", "threads"),
     ]
 
 
 class Decoder:
-    """Reads one more token of each row, as `model(tokens, cache=cache, last_only=True)` does."""
+    """Reads tokens into the slots of a KV cache.
 
-    def __init__(self, model: GPT) -> None:
+    What comes out for a token depends, bit for bit, on what its slot holds and on nothing else in the batch: alone or
+    among others, in chunks of any size.
+    """
+
+    def __init__(self, model: GPT, functions: Functions | None = None) -> None:
         self.cfg = cfg = model.cfg
+        self._functions = functions or _functions()
         self._kept: list[Tensor] = []  # what the function points at must live as long as this
+        self._spare: list[Tensor] = []  # working memory that no call is using
         layers = (_Layer * cfg.num_layers)(*(self._layer(block) for block in model.blocks.values()))
         self._layers = layers
         self._model = _Model(
             ctypes.addressof(layers),
             self._matrix(model.wte),
             self._matrix(model.head),
-            *(self._vector(v) for v in (model.wpe.weight, model.ln_f.weight, model.ln_f.bias)),
+            self._pointer(None if model.wpe is None else model.wpe.weight),
+            self._pointer(_turns(cfg)),
+            self._norm(model.ln_f),
             cfg.num_layers,
             cfg.hidden_size,
             cfg.num_heads,
+            cfg.num_kv_heads,
             cfg.head_size,
             cfg.ffn_size,
+            cfg.max_positions,
+            cfg.norm == "rmsnorm",
+            cfg.sliding_window,
             _GELUS[cfg.gelu],
             cfg.layernorm_eps,
         )
@@ -98,7 +114,7 @@ class Decoder:
         """Only for a whole model in fp32 on the CPU whose modules are those we know; else None."""
         if not isinstance(model, GPT):
             return None
-        matrices = {id(module.values) for module in model.modules() if isinstance(module, StoredMatrix)}
+        matrices = {id(t) for m in model.modules() if isinstance(m, StoredMatrix) for t in (m.values, m.scale)}
         tensors = [*model.parameters(), *model.buffers()]
         fits = (
             not model.training
@@ -113,56 +129,131 @@ class Decoder:
         )
         return cls(model) if fits and why_not() is None else None
 
-    def __call__(self, tokens_B1: Tensor, cache: KVCache) -> Tensor:
-        return self.decode(_function(), tokens_B1, cache)
+    def read(
+        self,
+        tokens_N: Ids,
+        slots_N: Ids,
+        positions_N: Ids,
+        wanted_M: Ids,
+        cache: KVCache,
+        out_V: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [M, V] of the tokens at the places wanted_M; in `out_V`, a flat tensor, where that is large enough.
 
-    def decode(self, function: Any, tokens_B1: Tensor, cache: KVCache) -> Tensor:
-        cfg, rows = self.cfg, len(tokens_B1)
-        logits_BV = torch.empty(rows, cfg.vocab_size)
-        in_lanes = -(-rows // _LANES) * _LANES * max(cfg.hidden_size, cfg.ffn_size)
-        work = torch.empty(rows * (6 * cfg.hidden_size + cfg.ffn_size + cfg.num_heads * cache.length) + in_lanes)
-        step = _Step(
-            *(
-                t.data_ptr()
-                for t in (tokens_B1, cache.lengths_B, cache.keys_LBNSH, cache.values_LBNSH, logits_BV, work)
-            ),
-            rows,
+        Token i belongs to slot slots_N[i] of the cache and stands at positions_N[i] there; those of a slot follow each
+        other. Its key and value are written there, and it looks at positions 0 to its own: what is before it has been
+        read, now or earlier. Lengths that the cache keeps of its rows are not used and not changed.
+        """
+        tokens_N, slots_N, positions_N, wanted_M = (
+            torch.as_tensor(each, dtype=torch.long).contiguous() for each in (tokens_N, slots_N, positions_N, wanted_M)
+        )
+        if not len(tokens_N) == len(slots_N) == len(positions_N):
+            raise UsageError(
+                f"read: got {len(tokens_N)} tokens, {len(slots_N)} slots and {len(positions_N)} positions; "
+                "needs one of each for every token."
+            )
+        if len(wanted_M) and not 0 <= int(wanted_M.min()) <= int(wanted_M.max()) < len(tokens_N):
+            raise UsageError(f"read: wanted is {wanted_M.tolist()}; needs places among {len(tokens_N)} tokens.")
+        if not self.suits(cache):
+            raise UsageError("read: the cache is not in fp32 and contiguous, or not of this model.")
+        logits_MV = logits_in(out_V, len(wanted_M), self.cfg.vocab_size)
+        for first in range(0, len(tokens_N), MOST_TOKENS):
+            part = slice(first, first + MOST_TOKENS)
+            here = (wanted_M >= first) & (wanted_M < first + MOST_TOKENS)
+            is_all = len(tokens_N) <= MOST_TOKENS
+            to_MV = logits_MV if is_all else torch.empty(int(here.sum()), self.cfg.vocab_size)
+            ids = (tokens_N[part], slots_N[part], positions_N[part], wanted_M if is_all else wanted_M[here] - first)
+            self._read(ids, cache, to_MV)
+            if not is_all:
+                logits_MV[here] = to_MV
+        return logits_MV
+
+    @property
+    def instructions(self) -> str:
+        """The instruction set that it was built for."""
+        return self._functions.instructions
+
+    def suits(self, cache: KVCache) -> bool:
+        keys, values = cache.keys_LBNSH, cache.values_LBNSH
+        expected = (self.cfg.num_layers, keys.shape[1], self.cfg.num_kv_heads, cache.length, self.cfg.head_size)
+        return all(
+            each.dtype == torch.float32
+            and each.is_contiguous()
+            and each.device.type == "cpu"
+            and each.shape == expected
+            for each in (keys, values)
+        )
+
+    def _read(self, ids: tuple[Tensor, ...], cache: KVCache, logits_MV: Tensor) -> None:
+        tokens_N, slots_N, positions_N, wanted_M = ids
+        batch = _Batch(
+            *(t.data_ptr() for t in (*ids, cache.keys_LBNSH, cache.values_LBNSH, logits_MV)),
+            None,
+            len(tokens_N),
+            len(wanted_M),
+            cache.keys_LBNSH.shape[1],
             cache.length,
             torch.get_num_threads(),
         )
-        function(ctypes.byref(self._model), ctypes.byref(step))
-        cache.advance(1)
-        return logits_BV
-
-    def suits(self, tokens_BT: Tensor, cache: KVCache) -> bool:
-        """One token of few rows, each of which has room for it."""
-        return (
-            tokens_BT.shape[1] == 1
-            and len(tokens_BT) <= MAX_ROWS
-            and cache.counts_B is None
-            and cache.used < min(cache.length, self.cfg.max_positions)
-            and cache.keys_LBNSH.dtype == torch.float32
-            and cache.keys_LBNSH.is_contiguous()
-            and cache.values_LBNSH.is_contiguous()
-        )
+        model, at = ctypes.byref(self._model), ctypes.byref(batch)
+        size = self._functions.work_size(model, at)
+        work = self._spare.pop() if self._spare else torch.empty(0, dtype=torch.uint8)
+        if work.nbytes < size:
+            work = torch.empty(size, dtype=torch.uint8)
+        batch.work = work.data_ptr()
+        bad = self._functions.read(model, at)
+        self._spare.append(work)
+        if bad >= 0:
+            raise UsageError(
+                f"read: token {int(tokens_N[bad])} of slot {int(slots_N[bad])} at position {int(positions_N[bad])}; "
+                f"needs a token below {self.cfg.vocab_size}, a slot below {cache.keys_LBNSH.shape[1]} and a "
+                f"position below {min(cache.length, self.cfg.max_positions)}, none negative."
+            )
 
     def _layer(self, block: Any) -> _Layer:
-        norms = (block.ln1.weight, block.ln1.bias, block.ln2.weight, block.ln2.bias)
-        matrices = (block.attn.qkv, block.attn.out, block.mlp.up, block.mlp.down)
-        return _Layer(*(self._vector(v) for v in norms), *(self._matrix(m) for m in matrices))
+        norms = (block.ln1, block.ln2, block.attn.q_norm, block.attn.k_norm)
+        matrices = (block.attn.qkv, block.attn.out, block.mlp.gate, block.mlp.up, block.mlp.down)
+        return _Layer(*(self._norm(module) for module in norms), *(self._matrix(module) for module in matrices))
+
+    def _norm(self, module: Any) -> _Norm:
+        return (
+            _Norm()
+            if module is None
+            else _Norm(self._pointer(module.weight), self._pointer(getattr(module, "bias", None)))
+        )
 
     def _matrix(self, module: Any) -> _Matrix:
+        if module is None:
+            return _Matrix()
         is_stored = isinstance(module, StoredLinear | StoredEmbedding)
         values, scale = (module.matrix.values, module.matrix.scale) if is_stored else (module.weight, None)
-        pointers = (self._vector(v) for v in (values, scale, getattr(module, "bias", None)))
-        return _Matrix(*pointers, *values.shape, values.element_size())
+        pointers = (self._pointer(v) for v in (values, scale, getattr(module, "bias", None)))
+        depth = module.matrix.depth if is_stored else values.shape[1]
+        return _Matrix(*pointers, len(values), depth, _TYPES[values.dtype])
 
-    def _vector(self, tensor: Tensor | None) -> int | None:
+    def _pointer(self, tensor: Tensor | None) -> int | None:
         if tensor is None:
             return None
         self._kept.append(tensor)
         _use_huge_pages(tensor)
         return tensor.data_ptr()
+
+
+def logits_in(out_V: Tensor | None, num_rows: int, vocab_size: int) -> Tensor:
+    """Room for logits: new memory is slower to write than memory that is there, by more than an argmax of it costs."""
+    if out_V is None or len(out_V) < num_rows * vocab_size:
+        return torch.empty(num_rows, vocab_size)
+    return out_V[: num_rows * vocab_size].view(num_rows, vocab_size)
+
+
+def _turns(cfg: ModelConfig) -> Tensor | None:
+    """[positions, H]: the cosines, then the sines, of every position; each once for a pair."""
+    turns = turns_of(cfg, cfg.max_positions, torch.device("cpu"))
+    if turns is None:
+        return None
+    cos, sin = turns
+    half = cfg.head_size // 2
+    return torch.cat((cos[:, :half], sin[:, half:]), dim=-1).contiguous()
 
 
 def _has_more(module: nn.Module) -> bool:
@@ -173,7 +264,7 @@ def _has_more(module: nn.Module) -> bool:
 # The modules whose part of the work is in the function; one of any other type is left to torch.
 _KINDS = {
     *(nn.Embedding, nn.Dropout, nn.ModuleDict),
-    *(Block, Attention, CoreAttention, FeedForward, LayerNorm, Linear, LinearCrossEntropy),
+    *(Block, Attention, CoreAttention, FeedForward, LayerNorm, RMSNorm, Linear, LinearCrossEntropy),
     *(StoredMatrix, StoredLinear, StoredEmbedding),
 }
 
@@ -182,90 +273,25 @@ def why_not(model: ModelConfig | None = None) -> str | None:
     """The reason why torch computes alone, this model or any; None where the function is in use."""
     if model is not None and (found := architecture.unknown(model, KNOWN)):
         return f"the C++ function does not know {found}"
-    return _loaded()[1]
+    return kernel_library.loaded(read_a_little)[1]
 
 
-def _function() -> Any:
-    return _loaded()[0]
+def _functions() -> Functions:
+    found, reason = kernel_library.loaded(read_a_little)
+    if found is None:
+        raise UsageError(f"the C++ function cannot be used: {reason}.")
+    return found
 
 
-@functools.cache
-def _loaded() -> tuple[Any, str | None]:
-    if os.environ.get(OFF) == "off":
-        return None, f"{OFF}=off"
-    reasons = []
-    for compiler in cxx_compilers():
-        try:
-            library = _built(compiler)
-            try:
-                return _open(library), None
-            except OSError:  # cut short or overwritten since it was built
-                library.unlink(missing_ok=True)
-                return _open(_built(compiler)), None
-        except (OSError, subprocess.SubprocessError) as error:
-            reasons.append(f"{compiler}: {_reason(error)}")
-    return None, "; ".join(reasons) or "no C++ compiler found (g++)"
-
-
-def _built(compiler: str) -> Path:
-    """The library, from $GPTWORKS_HOME/kernels or built anew (about two seconds)."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
-    key = "\n".join([_SOURCE.read_text(encoding="utf-8"), *_FLAGS, version, _processor()])
-    folder = names.home() / "kernels"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _require_ours(folder)  # what lies there is run
-    library = folder / f"{_SOURCE.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
-    refused = library.with_suffix(".refused")
-    if library.is_file():
-        return library
-    if refused.is_file():
-        raise OSError(refused.read_text(encoding="utf-8"))
-    with tempfile.TemporaryDirectory(dir=folder) as work:
-        compiled, linked = Path(work) / "a.o", Path(work) / "a.so"
-        for command in ([*_FLAGS, "-c", _SOURCE, "-o", compiled], ["-shared", compiled, "-o", linked]):
-            subprocess.run([compiler, *map(str, command)], capture_output=True, text=True, check=True, timeout=300)
-        if died := child_process.run(lambda: _decode_a_little(_open(linked))).ended_by:
-            # Written down: the next process need not build it again to know.
-            refused.write_text(f"what it builds dies of {died} on {cpu.name()}", encoding="utf-8")
-            raise OSError(refused.read_text(encoding="utf-8"))
-        linked.replace(library)  # in one go: another process may be waiting for it
-    return library
-
-
-def _require_ours(folder: Path) -> None:
-    """Nobody else may put a library there."""
-    if not hasattr(os, "getuid"):
-        return  # not a POSIX system
-    about = folder.stat()
-    if about.st_uid not in (os.getuid(), 0) or about.st_mode & stat.S_IWOTH:
-        raise PermissionError(
-            f"{folder} belongs to user {about.st_uid} and has mode {stat.filemode(about.st_mode)}: others could have "
-            "put a library there. Needed: a folder that only you can write (chmod go-w), or another GPTWORKS_HOME"
-        )
-
-
-def _processor() -> str:
-    """-march=native means another program on another processor, and home folders are shared between machines."""
-    return " ".join(cpu.flags()) or cpu.name()
-
-
-def _open(library: Path) -> Any:
-    try:
-        function = ctypes.CDLL(str(library)).gptworks_decode
-    except AttributeError as error:
-        raise OSError(f"{library}: {error}") from None
-    function.argtypes = [ctypes.POINTER(_Model), ctypes.POINTER(_Step)]
-    function.restype = None
-    return function
-
-
-def _decode_a_little(function: Any) -> Iterator[str]:
-    """In a child: -march=native believes what the processor advertises, and it may not have it."""
+def read_a_little(functions: Functions) -> Iterator[str]:
+    """In a child that may die of it: one token, and more than are multiplied at a time, of every type."""
     torch.set_num_threads(1)  # those of the process that was copied are not here
     for kind in WEIGHTS:
-        model = GPT(ModelConfig(num_layers=1, hidden_size=16, num_heads=2, vocab_size=32, max_positions=8)).eval()
+        model = GPT(ModelConfig(num_layers=1, hidden_size=64, num_heads=2, vocab_size=32, max_positions=16)).eval()
         store_weights(model, kind)
-        Decoder(model).decode(function, torch.zeros(2, 1, dtype=torch.long), model.new_cache(2, 8))
+        decoder, cache = Decoder(model, functions), model.new_cache(1, 16)
+        for tokens in ([0], list(range(9))):
+            decoder.read(tokens, [0] * len(tokens), range(len(tokens)), [0], cache)
         yield kind
 
 
@@ -277,8 +303,3 @@ def _use_huge_pages(tensor: Tensor) -> None:
     length = (tensor.data_ptr() + tensor.nbytes - first) // _HUGE * _HUGE
     with suppress(AttributeError):  # where the kernel cannot, nothing happens
         ctypes.CDLL(None).madvise(_POINTER(first), ctypes.c_size_t(length), _MADV_COLLAPSE)
-
-
-def _reason(error: Exception) -> str:
-    text = getattr(error, "stderr", None) or str(error)
-    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)

@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
+
+_LARGEST = 1e37  # of float32, and its inverse is still a normal number
 
 
 def add_bias(logits_V: Tensor, biases: Mapping[int, float]) -> Tensor:
@@ -45,21 +48,34 @@ def forbid(logits_V: Tensor, token: int | None) -> Tensor:
     return logits_V.index_fill(-1, torch.tensor([token], device=logits_V.device), -torch.inf)
 
 
+def divide_by_temperature(logits_V: Tensor, temperature: float) -> Tensor:
+    """The quotients always have a softmax: where the largest would overflow, it becomes 0."""
+    if float(logits_V.max()) / temperature > _LARGEST:
+        logits_V = logits_V - logits_V.max()
+    return logits_V / min(temperature, _LARGEST)
+
+
 def keep_top_k(logits_V: Tensor, k: int) -> Tensor:
     """Everything below the k-th largest becomes -inf; 0 keeps all."""
     if not 0 < k < logits_V.shape[-1]:
         return logits_V
-    return logits_V.masked_fill(logits_V < logits_V.topk(k).values[..., -1:], -torch.inf)
+    return torch.where(logits_V < logits_V.topk(k).values[..., -1:], -torch.inf, logits_V)
 
 
 def keep_top_p(logits_V: Tensor, p: float) -> Tensor:
     """Keep the likeliest tokens until their mass reaches p; the one that crosses the threshold stays."""
     if p >= 1.0:
         return logits_V
-    ordered_V, order_V = logits_V.sort(descending=True)
-    probabilities_V = ordered_V.softmax(-1)
-    mass_before_V = probabilities_V.cumsum(-1) - probabilities_V
-    return logits_V.masked_fill((mass_before_V >= p).scatter(-1, order_V, mass_before_V >= p), -torch.inf)
+    probabilities_V = logits_V.softmax(-1)
+    # Their values are enough to know the least that is kept, and numpy sorts values forty times as fast as torch.
+    ordered_V = np.sort(probabilities_V.cpu().numpy())[::-1]
+    mass_before_V = np.cumsum(ordered_V, dtype=np.float64) - ordered_V
+    num_kept = max(1, int((mass_before_V < p).sum()))  # one, however small p is
+    least = float(ordered_V[num_kept - 1])
+    is_kept_V = probabilities_V >= least
+    if (too_many := int(is_kept_V.sum()) - num_kept) > 0:  # some are as likely as the least: the last of those go
+        is_kept_V[(probabilities_V == least).nonzero().flatten()[-too_many:]] = False
+    return torch.where(is_kept_V, logits_V, -torch.inf)
 
 
 def keep_min_p(logits_V: Tensor, p: float) -> Tensor:

@@ -3,6 +3,7 @@
 `adjusted` is what every strategy sees, `distribution` what sampling draws from.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,7 +56,7 @@ def distribution(logits_V: Tensor, past: Past, cfg: GenerateConfig) -> Tensor:
     result_V = require_a_choice(adjusted(logits_V.float(), past, cfg))
     if cfg.rules == "mindformers":
         return _mindformers_distribution(result_V, cfg)
-    result_V = result_V / cfg.temperature
+    result_V = logits.divide_by_temperature(result_V, cfg.temperature)
     if cfg.rules == "paddle":
         return _paddle_distribution(result_V, cfg)
     result_V = logits.keep_top_k(result_V, cfg.top_k)
@@ -105,12 +106,13 @@ def _mindformers_distribution(log_V: Tensor, cfg: GenerateConfig) -> Tensor:
 
 def require_a_choice(scores: Tensor) -> Tensor:
     """Of one row or of several that compete; what a user's settings or a damaged model may leave none of."""
-    if bool(scores.isnan().any()) or bool(scores.isposinf().any()):
+    largest = float(scores.max())  # NaN where any is
+    if math.isnan(largest) or largest == math.inf:
         raise GenerationError(
             "the model's logits are not numbers (NaN or inf). Its weights are damaged or it overflows: "
             "try another checkpoint."
         )
-    if not bool((scores > -torch.inf).any()):
+    if largest == -math.inf:
         raise GenerationError(
             "no token is left to choose from: logit_bias, no_repeat_ngram and min_new_tokens forbid all of them. "
             "Relax one of these."

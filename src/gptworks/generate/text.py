@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from gptworks.tokenizer import Tokenizer
 
 _BROKEN = "\ufffd"  # what a decoder shows for bytes that are no character, or not yet
+_TAIL = 8  # tokens before a new one that are decoded with it
 
 
 def continuation(tokenizer: Tokenizer, prompt: Sequence[int], generated: Sequence[int]) -> str:
@@ -27,6 +28,8 @@ class TextOut:
         self.is_stopped = False
         self._text = ""  # all of it, as far as it is certain
         self._given = 0  # characters of it that were given out
+        # Whole characters up to here: their text, the last of their tokens, and the tokens after them.
+        self._settled, self._tail, self._new = "", list(prompt[-_TAIL:]), list[int]()
 
     def add(self, token: int) -> str:
         """What can be shown now that this token is known."""
@@ -36,8 +39,19 @@ class TextOut:
         if self.is_stopped:
             return ""
         self.tokens += tokens
-        self._text = continuation(self.tokenizer, self.prompt, self.tokens).rstrip(_BROKEN)
+        self._new += tokens
+        self._text = self._grown()
         return self._take(self._certain())
+
+    def _grown(self) -> str:
+        """The text of all tokens without half a character at its end. Only the last tokens are decoded anew."""
+        before, whole = self.tokenizer.decode(self._tail), self.tokenizer.decode([*self._tail, *self._new])
+        if not whole.startswith(before):
+            return continuation(self.tokenizer, self.prompt, self.tokens).rstrip(_BROKEN)
+        text = self._settled + whole[len(before) :]
+        if not text.endswith(_BROKEN):
+            self._settled, self._tail, self._new = text, [*self._tail, *self._new][-_TAIL:], []
+        return text.rstrip(_BROKEN)
 
     def close(self) -> str:
         """What was held back, when no token follows."""

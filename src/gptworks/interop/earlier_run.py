@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from gptworks import run_paths
 from gptworks.config.load import from_dict, load
 from gptworks.errors import GPTWorksError
 from gptworks.interop.translation import Translation
@@ -14,7 +15,7 @@ def beside_earlier_runs(translation: Translation, folder: Path) -> Translation:
     """Other systems write over the run before; ours is kept, and the new one gets a folder of its own."""
     out = str(translation.config.get("run.out", ""))
     resume = dict(pairwise(translation.arguments)).get("--resume", "never")
-    if not out or resume != "never" or not (folder / out / "environment.json").is_file():
+    if not out or resume != "never" or not run_paths.was_begun(folder / out):
         return translation
     earlier, number = Path(out), 2
     if earlier.name in ("", ".."):
@@ -24,7 +25,7 @@ def beside_earlier_runs(translation: Translation, folder: Path) -> Translation:
     free = earlier.with_name(f"{earlier.name}.{number}")
     remark = (
         f"{earlier} holds a run already, which this one would write over: it is {free} now. To go on with the earlier "
-        f"one: gptworks train -c {earlier / 'config.yaml'} --out {earlier} --resume auto"
+        f"one: gptworks train -c {earlier / run_paths.CONFIG} --out {earlier} --resume auto"
     )
     return replace(
         translation,
@@ -42,7 +43,7 @@ def _moved(path: str, earlier: Path, later: Path) -> str:
 def has_its_model(translation: Translation) -> bool:
     """Whether the run in the folder of a command is one of the same command: as far as its checkpoints can tell."""
     try:
-        earlier = load(Path(str(translation.config["run.out"])) / "config.yaml")
+        earlier = load(Path(str(translation.config["run.out"])) / run_paths.CONFIG)
         return earlier.model == from_dict(translation.sections()).model
     except GPTWorksError:
         return False

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gptworks import run_paths
 from gptworks.config.load import flatten
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import fleetx_generation, paddle_launch, yaml_files
@@ -327,7 +328,7 @@ def _optimizer(settings: Settings, remarks: list[str]) -> None:
         settings.ours["optim.allow_rising_lr"] = True
         remarks.append(
             f"max_lr {highest:g} is below min_lr {lowest:g}: the rate will rise after the warmup, as in FleetX. "
-            f"They are probably swapped; -o Optimizer.lr.max_lr={lowest:g} -o Optimizer.lr.min_lr={highest:g} mends it."
+            f"They are probably swapped; -o Optimizer.lr.max_lr={lowest:g} -o Optimizer.lr.min_lr={highest:g} fixes it."
         )
     for name in ("Fused.tensor_fusion", "Optimizer.tensor_fusion"):
         if settings[name]:
@@ -424,7 +425,7 @@ def _go_on_from(settings: Settings, folder: Path) -> list[str]:
         settings.same("Engine.save_load.ckpt_dir", "empty: fresh weights")
         return []
     named = re.fullmatch(r"(.*?)/?(?:epoch_\d+_)?step_(\d+)/?(?:mp_\d+_sharding_\d+_pp_\d+/?)?", str(given))
-    ours = Path(named[1] or ".") / "checkpoints" / f"step-{int(named[2]):08d}" if named else None
+    ours = Path(named[1] or ".") / run_paths.CHECKPOINTS / run_paths.step_name(int(named[2])) if named else None
     if ours is not None and (folder / ours).is_dir():
         settings.map("Engine.save_load.ckpt_dir", {"--resume": str(ours)})
         del settings.ours["--resume"]

@@ -5,14 +5,14 @@ import json
 import shutil
 from pathlib import Path
 
-from gptworks import json_text
+from gptworks import json_text, run_paths
 from gptworks.checkpoint import manifest
 from gptworks.checkpoint.convert import CERTIFICATE, convert
 from gptworks.checkpoint.folder import CheckpointFolder
-from gptworks.checkpoint.systems.contract import Cut
+from gptworks.checkpoint.systems.contract import SplitSpec
 from gptworks.interop.translation import AfterTraining
 
-RECORD = "foreign_names.json"  # in the run folder: what was written -> the checkpoint it was made from
+RECORD = run_paths.FOREIGN_NAMES  # in the run folder: what was written -> the checkpoint it was made from
 
 
 def write(after: AfterTraining, run_folder: Path) -> None:
@@ -35,7 +35,7 @@ def write(after: AfterTraining, run_folder: Path) -> None:
                 continue
             _make_way(written, is_ours=str(written) in record)
         part = target / f".{after.system}" if after.spread else target
-        convert(folder, part, after.system, cut=Cut(after.tp, after.pp))
+        convert(folder, part, after.system, cut=SplitSpec(after.tp, after.pp))
         if after.spread:
             for each in sorted(part.iterdir()):
                 each.replace(target / each.name)
@@ -72,6 +72,6 @@ def _steps_per_epoch(run_folder: Path) -> int:
     from gptworks.config.load import load_with_origins
     from gptworks.data.dataset import Dataset
 
-    cfg = load_with_origins(run_folder / "config.yaml").config
+    cfg = load_with_origins(run_folder / run_paths.CONFIG).config
     samples = Dataset(cfg.data, vocab_size=cfg.model.vocab_size, seed=cfg.train.seed).samples_per_epoch("train")
     return max(1, samples // plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, cfg.parallel).global_size)

@@ -7,7 +7,7 @@ from typing import Any
 
 from gptworks import json_text
 from gptworks.errors import ConfigError, UsageError
-from gptworks.interop import command_line, megatron_flags, megatron_prepare, torch_launch
+from gptworks.interop import command_line, megatron_flags, megatron_kinds, megatron_prepare, torch_launch
 from gptworks.interop.megatron_flags import KERNEL, SHARED, on_command_line
 from gptworks.interop.settings import Key, Settings, parse_float, parse_int, parse_str
 from gptworks.interop.translation import AfterTraining, Command, Translation
@@ -17,12 +17,10 @@ TITLE = "Megatron-LM"
 
 _LOGS = "the run folder has metrics.jsonl and TensorBoard files"
 _SPEED = "a matter of speed or memory, not of numbers"
-_ONE_FORM = "the model is GPT-2's; nothing else is here"
 
 TRAINING = [
     *SHARED,
-    Key("--ffn-hidden-size", parse_int, "model.ffn_size"),
-    Key("--kv-channels", parse_int),
+    *megatron_kinds.KEYS,
     Key("--max-position-embeddings", parse_int),
     Key("--layernorm-epsilon", parse_float),
     Key("--norm-epsilon", parse_float),
@@ -48,7 +46,7 @@ TRAINING = [
     Key("--tokenizer-model", parse_str),
     Key("--vocab-size", parse_int),
     Key("--padded-vocab-size", parse_int),
-    Key("--data-impl", parse_str, default="infer", same="what the files are is seen in them"),
+    Key("--data-impl", parse_str, default="infer", same_effect="what the files are is seen in them"),
     Key("--reset-position-ids", parse_str, switch=True),
     Key("--reset-attention-mask", parse_str, switch=True),
     Key("--eod-mask-loss", parse_str, switch=True),
@@ -57,25 +55,27 @@ TRAINING = [
     Key("--recompute-method", parse_str),
     Key("--recompute-num-layers", parse_int),
     Key("--recompute-activations", parse_str, switch=True),
-    Key("--checkpoint-num-layers", parse_int, same="every block is recomputed"),
-    Key("--distribute-checkpointed-activations", parse_str, switch=True, same=_SPEED),
+    Key("--checkpoint-num-layers", parse_int, same_effect="every block is recomputed"),
+    Key("--distribute-checkpointed-activations", parse_str, switch=True, same_effect=_SPEED),
     Key("--untie-embeddings-and-output-weights", parse_str, switch=True),
-    Key("--exit-interval", parse_int, why="a run ends at train.steps; Ctrl-C saves and ends it"),
-    Key("--exit-duration-in-mins", parse_int, why="a run ends at train.steps; Ctrl-C saves and ends it"),
-    Key("--attention-softmax-in-fp32", parse_str, switch=True, same="softmax is computed in fp32 always"),
-    Key("--accumulate-allreduce-grads-in-fp32", parse_str, switch=True, same="gradients are summed in fp32 always"),
-    Key("--fp32-residual-connection", parse_str, switch=True, why="the residual stream is of precision.compute"),
-    Key("--apply-query-key-layer-scaling", parse_str, switch=True, same=megatron_flags.SAME_NUMBER),
+    Key("--exit-interval", parse_int, ignored_because="a run ends at train.steps; Ctrl-C saves and ends it"),
+    Key("--exit-duration-in-mins", parse_int, ignored_because="a run ends at train.steps; Ctrl-C saves and ends it"),
+    Key("--attention-softmax-in-fp32", parse_str, switch=True, same_effect="softmax is computed in fp32 always"),
+    Key("--accumulate-allreduce-grads-in-fp32", parse_str, switch=True,
+        same_effect="gradients are summed in fp32 always"),
+    Key("--fp32-residual-connection", parse_str, switch=True,
+        ignored_because="the residual stream is of precision.compute"),
+    Key("--apply-query-key-layer-scaling", parse_str, switch=True, same_effect=megatron_flags.SAME_NUMBER),
     *[
-        Key(f"--{name}", parse_str, switch=True, same=KERNEL)
+        Key(f"--{name}", parse_str, switch=True, same_effect=KERNEL)
         for name in (
             "masked-softmax-fusion", "no-masked-softmax-fusion", "no-scaled-masked-softmax-fusion",
-            "bias-dropout-fusion", "no-bias-dropout-fusion", "no-bias-swiglu-fusion", "use-flash-attn",
+            "bias-dropout-fusion", "no-bias-dropout-fusion", "use-flash-attn",
             "no-gradient-accumulation-fusion", "no-persist-layer-norm", "cross-entropy-loss-fusion",
         )
     ],
     *[
-        Key(f"--{name}", parse_str, switch=True, same=_SPEED)
+        Key(f"--{name}", parse_str, switch=True, same_effect=_SPEED)
         for name in (
             "overlap-grad-reduce", "overlap-param-gather", "no-async-tensor-model-parallel-allreduce",
             "no-contiguous-buffers-in-local-ddp", "use-cpu-initialization", "tp-comm-overlap",
@@ -84,36 +84,34 @@ TRAINING = [
         )
     ],
     *[
-        Key(f"--{name}", parse_str, why=_LOGS)
+        Key(f"--{name}", parse_str, ignored_because=_LOGS)
         for name in (
             "tensorboard-dir", "tensorboard-log-interval", "tensorboard-queue-size", "wandb-project", "wandb-exp-name",
             "wandb-save-dir",
         )
     ],
     *[
-        Key(f"--{name}", parse_str, switch=True, why=_LOGS)
+        Key(f"--{name}", parse_str, switch=True, ignored_because=_LOGS)
         for name in (
             "log-params-norm", "log-num-zeros-in-grad", "log-throughput", "log-timers-to-tensorboard",
             "log-batch-size-to-tensorboard", "log-validation-ppl-to-tensorboard", "log-memory-to-tensorboard",
             "no-log-learnig-rate-to-tensorboard", "no-log-loss-scale-to-tensorboard", "log-progress",
         )
     ],
-    Key("--distributed-backend", parse_str, same="NCCL on GPUs, gloo on CPUs"),
+    Key("--distributed-backend", parse_str, same_effect="NCCL on GPUs, gloo on CPUs"),
     Key("--distributed-timeout-minutes", parse_int),
-    Key("--DDP-impl", parse_str, same=_SPEED),
-    Key("--local_rank", parse_int, same="the launcher says it"),
-    Key("--num-workers", parse_int, why="reading needs no processes of its own"),
-    Key("--transformer-impl", parse_str, same=KERNEL),
-    Key("--attention-backend", parse_str, same=KERNEL),
+    Key("--DDP-impl", parse_str, same_effect=_SPEED),
+    Key("--local_rank", parse_int, same_effect="the launcher says it"),
+    Key("--num-workers", parse_int, ignored_because="reading needs no processes of its own"),
+    Key("--transformer-impl", parse_str, same_effect=KERNEL),
+    Key("--attention-backend", parse_str, same_effect=KERNEL),
     Key("--ckpt-format", parse_str,
-        why="ours is torch's distributed format; Megatron's is written beside it as `torch`"),
-    Key("--auto-detect-ckpt-format", parse_str, switch=True, same="seen in the files"),
+        ignored_because="ours is torch's distributed format; Megatron's is written beside it as `torch`"),
+    Key("--auto-detect-ckpt-format", parse_str, switch=True, same_effect="seen in the files"),
     Key("--async-save", parse_str, switch=True),
-    Key("--position-embedding-type", parse_str, default="learned_absolute"),
-    Key("--normalization", parse_str, default="LayerNorm"),
     *[
         Key(f"--{name}", parse_str, switch=True)
-        for name in ("swiglu", "disable-bias-linear", "group-query-attention", "use-rotary-position-embeddings", "fp8")
+        for name in ("fp8", "rotary-interleaved", "multi-latent-attention", "squared-relu", "apply-layernorm-1p")
     ],
     Key("--num-experts", parse_int),
     Key("--mock-data", parse_str, switch=True),
@@ -126,21 +124,22 @@ GENERATION = [
     Key("--top_p", parse_float, default=0.0),
     Key("--top_k", parse_int, default=0),
     Key("--sample-input-file", parse_str),
-    Key("--sample-output-file", parse_str, why="the text is printed; send it where you like"),
+    Key("--sample-output-file", parse_str, ignored_because="the text is printed; send it where you like"),
     Key("--num-samples", parse_int, default=0),
-    Key("--genfile", parse_str, why="the text is printed; send it where you like"),
-    Key("--recompute", parse_str, switch=True, same="keys and values are kept, which gives the same text"),
+    Key("--genfile", parse_str, ignored_because="the text is printed; send it where you like"),
+    Key("--recompute", parse_str, switch=True, same_effect="keys and values are kept, which gives the same text"),
 ]
 _TRAINERS = {"pretrain_gpt.py", "pretrain_gpt2.py"}
 _GENERATORS = {"generate_samples_gpt.py", "generate_samples_gpt2.py"}
-# Of another kind of model than GPT-2: flag -> what it asks for.
-_OTHER_MODELS = {
-    "--swiglu": "SwiGLU",
-    "--disable-bias-linear": "matrices without biases",
-    "--group-query-attention": "grouped queries",
-    "--use-rotary-position-embeddings": "rotary positions",
+# What is not here: flag -> what it asks for.
+_NOT_HERE = {
     "--fp8": "FP8",
-    "--num-experts": "experts",
+    "--num-experts": "a mixture of experts",
+    "--multi-latent-attention": "latent attention",
+    "--rotary-interleaved": "turning pairs of neighbours",
+    "--squared-relu": "squared ReLU",
+    "--apply-layernorm-1p": "a norm kept as a difference to one",
+    "--mock-data": "invented data",
 }
 
 
@@ -171,7 +170,7 @@ def translate(command: Command, find: Any) -> Translation:
         several={"--data-path", "--rampup-batch-size"},
     )
     settings = Settings(command.program, TRAINING, given, hints=_HINTS)
-    _refuse_other_models(settings)
+    _refuse_what_is_not_here(settings)
     start = torch_launch.read(command)
     remarks: list[str] = []
     _model(settings, command.folder, remarks)
@@ -188,7 +187,9 @@ def translate(command: Command, find: Any) -> Translation:
     settings.ours |= {"train.nonfinite": "skip", "checkpoint.keep_last": 1_000_000, "run.device": "cuda"}
     settings.require_noted()
     tp, pp = settings["--tensor-model-parallel-size"], settings["--pipeline-model-parallel-size"]
-    after = [AfterTraining(NAME, out, tp, pp, spread="iter_{step:07d}")] if settings["--save"] else []
+    # Names of before Megatron core, which its own converters read, where the model is of that time.
+    format = "megatron-core" if megatron_kinds.is_of_today(settings) else NAME
+    after = [AfterTraining(format, out, tp, pp, spread="iter_{step:07d}")] if settings["--save"] else []
     return Translation(
         NAME, "train", command.program, config=settings.ours, arguments=[*resume, *start.arguments],
         notes=[*start.notes, *settings.notes],
@@ -203,32 +204,18 @@ _HINTS = {
 }
 
 
-def _refuse_other_models(settings: Settings) -> None:
-    asked = {flag: what for flag, what in _OTHER_MODELS.items() if settings.is_given(flag)}
-    if settings["--position-embedding-type"] != "learned_absolute":
-        asked["--position-embedding-type"] = f"{settings['--position-embedding-type']} positions"
-    if settings["--normalization"] != "LayerNorm":
-        asked["--normalization"] = str(settings["--normalization"])
+def _refuse_what_is_not_here(settings: Settings) -> None:
+    asked = {flag: what for flag, what in _NOT_HERE.items() if settings.is_given(flag)}
     if settings["--context-parallel-size"] != 1:
         asked["--context-parallel-size"] = "context parallelism"
-    if settings.is_given("--mock-data"):
-        asked["--mock-data"] = "invented data"
     if asked:
-        raise ConfigError(
-            settings.where, [f"{flag}: {what} is not here: the model is GPT-2's." for flag, what in asked.items()]
-        )
-    settings.same(["--position-embedding-type", "--normalization", "--context-parallel-size"], _ONE_FORM)
+        raise ConfigError(settings.where, [f"{flag}: {what} is not supported." for flag, what in asked.items()])
+    settings.same("--context-parallel-size", "1: none, as here")
 
 
 def _model(settings: Settings, folder: Path, remarks: list[str]) -> None:
     megatron_flags.model(settings)
-    width, heads = settings["--hidden-size"], settings["--num-attention-heads"]
-    if settings["--kv-channels"] not in (None, width // heads):
-        raise ConfigError(
-            settings.where,
-            [f"--kv-channels: {settings['--kv-channels']}; heads here have hidden-size / heads = {width // heads}."],
-        )
-    settings.same("--kv-channels", "hidden-size / heads, as here")
+    megatron_kinds.kind(settings)
     megatron_flags.require(settings, ("--seq-length",))
     settings.map("--seq-length", "data.seq_len")
     settings.map(
@@ -238,8 +225,11 @@ def _model(settings: Settings, folder: Path, remarks: list[str]) -> None:
     epsilon = settings["--norm-epsilon"] or settings["--layernorm-epsilon"] or 1e-5
     settings.map(["--norm-epsilon", "--layernorm-epsilon"], {"model.layernorm_eps": epsilon})
     # Their fused kernel computes the approximation, what is left without it the exact one.
-    exact = settings.is_given("--no-bias-gelu-fusion")
-    settings.map("--no-bias-gelu-fusion", {"model.gelu": "erf" if exact else "tanh"})
+    if settings.is_given("--swiglu"):
+        settings.same("--no-bias-gelu-fusion", "a gated layer has no GELU")
+    else:
+        exact = settings.is_given("--no-bias-gelu-fusion")
+        settings.map("--no-bias-gelu-fusion", {"model.gelu": "erf" if exact else "tanh"})
     if settings.is_given("--untie-embeddings-and-output-weights"):
         settings.map("--untie-embeddings-and-output-weights", {"model.tied": False})
     vocabulary = _vocabulary(settings, folder)
@@ -400,17 +390,8 @@ def _generate(command: Command) -> Translation:
         arguments += ["--seed", str(seed)]
         on_command_line(settings, "--seed", {"--seed": seed})
     for name, key in settings.keys.items():
-        if key.why:
-            settings.ignore(name, key.why)
+        if key.ignored_because:
+            settings.ignore(name, key.ignored_because)
         else:
             settings.same(name, "the checkpoint says it")
-    settings.require_noted()
-    return Translation(
-        NAME,
-        "generate",
-        command.program,
-        arguments=arguments,
-        notes=settings.notes,
-        their_names=settings.their_names,
-        device="gpu",
-    )
+    return settings.translated(NAME, "generate", command.program, arguments=arguments, device="gpu")

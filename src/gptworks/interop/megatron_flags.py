@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from gptworks import run_paths
 from gptworks.config.other_names import MEGATRON
 from gptworks.errors import ConfigError
 from gptworks.interop.settings import Key, Settings, parse_float, parse_int, parse_str
@@ -48,7 +49,7 @@ SHARED = [
     Key("--save-interval", parse_int),
     Key("--log-interval", parse_int, MEGATRON["log_interval"][0], default=100),
     Key("--no-bias-gelu-fusion", parse_str, switch=True),
-    Key("--no-query-key-layer-scaling", parse_str, switch=True, same=SAME_NUMBER),
+    Key("--no-query-key-layer-scaling", parse_str, switch=True, same_effect=SAME_NUMBER),
 ]
 
 
@@ -165,7 +166,7 @@ def checkpoints(settings: Settings, folder: Path, default_out: str, system: str)
     out, load = str(settings["--save"] or default_out), settings["--load"]
     every = settings["--save-interval"] or 0
     settings.map("--save-interval", {"checkpoint.every": every})
-    theirs = bool(load) and (folder / load).is_dir() and not (folder / load / "environment.json").is_file()
+    theirs = bool(load) and (folder / load).is_dir() and not run_paths.was_begun(folder / load)
     theirs = theirs and any((folder / load).iterdir())
     run = f"{out}/gptworks" if theirs and Path(load) == Path(out) else out
     settings.map("--save", {"run.out": run})

@@ -21,13 +21,13 @@ KEYS = [
     Key("--json-key", parse_str),
     Key("--json-keys", parse_str, default="text"),
     Key("--workers", parse_int, default=1),
-    Key("--partitions", parse_int, default=1, same="the work is cut by itself, and the result is one store"),
-    Key("--log-interval", parse_int, why="progress is shown in a bar, or every 10 seconds"),
+    Key("--partitions", parse_int, default=1, same_effect="the work is cut by itself, and the result is one store"),
+    Key("--log-interval", parse_int, ignored_because="progress is shown in a bar, or every 10 seconds"),
     Key("--split-sentences", parse_str, switch=True),
-    Key("--keep-newlines", parse_str, switch=True, same="newlines are kept always"),
-    Key("--keep-sequential-samples", parse_str, switch=True, same="the order of the input is kept always"),
-    Key("--lang", parse_str, why="sentences are not split"),
-    Key("--vocab-size", parse_int, why="the tokenizer's files say it"),
+    Key("--keep-newlines", parse_str, switch=True, same_effect="newlines are kept always"),
+    Key("--keep-sequential-samples", parse_str, switch=True, same_effect="the order of the input is kept always"),
+    Key("--lang", parse_str, ignored_because="sentences are not split"),
+    Key("--vocab-size", parse_int, ignored_because="the tokenizer's files say it"),
 ]
 FORMATS = {"mmap": "megatron", "cached": "tnt", "lazy": "tnt"}
 # The files their documents let one download, which ship with gptworks.
@@ -67,16 +67,7 @@ def translate(command: Command, system: str) -> Translation:
         on_command_line(settings, "--append-eod", {"--append-eod": True})
     arguments += _tokenizer(settings, command.folder, remarks)
     settings.map_plain()
-    settings.require_noted()
-    return Translation(
-        system,
-        "prepare",
-        command.program,
-        arguments=arguments,
-        notes=settings.notes,
-        their_names=settings.their_names,
-        remarks=remarks,
-    )
+    return settings.translated(system, "prepare", command.program, arguments=arguments, remarks=remarks)
 
 
 def _names(keys: list[str], prefix: str) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gptworks import run_paths
 from gptworks.config.load import flatten
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import mindformers_settings, registry, yaml_files
@@ -319,13 +320,13 @@ def _our_step(settings: Settings, given: str, folder: Path) -> Path | None:
     """Our checkpoint of the same step, where a run of ours wrote the file."""
     out = Path(str(settings["output_dir"]))
     if (folder / given).is_dir():
-        inside = (folder / given).resolve() == (folder / out).resolve() or (folder / given / "manifest.json").is_file()
+        inside = (folder / given).resolve() == (folder / out).resolve() or run_paths.is_checkpoint(folder / given)
         return Path(given) if inside else None
     name = re.search(r"-(\d+)_(\d+)\.ckpt$", given)
     if not name or not (per_epoch := _sink(settings)):
         return None
     step = (int(name[1]) - 1) * per_epoch + int(name[2])
-    ours = out / "checkpoints" / f"step-{step:08d}"
+    ours = out / run_paths.CHECKPOINTS / run_paths.step_name(step)
     return ours if (folder / ours).is_dir() else None
 
 

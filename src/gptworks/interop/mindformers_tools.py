@@ -16,11 +16,13 @@ KEYS = {
         Key("--visible_devices", parse_str),
         Key("--server_ip", parse_str),
         Key(
-            "--hccn_tool_path", parse_str, why="the addresses of devices are read from /etc/hccn.conf where it is there"
+            "--hccn_tool_path",
+            parse_str,
+            ignored_because="the addresses of devices are read from /etc/hccn.conf where it is there",
         ),
     ],
     "convert_weight.py": [
-        Key("--layers", parse_int, default=12, same="the file says how many it has"),
+        Key("--layers", parse_int, default=12, same_effect="the file says how many it has"),
         Key("--torch_path", parse_str),
         Key("--mindspore_path", parse_str),
     ],
@@ -38,7 +40,7 @@ KEYS = {
         Key("--num_splits", parse_int, default=1),
         Key("--max_length", parse_int, default=1024),
         Key("--tokenizer_type", parse_str, default="gpt2"),
-        Key("--data_columns", parse_str, why="the columns of GPT-2: input_ids, attention_mask, labels"),
+        Key("--data_columns", parse_str, ignored_because="the columns of GPT-2: input_ids, attention_mask, labels"),
     ],
 }
 
@@ -56,16 +58,7 @@ def translate(command: Command) -> Translation:
     settings = Settings(name, KEYS[name], command_line.flags(command.arguments, ()))
     settings.map_plain()
     verb, arguments, remarks = _TOOLS[name](settings, command.folder)
-    settings.require_noted()
-    return Translation(
-        NAME,
-        verb,
-        command.program,
-        arguments=arguments,
-        notes=settings.notes,
-        their_names=settings.their_names,
-        remarks=remarks,
-    )
+    return settings.translated(NAME, verb, command.program, arguments=arguments, remarks=remarks)
 
 
 def _told(settings: Settings, name: str, option: str, value: str) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gptworks import json_text
+from gptworks import json_text, run_paths
 from gptworks.config.other_names import NANOGPT
 from gptworks.errors import ConfigError, UsageError
 from gptworks.interop import torch_launch
@@ -33,7 +33,7 @@ TRAINING = [
     Key("eval_only", parse_bool, default=False),
     Key("always_save_checkpoint", parse_bool, default=True),
     Key("init_from", parse_str, default="scratch"),
-    *[Key(name, parse_str, why=_LOGS) for name in ("wandb_log", "wandb_project", "wandb_run_name")],
+    *[Key(name, parse_str, ignored_because=_LOGS) for name in ("wandb_log", "wandb_project", "wandb_run_name")],
     Key("dataset", parse_str, default="openwebtext"),
     Key("gradient_accumulation_steps", parse_int, default=40),
     Key("batch_size", parse_int, default=12),
@@ -53,7 +53,7 @@ TRAINING = [
     Key("warmup_iters", parse_int, default=2000),
     Key("lr_decay_iters", parse_int, default=600000),
     Key("min_lr", parse_float, default=6e-5),
-    Key("backend", parse_str, default="nccl", same="NCCL on GPUs, gloo on CPUs"),
+    Key("backend", parse_str, default="nccl", same_effect="NCCL on GPUs, gloo on CPUs"),
     Key("device", parse_str, default="cuda"),
     Key("dtype", parse_str, default="bfloat16"),
     Key("compile", parse_bool, NANOGPT["compile"][0], default=True),
@@ -68,8 +68,8 @@ SAMPLING = [
     Key("top_k", parse_int, default=200),
     Key("seed", parse_int, default=SEED),
     Key("device", parse_str, default="cuda"),
-    Key("dtype", parse_str, why="weights are fp32; --weights bf16 keeps them so"),
-    Key("compile", parse_bool, same="a matter of speed"),
+    Key("dtype", parse_str, ignored_because="weights are fp32; --weights bf16 keeps them so"),
+    Key("compile", parse_bool, same_effect="a matter of speed"),
 ]
 # The settings of config/*.py, for those who do not have the files.
 RECIPES: dict[str, dict[str, Any]] = {
@@ -160,7 +160,7 @@ def _of_file(name: str, command: Command, find: Any, keys: list[Key], remarks: l
     except (OSError, SyntaxError, UnicodeDecodeError) as error:
         raise ConfigError(name, [f"cannot be read as Python ({error})."]) from None
     found: dict[str, Any] = {}
-    unused = {key.theirs for key in keys if key.why}
+    unused = {key.theirs for key in keys if key.ignored_because}
     for line in tree.body:
         if isinstance(line, ast.Import | ast.ImportFrom):
             continue
@@ -300,7 +300,7 @@ def _vocabulary(place: Path) -> tuple[int, bool]:
 def _start(command: Command, settings: Settings) -> tuple[str, list[str]]:
     out, start = str(settings["out_dir"]), str(settings["init_from"])
     place = command.folder / out
-    theirs = (place / "ckpt.pt").is_file() and not (place / "environment.json").is_file()
+    theirs = (place / "ckpt.pt").is_file() and not run_paths.was_begun(place)
     if start == "resume" and theirs:
         settings.map("init_from", {"init.checkpoint": f"{out}/ckpt.pt"}, why="its weights; the steps begin at 0")
         settings.map("out_dir", {"run.out": f"{out}/gptworks"})
@@ -325,7 +325,7 @@ def _start(command: Command, settings: Settings) -> tuple[str, list[str]]:
 
 def _sample(command: Command, settings: Settings, remarks: list[str]) -> Translation:
     out, start = str(settings["out_dir"]), str(settings["init_from"])
-    is_ours = (command.folder / out / "environment.json").is_file()
+    is_ours = run_paths.was_begun(command.folder / out)
     model = start if start.startswith("gpt2") else out if is_ours else f"{out}/ckpt.pt"
     on_command_line(settings, ["init_from", "out_dir"], {"--model": model})
     tokenizer = [] if is_ours or model == start else _tokenizer_of(command.folder, model, remarks)
@@ -353,17 +353,7 @@ def _sample(command: Command, settings: Settings, remarks: list[str]) -> Transla
     device = str(settings["device"]).partition(":")[0]
     on_command_line(settings, "device", {"--device": device})
     settings.map_plain()
-    settings.require_noted()
-    return Translation(
-        NAME,
-        "generate",
-        command.program,
-        arguments=arguments,
-        notes=settings.notes,
-        their_names=settings.their_names,
-        remarks=remarks,
-        device=device,
-    )
+    return settings.translated(NAME, "generate", command.program, arguments=arguments, remarks=remarks, device=device)
 
 
 def _rows_of(model: Path) -> float:

@@ -31,24 +31,38 @@ TRAINING = [
     Key("--ctrl-port", parse_int, default=50051),
     Key("--use-rdma", parse_str, switch=True),
     Key("--use-external-dataset", parse_str, switch=True),
-    Key("--multihead-attention-fusion", parse_str, switch=True, same=KERNEL),
-    Key("--no-scale-tril-softmax-dropout-fusion", parse_str, switch=True, same=KERNEL),
-    Key("--no-bias-dropout-fusion", parse_str, switch=True, same=KERNEL),
-    Key("--save-last", parse_str, switch=True, same="the last step is always saved"),
-    Key("--save-init", parse_str, switch=True, why="fresh weights follow from train.seed and are not written"),
+    Key("--multihead-attention-fusion", parse_str, switch=True, same_effect=KERNEL),
+    Key("--no-scale-tril-softmax-dropout-fusion", parse_str, switch=True, same_effect=KERNEL),
+    Key("--no-bias-dropout-fusion", parse_str, switch=True, same_effect=KERNEL),
+    Key("--save-last", parse_str, switch=True, same_effect="the last step is always saved"),
+    Key(
+        "--save-init",
+        parse_str,
+        switch=True,
+        ignored_because="fresh weights follow from train.seed and are not written",
+    ),
     Key("--log", parse_str, default="./output"),
-    Key("--metric-print-format", parse_str, why="the log has a form of its own (train.log_style)"),
-    Key("--profile-transformer-layer", parse_str, switch=True, why="train.profile=[first, last] traces steps"),
+    Key("--metric-print-format", parse_str, ignored_because="the log has a form of its own (train.log_style)"),
+    Key(
+        "--profile-transformer-layer",
+        parse_str,
+        switch=True,
+        ignored_because="train.profile=[first, last] traces steps",
+    ),
 ]
 CONTAINER = [
     Key("--src", parse_str),
-    Key("--py", parse_str, default="3.7", why="the image has its Python"),
+    Key("--py", parse_str, default="3.7", ignored_because="the image has its Python"),
     Key("--image", parse_str, default="oneflow-manylinux2014-cuda11.2:0.1"),
-    Key("--wheel", parse_str, why="OneFlow is not needed: gptworks, which must be in the image, runs the command"),
+    Key(
+        "--wheel",
+        parse_str,
+        ignored_because="OneFlow is not needed: gptworks, which must be in the image, runs the command",
+    ),
     Key("--cmd", parse_str),
     Key("--extra-mount", parse_str, default="/data"),
     Key("--proxy", parse_str),
-    Key("--no-interactive", parse_str, switch=True, same="a terminal is passed on only where there is one"),
+    Key("--no-interactive", parse_str, switch=True, same_effect="a terminal is passed on only where there is one"),
 ]
 _SIZED = re.compile(r"pretrain_(117M|345M)\.sh")
 # {machines}n{devices}d_{data}x{tensor}x{pipeline}_{batch}_{width}x{depth}
@@ -176,13 +190,17 @@ def _train(command: Command, given: dict[str, str], remarks: list[str]) -> Trans
     if settings.ours.get("init.checkpoint"):  # a snapshot does not say how many heads it has: the whole shape is said
         whole_shape = {"model.ffn_size": 4 * settings["--hidden-size"], "model.tied": True, "model.attention": "auto"}
         settings.ours |= {**whole_shape, "model.layernorm_eps": 1e-5}
-    settings.require_noted()
     after = [AfterTraining(NAME, f"{out}/iter{{step}}_snapshot")] if settings["--save"] else []
-    return Translation(
-        NAME, "train", command.program, config=settings.ours, arguments=arguments, notes=settings.notes,
-        their_names=settings.their_names,
-        remarks=remarks + told, after=after, device="gpu",
-    )  # fmt: skip
+    return settings.translated(
+        NAME,
+        "train",
+        command.program,
+        config=settings.ours,
+        arguments=arguments,
+        remarks=remarks + told,
+        after=after,
+        device="gpu",
+    )
 
 
 def _learning_rate(settings: Settings, steps: int, remarks: list[str]) -> None:
@@ -256,13 +274,10 @@ def _container(command: Command) -> Translation:
     inside = shlex.split(settings["--cmd"].replace("\\\n", " "))
     on_command_line(settings, "--cmd", {"--": f"gptworks run -- {' '.join(inside[:3])} ..."})
     settings.map_plain()
-    settings.require_noted()
     remark = (
         f"{settings['--image']} must have gptworks in it. Dockerfile.cuda makes such an image: "
         "docker build -f Dockerfile.cuda -t gptworks:cuda ."
     )
-    return Translation(
-        NAME, "launch", command.program, arguments=arguments, notes=settings.notes, remarks=[remark], device="gpu",
-        their_names=settings.their_names,
-        inside=inside,
-    )  # fmt: skip
+    return settings.translated(
+        NAME, "launch", command.program, arguments=arguments, remarks=[remark], device="gpu", inside=inside
+    )

@@ -273,16 +273,7 @@ def _evaluate(command: Command) -> Translation:
     settings.ignore("--seq_length", "windows are as long as the model's context")
     settings.map("--device", {"--device": {"gpu": "cuda"}.get(settings["--device"], settings["--device"])})
     settings.map_plain()
-    settings.require_noted()
-    return Translation(
-        NAME,
-        "eval",
-        command.program,
-        arguments=arguments,
-        notes=settings.notes,
-        their_names=settings.their_names,
-        device=str(settings["--device"]),
-    )
+    return settings.translated(NAME, "eval", command.program, arguments=arguments, device=str(settings["--device"]))
 
 
 def _model_arguments(settings: Settings, folder: Path) -> list[str]:
@@ -316,13 +307,9 @@ def _export(command: Command) -> Translation:
     settings.map("--model_path", {"--model": model})
     settings.map("--output_path", {"--out": str(prefix.parent)})
     settings.map_plain()
-    settings.require_noted()
     arguments = ["--model", model, "--to", "torch", "--out", str(prefix.parent), "--name", prefix.name]
     remark = f"instead of Paddle's {prefix.name}.pdmodel and .pdiparams, a program of torch.export with its weights"
-    return Translation(
-        NAME, "export", command.program, arguments=arguments, notes=settings.notes, remarks=[remark],
-        their_names=settings.their_names,
-    )  # fmt: skip
+    return settings.translated(NAME, "export", command.program, arguments=arguments, remarks=[remark])
 
 
 def _infer(command: Command) -> Translation:
@@ -333,20 +320,11 @@ def _infer(command: Command) -> Translation:
     settings.map("--model_path", {"DIR": str(folder)})
     settings.map("--model_type", {"--prompt": f"their {len(prompts)} built-in questions"})
     settings.same("--select_device", "what was exported runs on the CPU")
-    settings.require_noted()
     arguments = [str(folder), "--max-new-tokens", "32"]
     for prompt in prompts:
         arguments += ["--prompt", prompt]
     remark = "their program stops at the end of a line as well"
-    return Translation(
-        NAME,
-        "infer",
-        command.program,
-        arguments=arguments,
-        notes=settings.notes,
-        their_names=settings.their_names,
-        remarks=[remark],
-    )
+    return settings.translated(NAME, "infer", command.program, arguments=arguments, remarks=[remark])
 
 
 def _prepare(command: Command) -> Translation:
@@ -378,10 +356,7 @@ def _prepare(command: Command) -> Translation:
         arguments.append("--append-eod")
         settings.map("--append_eos", {"--append-eod": True})
     settings.map_plain()
-    settings.require_noted()
-    return Translation(
-        NAME, "prepare", command.program, arguments=arguments, notes=settings.notes, their_names=settings.their_names
-    )
+    return settings.translated(NAME, "prepare", command.program, arguments=arguments)
 
 
 PROGRAMS.update(

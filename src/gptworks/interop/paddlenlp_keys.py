@@ -26,7 +26,9 @@ TRAINING = [
     Key("--adam_epsilon", parse_float, "optim.eps", default=1e-8),
     Key("--max_steps", parse_int, "train.steps", default=500000),
     Key("--save_steps", parse_int, "checkpoint.every", default=500),
-    Key("--num_train_epochs", parse_int, same="their data set is laid out for max_steps, so the steps end first"),
+    Key(
+        "--num_train_epochs", parse_int, same_effect="their data set is laid out for max_steps, so the steps end first"
+    ),
     Key("--logging_freq", parse_int, "train.log_every", default=1),
     Key("--eval_freq", parse_int, default=500),
     Key("--eval_iters", parse_int, default=10),
@@ -43,8 +45,8 @@ TRAINING = [
     Key("--scale_loss", parse_float, "precision.scaler.init", default=32768.0),
     Key("--use_recompute", parse_bool, default=False),
     Key("--recompute_granularity", parse_str, default="full"),
-    Key("--enable_addto", parse_bool, same=_KERNEL),
-    Key("--fuse_transformer", parse_bool, same=_KERNEL),
+    Key("--enable_addto", parse_bool, same_effect=_KERNEL),
+    Key("--fuse_transformer", parse_bool, same_effect=_KERNEL),
     Key("--hidden_dropout_prob", parse_float, default=0.1),
     Key("--attention_probs_dropout_prob", parse_float, default=0.1),
     Key("--to_static", parse_bool, "train.compile", default=False),
@@ -53,7 +55,7 @@ TRAINING = [
     Key("--device", parse_str, default="gpu"),
     Key("-p", parse_str),
     Key("--profiler_options", parse_str),
-    Key("--num_workers", parse_int, same="samples are cut while the model computes"),
+    Key("--num_workers", parse_int, same_effect="samples are cut while the model computes"),
 ]
 EVALUATION = [
     Key("--model_name", parse_str),
@@ -67,12 +69,12 @@ EVALUATION = [
     Key(
         "--logging_steps",
         parse_int,
-        same="a bar shows the progress; with --log-style fleetx every hundredth batch is told",
+        same_effect="a bar shows the progress; with --log-style fleetx every hundredth batch is told",
     ),
-    Key("--model_type", parse_str, same="the tokenizer is that of --model_name"),
+    Key("--model_type", parse_str, same_effect="the tokenizer is that of --model_name"),
 ]
 EXPORT = [
-    Key("--model_type", parse_str, same="the tokenizer is that of --model_path"),
+    Key("--model_type", parse_str, same_effect="the tokenizer is that of --model_path"),
     Key("--model_path", parse_str),
     Key("--output_path", parse_str),
 ]
@@ -84,17 +86,17 @@ INFERENCE = [
 PREPARATION = [
     Key("--model_name", parse_str, default="gpt2-en"),
     Key("--tokenizer_name", parse_str),
-    Key("--data_format", parse_str, same="recognised by looking"),
+    Key("--data_format", parse_str, same_effect="recognised by looking"),
     Key("--input_path", parse_str),
     Key("--json_key", parse_str, default="text"),
     Key("--append_eos", parse_str, switch=True),
     Key("--output_prefix", parse_str),
     Key("--workers", parse_int, default=1),
-    Key("--log_interval", parse_int, same="a bar shows the progress"),
-    Key("--split_sentences", parse_str, switch=True, why="GPT reads whole documents"),
-    Key("--chinese", parse_str, switch=True, why="the tokenizer says how Chinese is cut"),
-    Key("--cn_whole_word_segment", parse_str, switch=True, why="is for BERT"),
-    Key("--cn_seg_func", parse_str, default="jieba", why="is for BERT"),
-    Key("--cn_splited", parse_str, switch=True, why="is for BERT"),
-    Key("--cn_split_dimer", parse_str, why="is for BERT"),
+    Key("--log_interval", parse_int, same_effect="a bar shows the progress"),
+    Key("--split_sentences", parse_str, switch=True, ignored_because="GPT reads whole documents"),
+    Key("--chinese", parse_str, switch=True, ignored_because="the tokenizer says how Chinese is cut"),
+    Key("--cn_whole_word_segment", parse_str, switch=True, ignored_because="is for BERT"),
+    Key("--cn_seg_func", parse_str, default="jieba", ignored_because="is for BERT"),
+    Key("--cn_splited", parse_str, switch=True, ignored_because="is for BERT"),
+    Key("--cn_split_dimer", parse_str, ignored_because="is for BERT"),
 ]

@@ -114,7 +114,7 @@ def _fleetx(config: RunConfig, where: str) -> str:
         "Model.recompute_granularity": None if recompute == "none" else recompute,
         "Model.sequence_parallel": config.parallel.sequence and config.parallel.tp != 1,
         "Model.virtual_pp_degree": config.parallel.virtual_stages,
-        "Distributed.dp_degree": Layout.known(config.parallel).dp,
+        "Distributed.dp_degree": Layout.from_config(config.parallel).dp,
         "Distributed.sharding.sharding_degree": config.parallel.fsdp,
         "Distributed.sharding.sharding_stage": config.parallel.zero or 1,
         "Distributed.sharding.sharding_offload": config.parallel.offload,
@@ -163,7 +163,7 @@ def _paddlenlp(config: RunConfig, where: str) -> str:
         "--decay_steps": decay[0],
         "--warmup_rate": decay[1],
         "--lr_decay_style": "none" if config.optim.schedule == "constant" else "cosine",
-        "--dp_degree": Layout.known(config.parallel).dp,
+        "--dp_degree": Layout.from_config(config.parallel).dp,
         "--use_sharding": config.parallel.fsdp != 1,
         "--sharding_degree": config.parallel.fsdp,
         "--sharding_stage": config.parallel.zero or 1,
@@ -179,7 +179,7 @@ def _paddlenlp(config: RunConfig, where: str) -> str:
     if config.train.recompute != "none":
         said["--recompute_granularity"] = config.train.recompute
     said |= _plain(paddlenlp.TRAINING, config) | {"--split": _shares(config), "--micro_batch_size": batch.micro_size}
-    processes = Layout.known(config.parallel).world_size
+    processes = Layout.from_config(config.parallel).world_size
     devices = ",".join(map(str, range(processes)))
     start = f'python -u -m paddle.distributed.launch --gpus "{devices}" ' if processes > 1 else "python "
     return start + "run_pretrain.py" + _flags(said)
@@ -189,7 +189,7 @@ def _paddlenlp(config: RunConfig, where: str) -> str:
 
 
 def _megatron(config: RunConfig, where: str) -> str:
-    model, batch, layout = config.model, _batch(config), Layout.known(config.parallel)
+    model, batch, layout = config.model, _batch(config), Layout.from_config(config.parallel)
     style = config.optim.schedule
     if style == "wsd":
         raise ConfigError(where, ["optim.schedule: wsd; needed cosine, linear or constant for Megatron's old flags."])
@@ -257,7 +257,7 @@ def _vocabulary_unit(vocabulary: int, tp: int) -> int:
 
 
 def _mindformers(config: RunConfig, where: str) -> str:
-    model, batch, layout = config.model, _batch(config), Layout.known(config.parallel)
+    model, batch, layout = config.model, _batch(config), Layout.from_config(config.parallel)
     # Of a pipeline, a micro-batch; micro_batch_num says how many.
     read_at_once = batch.micro_size if layout.pp > 1 else batch.global_size // batch.data_parallel
     if model.ffn_size % model.hidden_size:

@@ -10,6 +10,7 @@ from typing import Any
 
 from gptworks.errors import ConfigError
 from gptworks.interop.notes import Note, shown
+from gptworks.interop.translation import Translation
 
 Read = Callable[[str], Any]
 
@@ -43,17 +44,17 @@ class Key:
     """One setting of a foreign system.
 
     `ours`: the key of ours that takes the value as it is; `default`: what their code takes when it is not given (only
-    where it differs from ours it matters, but it is their number that counts). Without `ours` it is `same`, why nothing
-    needs to be set for the same outcome, or `why`, the reason to ignore it, or a rule of the module that looks at it.
+    where it differs from ours it matters, but it is their number that counts). Without `ours` it is `same_effect`,
+    why nothing needs to be set for the same outcome, or `ignored_because`, or a rule of the module looks at it.
     """
 
     theirs: str
     read: Read = parse_str
     ours: str = ""
     default: Any = None
-    why: str = ""
-    same: str = ""
-    usual: tuple[str, ...] = ()  # beside `why`: values that have our outcome, in small letters
+    ignored_because: str = ""
+    same_effect: str = ""
+    harmless_values: tuple[str, ...] = ()  # beside `ignored_because`: values that have our outcome, in small letters
     switch: bool = False  # a flag without a value
 
 
@@ -149,12 +150,21 @@ class Settings:
                 self.map(name, key.ours)
             elif key.ours:
                 self.same(name, "empty: their default and ours is to leave it open")
-            elif key.same:
-                self.same(name, key.same)
-            elif key.why and self.given.get(name, "").lower() in ("", *key.usual) and key.usual:
-                self.same(name, key.why)
-            elif key.why:
-                self.ignore(name, key.why)
+            elif key.same_effect:
+                self.same(name, key.same_effect)
+            elif (
+                key.ignored_because
+                and self.given.get(name, "").lower() in ("", *key.harmless_values)
+                and key.harmless_values
+            ):
+                self.same(name, key.ignored_because)
+            elif key.ignored_because:
+                self.ignore(name, key.ignored_because)
+
+    def translated(self, system: str, verb: str, program: str, **more: Any) -> Translation:
+        """The command that these settings were given to, with a note for each; `more`: what else it has."""
+        self.require_noted()
+        return Translation(system, verb, program, notes=self.notes, their_names=self.their_names, **more)
 
     def require_noted(self) -> None:
         """Our own check: a key in the table that no rule looked at."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ STEPS, LENGTH, WIDTH = 10, 64, 64
 SCALE = 65536.0  # more would be halved step by step, and no update done, for all of so few steps
 NEW_TOKENS = 16
 _LOGITS = 2**22  # of a micro-batch: beyond, a large vocabulary costs more than the rest of a tiny model
-_SHAPE = ("num_layers", "hidden_size", "num_heads", "ffn_size", "vocab_size", "max_positions")
+_SHAPE = (
+    "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_size", "ffn_size", "vocab_size", "max_positions"
+)  # fmt: skip
 
 
 def tiny(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,6 +35,10 @@ def tiny(config: Mapping[str, Any]) -> dict[str, Any]:
             "model.ffn_size": 4 * WIDTH * max(1, heads // 4),
             "model.max_positions": min(config.get("model.max_positions", 1024), LENGTH),
         }
+        if config.get("model.head_size"):
+            small["model.head_size"] = small["model.hidden_size"] // heads
+        if shared := config.get("model.num_kv_heads"):
+            small["model.num_kv_heads"] = gcd(shared, heads)
     micro, batch = config.get("batch.micro_size", 0), config.get("batch.global_size", 0)
     logits = micro * small["data.seq_len"] * config.get("model.vocab_size", 50257)
     if micro > 1 and batch % micro == 0 and logits > _LOGITS:

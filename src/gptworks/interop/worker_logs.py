@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from gptworks import run_paths
 from gptworks.interop.translation import Translation
 from gptworks.launch.rank_process import log_file
 from gptworks.train.run_folder import LOGS
@@ -29,7 +30,7 @@ def linked(translation: Translation, node_rank: int) -> Iterator[None]:
                 shutil.copyfile(log, name)
         # All ranks of a machine may have nothing to say; if no run began either, what was asked for was refused.
         is_silent = not any(log.is_file() and log.stat().st_size for log, _ in named)
-        if is_silent and not (Path(str(translation.config.get("run.out", ""))) / "environment.json").is_file():
+        if is_silent and not run_paths.was_begun(Path(str(translation.config.get("run.out", "")))):
             for log, name in named:
                 log.unlink(missing_ok=True)
                 name.unlink(missing_ok=True)

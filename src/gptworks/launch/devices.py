@@ -43,7 +43,7 @@ def require(num_processes: int, numbers: Sequence[int]) -> None:
             "run.device",
             [
                 f"run.device: the rank table names device {absent[0]} of this machine, which has {count} (0 to "
-                f"{count - 1}). Mend the table: gptworks launch --make-rank-table makes one."
+                f"{count - 1}). Fix the table: gptworks launch --make-rank-table makes one."
             ],
         )
     if not numbers and count < num_processes:

@@ -261,7 +261,7 @@ def write_trace(rank: int) -> str:
 
 
 def describe(frame: FrameType | None) -> str:
-    """Such as "step 7, all_reduce in train_step": the note, the collective, and the function of ours it is in."""
+    """Such as "step 7, all_reduce in backward": the note, the collective, and the function of ours it is in."""
     return _told(_outwards(frame))
 
 

@@ -1,10 +1,12 @@
 """What is to be started: the command of each rank, how many of them, on which machines."""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gptworks import durable
 from gptworks.errors import UsageError
+from gptworks.launch import rank_env
 from gptworks.launch.nodes import Nodes
 
 SAVE_TIMEOUT_S = 7200  # in which a checkpoint must be written; ranks that save after a signal have so long
@@ -19,7 +21,19 @@ class Job:
     max_restarts: int = 0
     quiet: bool = False  # say nothing of the start
     preload: tuple[str, ...] = ()  # modules that every rank will import; not the one that is run
-    stopped_code: int = 0  # exit code of a run that a signal has stopped before its end, and that was saved
+    # Exit code of a run that a signal has stopped before its end, and that was saved; None: see signals.stopped_code.
+    stopped_code: int | None = None
+
+    def environment(self) -> dict[str, str]:
+        """What its processes are told, whoever starts them."""
+        told = {
+            # A rank that goes before another makes torch write pages about a broken pipe.
+            "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+            rank_env.LOG_DIR: str(self.log_dir.absolute()),
+        }
+        if self.nodes.devices:
+            told["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in self.nodes.devices)
+        return told
 
 
 def make_log_dir(log_dir: Path) -> None:

@@ -23,7 +23,7 @@ from gptworks.errors import TRY_AGAIN, UsageError
 from gptworks.launch import failures, nodes, open_files, rank_env, torchrun
 from gptworks.launch.failures import GRACE_S, Failure, say
 from gptworks.launch.job import Job, make_log_dir
-from gptworks.launch.membership import BEAT_S, FAILED, STOPPING, Membership
+from gptworks.launch.membership import BEAT_S, FAILED, STOPPING, TELL_S, Membership
 from gptworks.launch.rank_process import (
     BEGUN,
     ENDED_WELL,
@@ -71,13 +71,17 @@ class _Round:
     def ended(self) -> set[int]:
         return {int(path.name[len(ENDED_WELL) :]) for path in self.folder.glob(f"{ENDED_WELL}*")}
 
+    def spoken(self) -> set[int]:
+        """Ranks that have said how they ended."""
+        return self.ended() | failures.read_all(self.folder).keys()
+
     def note_deaths(self, job: Job, exit_codes: Callable[[], dict[int, int]]) -> None:
         """A rank that ended without a word of its own gets one, which the others may be waiting for; and another one
         when torchrun has written down how it ended, which it does after it has ended the others."""
-        spoken, begun = self.ended() | failures.read_all(self.folder).keys(), self.begun()
-        for rank in begun.keys() - spoken:
-            if _is_alive(begun[rank]["pid"]) or rank in self.ended() or rank in failures.read_all(self.folder):
-                continue  # the last two: it spoke between the questions
+        begun = self.begun()
+        for rank in begun.keys() - self.spoken():
+            if _is_alive(begun[rank]["pid"]) or rank in self.spoken():  # it may have spoken between the questions
+                continue
             text = "killed, or it crashed: it left no word. If nobody did that, memory ran out (dmesg tells)."
             Failure(rank, f"{text} Its log: {log_file(job.log_dir, rank)}").write(self.folder)
             self.unexplained[rank] = time.monotonic()
@@ -89,10 +93,10 @@ class _Round:
 
     def is_over(self, nproc: int) -> bool:
         """Whether every rank of this machine has begun, has spoken its last word, and is gone."""
-        begun, spoken = self.begun(), self.ended() | failures.read_all(self.folder).keys()
+        begun = self.begun()
         if any(time.monotonic() - since < GRACE_S for since in self.unexplained.values()):
             return False  # torchrun will tell how it ended
-        return len(spoken) == len(begun) == nproc and not any(_is_alive(rank["pid"]) for rank in begun.values())
+        return len(self.spoken()) == len(begun) == nproc and not any(_is_alive(rank["pid"]) for rank in begun.values())
 
     def ended_well(self, nproc: int) -> bool:
         return len(self.ended()) == nproc
@@ -184,6 +188,7 @@ class _Machine:
             self._pass_on_signals()
             self._look_at_rounds()
             if self.member.refused:
+                self._let_others_hear()
                 self.end_agent()
                 raise UsageError(self.member.refused)
             present = self.rounds[-1] if self.rounds else None
@@ -198,6 +203,12 @@ class _Machine:
                 self._say_who_is_missing(is_waiting=not present.ended_well(self.job.nproc))
             time.sleep(_POLL_S)
         self._look_at_rounds()
+
+    def _let_others_hear(self) -> None:
+        """Machine 0 takes the store with it, from which the others read why the run is refused."""
+        deadline = time.monotonic() + (0 if self.job.nodes.rank else TELL_S)
+        while time.monotonic() < deadline and not self.received.ends_at_once:
+            time.sleep(_POLL_S)
 
     def _has_nothing_left(self, present: _Round, seconds: float) -> bool:
         """The ranks of this machine have ended so long ago, and the agent goes on."""
@@ -242,12 +253,10 @@ class _Machine:
         self.end_agent()
 
     def _look_at_rounds(self) -> None:
-        known = {each.folder for each in self.rounds}
-        for path in sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime):
-            if path.is_dir() and path not in known:
-                self._say_why_again()
-                self.rounds.append(_Round(path))
-                self._has_shown = False
+        for path in sorted(self._new_rounds(), key=lambda path: path.stat().st_mtime):
+            self._say_why_again()
+            self.rounds.append(_Round(path))
+            self._has_shown = False
         if not self.rounds:
             return
         present = self.rounds[-1]
@@ -277,7 +286,7 @@ class _Machine:
             if self.received.received or not present.ended():
                 return
             # All have saved and ended, and yet there is another start: the agent has asked them to.
-            if present.ended_well(self.job.nproc) and self.agent is not None and not self._is_new_round():
+            if present.ended_well(self.job.nproc) and not self._new_rounds():
                 return
             say("another node joins; so all start again.")
         elif failure.can_restart and self._number(present) < self.job.max_restarts and not self.received.received:
@@ -285,9 +294,9 @@ class _Machine:
             say(f"{failure.message}\nstarting again from the last checkpoint {again}")
         self._restarts_told = len(self.rounds)
 
-    def _is_new_round(self) -> bool:
+    def _new_rounds(self) -> list[Path]:
         known = {each.folder for each in self.rounds}
-        return any(path.is_dir() and path not in known for path in self.folder.iterdir())
+        return [path for path in self.folder.iterdir() if path.is_dir() and path not in known]
 
     def _number(self, present: _Round) -> int:
         return max((rank["restarts"] for rank in present.begun().values()), default=0)
@@ -330,7 +339,8 @@ class _Machine:
         if self.received.ends_at_once:
             return 128 + signal.SIGINT
         if self._ended_well():
-            return self.job.stopped_code if self.rounds[-1].was_stopped else 0
+            # The same on all machines, of which only one may have got the signal.
+            return (self.job.stopped_code or 0) if self.rounds[-1].was_stopped else 0
         failure = self._last_failure()
         if failure is not None:
             return failures.say_failure(failure)

@@ -177,9 +177,12 @@ class Membership:
 
     def _refuse(self, text: str) -> None:
         """On all machines, unless the run goes on already."""
+        self._tell_refusal(text)
+        raise UsageError(text)
+
+    def _tell_refusal(self, text: str) -> None:
         if not self._store.check(["begun"]):
             self._store.set("refused", text)
-        raise UsageError(text)
 
     def _changed_entry(self, node: int, seconds: float, idle: Callable[[], None]) -> dict[str, Any] | None:
         """What that machine writes next: an entry that stays as it is was written by one that is gone."""
@@ -210,8 +213,7 @@ class Membership:
             there = json.loads(self._store.get(key))
             if there["me"] != self._me:  # both came at the same moment
                 self.refused = self._told_twice(there["host"])
-                if not self._store.check(["begun"]):
-                    self._store.set("refused", self.refused)
+                self._tell_refusal(self.refused)
                 return
         self._store.set(key, json.dumps(self._entry()))
         self._has_written = True

@@ -28,17 +28,13 @@ class Placement:
 
 def read(environment: Mapping[str, str]) -> Placement:
     """From whichever of torchrun, srun and mpirun started this process. What contradicts itself is refused."""
-    if is_pod(environment):
-        return Placement()  # one per machine, which has yet to start its ranks
-    if "RANK" in environment or "WORLD_SIZE" in environment:
-        found = _torchrun(environment)
+    starter = _starter(environment)
+    if starter is None:
+        return Placement()
+    found = _read(environment, starter)
+    if starter.variables == _TORCHRUN:
         _refuse_other_rank(environment, found)
-        return found
-    # Only srun sets the second: a command of a batch script is one process, however many the job may have.
-    if "SLURM_PROCID" in environment and "SLURM_STEP_NUM_TASKS" in environment:
-        return _srun(environment)
-    names = next((names for names in _MPI if names[0] in environment or names[1] in environment), None)
-    return _mpirun(environment, names) if names else Placement()
+    return found
 
 
 def is_supervised(environment: Mapping[str, str]) -> bool:
@@ -67,6 +63,11 @@ def pod_options(environment: Mapping[str, str]) -> dict[str, str]:
         port = environment.get("PET_MASTER_PORT", "")
         master = environment["PET_MASTER_ADDR"] + (f":{port}" if port else "")
         rank = str(_number(environment, "PET_NODE_RANK", None, "Kubeflow"))
+        if environment.get("WORLD_SIZE") == environment["PET_NNODES"] and environment.get("RANK", rank) != rank:
+            raise UsageError(
+                f"PET_NODE_RANK: {rank}, but RANK is {environment['RANK']} of WORLD_SIZE {environment['WORLD_SIZE']}. "
+                f"Needed: the same, as a PyTorchJob sets them. {_told(environment)}"
+            )
         found = {"nnodes": environment["PET_NNODES"], "node_rank": rank, "master": master}
     if environment.get("PET_NPROC_PER_NODE", "").isdecimal():
         found["nproc"] = environment["PET_NPROC_PER_NODE"]  # else auto, cpu or gpu, which the layout answers
@@ -75,17 +76,106 @@ def pod_options(environment: Mapping[str, str]) -> dict[str, str]:
 
 def guess(environment: Mapping[str, str]) -> Placement | None:
     """Where the other ranks are, if that much can be read from what is not right as a whole."""
-    names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
-    if not all(environment.get(name, "").isdecimal() for name in names) or not environment.get("MASTER_ADDR"):
+    starter = _starter(environment)
+    if starter is None or not starter.master:
         return None
-    rank, world_size, port = (int(environment[name]) for name in names)
-    if not rank < world_size or world_size == 1 or not 0 < port < 65536:
+    rank, world_size = (environment.get(name, "") for name in starter.variables[:2])
+    port = environment.get("MASTER_PORT") or str(starter.port)
+    if not all(text.isdecimal() for text in (rank, world_size, port)) or not int(rank) < int(world_size):
         return None
-    return Placement(rank, world_size, master=environment["MASTER_ADDR"], port=port, started_by="torchrun")
+    if world_size == "1" or not 0 < int(port) < 65536:
+        return None
+    return Placement(int(rank), int(world_size), master=starter.master, port=int(port), started_by=starter.name)
+
+
+# Rank, size, rank and size on this machine: of torchrun, of srun, of Open MPI, and of MPICH and Intel MPI.
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+_MPI = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+_MPI_PORT = 29500
+
+
+@dataclass(frozen=True)
+class _Starter:
+    """What has started this process, by the names in its environment."""
+
+    name: str
+    variables: tuple[str, str, str, str]
+    master: str  # empty: not said
+    port: int | None  # where MASTER_PORT is not set; None: it must be
+    without_master: str  # what is wrong then
+
+
+def _starter(environment: Mapping[str, str]) -> _Starter | None:
+    if is_pod(environment):
+        return None  # one per machine, which has yet to start its ranks
+    master = environment.get("MASTER_ADDR", "")
+    if "RANK" in environment or "WORLD_SIZE" in environment:
+        name = "gptworks --nproc" if is_supervised(environment) else "torchrun"
+        wrong = "MASTER_ADDR: not set beside RANK and WORLD_SIZE. Needed: the address of rank 0's machine."
+        return _Starter(name, _TORCHRUN, master, None, wrong)
+    # Only srun sets the second: a command of a batch script is one process, however many the job may have.
+    if "SLURM_PROCID" in environment and "SLURM_STEP_NUM_TASKS" in environment:
+        lists = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+        nodes = next((environment[name] for name in lists if environment.get(name)), "")
+        wrong = "SLURM_JOB_NODELIST: not set beside SLURM_PROCID. Needed: the list of nodes, or MASTER_ADDR."
+        # The same on all nodes without asking; jobs that share a node differ.
+        port = 20000 + _number(environment, "SLURM_JOB_ID", 0, "srun") % 20000
+        return _Starter("srun", _SRUN, master or first_node(nodes), port, wrong)
+    variables = next((names for names in _MPI if names[0] in environment or names[1] in environment), None)
+    if variables is None:
+        return None
+    size, here = (environment.get(name, "") for name in variables[1::2])
+    wrong = (
+        f"MASTER_ADDR: not set, and {variables[1]} is {size} with {here} on this machine. Needed: the address of rank "
+        "0's machine, for all ranks: mpirun -x MASTER_ADDR=... (Open MPI), -genv (MPICH, Intel)."
+    )
+    return _Starter("mpirun", variables, master or ("127.0.0.1" if size == here else ""), _MPI_PORT, wrong)
+
+
+def _read(environment: Mapping[str, str], starter: _Starter) -> Placement:
+    rank_name, size_name, local_name, here_name = starter.variables
+
+    def number(name: str, otherwise: int | None = None) -> int:
+        return _number(environment, name, otherwise, starter.name)
+
+    world_size, rank = number(size_name), number(rank_name)
+    local_rank = number(local_name, 0 if world_size == 1 else None)
+    here = _tasks_here(environment, world_size) if starter.variables == _SRUN else None
+    if starter.variables != _SRUN and (here_name in environment or (starter.variables in _MPI and world_size > 1)):
+        here = number(here_name)
+    wrong = ""
+    if rank >= world_size:
+        wrong = f"{rank_name}: {rank} of {size_name} {world_size}. Needed: a rank from 0 to {world_size - 1}."
+    elif here is not None and here > world_size:
+        wrong = f"{size_name}: {world_size}, but {here_name} is {here}. Needed: the number of all processes."
+    elif world_size == 1:
+        return Placement(local_rank=local_rank, started_by=starter.name)
+    elif local_rank >= (here or world_size):
+        most = here or world_size
+        wrong = f"{local_name}: {local_rank} of {here_name} {most}. Needed: 0 to {most - 1}."
+    elif local_rank > rank:
+        wrong = f"{local_name}: {local_rank}, above {rank_name} {rank}. Needed: the number among those of this machine."
+    elif here is not None and world_size - rank < here - local_rank:
+        wrong = (
+            f"{rank_name}: {rank} of {size_name} {world_size}, but this machine has {here - local_rank - 1} processes "
+            "after it. Needed: ranks that count up through the processes of a machine."
+        )
+    elif not starter.master:
+        wrong = starter.without_master
+    if wrong:
+        raise UsageError(f"{wrong} {_told(environment)}")
+    port = number("MASTER_PORT", starter.port)
+    if not 0 < port < 65536:
+        raise UsageError(f"MASTER_PORT: {port}. Needed: a port from 1 to 65535. {_told(environment)}")
+    return Placement(rank, world_size, local_rank, here or world_size, starter.master, port, starter.name)
 
 
 _SHOWN = re.compile(
-    r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|PET_\w+|SLURM_(PROCID|LOCALID|NODEID|STEP_\w+)|"
+    r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|PET_\w+|SLURM_(PROCID|LOCALID|NODEID|STEP_\w+)"
 )
 
 
@@ -94,46 +184,6 @@ def _told(environment: Mapping[str, str]) -> str:
     mpi = {name for names in _MPI for name in names}
     found = [f"{name}={environment[name]}" for name in sorted(environment) if _SHOWN.fullmatch(name) or name in mpi]
     return f"Found: {', '.join(found)}."
-
-
-def _torchrun(environment: Mapping[str, str]) -> Placement:
-    started_by = "gptworks --nproc" if is_supervised(environment) else "torchrun"
-
-    def number(name: str, otherwise: int | None = None) -> int:
-        return _number(environment, name, otherwise, started_by)
-
-    world_size, rank = number("WORLD_SIZE"), number("RANK")
-    local_rank = number("LOCAL_RANK", 0 if world_size == 1 else None)
-    local_size = number("LOCAL_WORLD_SIZE", world_size)
-    wrong = ""
-    if rank >= world_size:
-        wrong = f"RANK: {rank} of WORLD_SIZE {world_size}. Needed: a rank from 0 to {world_size - 1}."
-    elif local_size > world_size:
-        wrong = f"WORLD_SIZE: {world_size}, but LOCAL_WORLD_SIZE is {local_size}. Needed: the number of all processes."
-    elif world_size > 1 and local_rank >= local_size:
-        wrong = f"LOCAL_RANK: {local_rank} of LOCAL_WORLD_SIZE {local_size}. Needed: 0 to {local_size - 1}."
-    elif local_rank > rank and world_size > 1:
-        wrong = f"LOCAL_RANK: {local_rank}, above RANK {rank}. Needed: the number among those of this machine."
-    elif world_size > 1 and "LOCAL_WORLD_SIZE" in environment and world_size - rank < local_size - local_rank:
-        wrong = (
-            f"RANK: {rank} of WORLD_SIZE {world_size}, but this machine has {local_size - local_rank - 1} processes "
-            "after it. Needed: ranks that count up through the processes of a machine."
-        )
-    elif world_size > 1 and not environment.get("MASTER_ADDR"):
-        wrong = "MASTER_ADDR: not set beside RANK and WORLD_SIZE. Needed: the address of rank 0's machine."
-    if wrong:
-        raise UsageError(f"{wrong} {_told(environment)}")
-    if world_size == 1:
-        return Placement(local_rank=local_rank, started_by=started_by)
-    return Placement(
-        rank,
-        world_size,
-        local_rank,
-        local_size,
-        environment["MASTER_ADDR"],
-        _port(environment, None, started_by),
-        started_by,
-    )
 
 
 def _refuse_other_rank(environment: Mapping[str, str], found: Placement) -> None:
@@ -151,77 +201,6 @@ def _refuse_other_rank(environment: Mapping[str, str], found: Placement) -> None
             )
 
 
-# Of Open MPI, and of MPICH and Intel MPI: rank, size, rank and size on this machine.
-_MPI = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-)
-_MPI_PORT = 29500
-
-
-def _mpirun(environment: Mapping[str, str], names: tuple[str, str, str, str]) -> Placement:
-    rank, world_size = (_number(environment, name, None, "mpirun") for name in names[:2])
-    if world_size == 1:
-        return Placement(started_by="mpirun")
-    local_rank, local_size = (_number(environment, name, None, "mpirun") for name in names[2:])
-    wrong = ""
-    if rank >= world_size:
-        wrong = f"{names[0]}: {rank} of {names[1]} {world_size}. Needed: a rank from 0 to {world_size - 1}."
-    elif local_rank >= local_size or local_size > world_size:
-        wrong = (
-            f"{names[2]}: {local_rank} of {names[3]} {local_size}, of {world_size} in all. Needed: as mpirun says it."
-        )
-    elif local_size < world_size and not environment.get("MASTER_ADDR"):
-        wrong = (
-            f"MASTER_ADDR: not set, and {names[1]} is {world_size} with {local_size} on this machine. Needed: the "
-            "address of rank 0's machine, for all ranks: mpirun -x MASTER_ADDR=... (Open MPI), -genv (MPICH, Intel)."
-        )
-    if wrong:
-        raise UsageError(f"{wrong} {_told(environment)}")
-    master = environment.get("MASTER_ADDR") or "127.0.0.1"
-    return Placement(
-        rank, world_size, local_rank, local_size, master, _port(environment, _MPI_PORT, "mpirun"), "mpirun"
-    )
-
-
-def _port(environment: Mapping[str, str], otherwise: int | None, started_by: str) -> int:
-    port = _number(environment, "MASTER_PORT", otherwise, started_by)
-    if not 0 < port < 65536:
-        raise UsageError(f"MASTER_PORT: {port}. Needed: a port from 1 to 65535. {_told(environment)}")
-    return port
-
-
-def _srun(environment: Mapping[str, str]) -> Placement:
-    def number(name: str, otherwise: int | None = None) -> int:
-        return _number(environment, name, otherwise, "srun")
-
-    world_size, rank = number("SLURM_STEP_NUM_TASKS"), number("SLURM_PROCID")
-    if rank >= world_size:
-        raise UsageError(
-            f"SLURM_PROCID: {rank} of SLURM_STEP_NUM_TASKS {world_size}. Needed: 0 to {world_size - 1}. "
-            f"{_told(environment)}"
-        )
-    if world_size == 1:
-        return Placement(started_by="srun")
-    nodes = next(
-        (environment[n] for n in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST") if environment.get(n)),
-        "",
-    )
-    if not nodes and not environment.get("MASTER_ADDR"):
-        raise UsageError("SLURM_JOB_NODELIST: not set beside SLURM_PROCID. Needed: the list of nodes, or MASTER_ADDR.")
-    counts = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE", "")
-    return Placement(
-        rank,
-        world_size,
-        number("SLURM_LOCALID"),
-        _tasks_here(counts, number("SLURM_NODEID", 0)) or world_size,
-        environment.get("MASTER_ADDR") or first_node(nodes),
-        # The same on all nodes without asking; jobs that share a node differ.
-        _port(environment, 20000 + number("SLURM_JOB_ID", 0) % 20000, "srun"),
-        "srun",
-    )
-
-
 def first_node(nodes: str) -> str:
     """gpu[003-006,9],cpu1 -> gpu003"""
     found = re.match(r"([^\[,]*)(?:\[(\w+)[^\]]*\]([^,]*))?", nodes.strip())
@@ -229,10 +208,18 @@ def first_node(nodes: str) -> str:
     return found[1] + (found[2] or "") + (found[3] or "")
 
 
-def _tasks_here(counts: str, node: int) -> int:
-    """4(x2),1 -> 4 on the first two nodes, 1 on the third; 0 where it is not said."""
+def _tasks_here(environment: Mapping[str, str], world_size: int) -> int | None:
+    """By 4(x2),1 there are 4 on the first two nodes, 1 on the third; None where it is not said."""
+    of_step = environment.get(_SRUN[3], "")
+    counts = of_step or environment.get("SLURM_TASKS_PER_NODE", "")
     each = [int(n) for n, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts) for _ in range(int(times or 1))]
-    return each[node] if node < len(each) else 0
+    node = _number(environment, "SLURM_NODEID", 0, "srun")
+    if of_step and (sum(each) != world_size or node >= len(each)):
+        raise UsageError(
+            f"{_SRUN[3]}: {of_step}, which is {sum(each)} tasks on {len(each)} nodes, but {_SRUN[1]} is {world_size} "
+            f"and SLURM_NODEID is {node}. Needed: as srun sets them. {_told(environment)}"
+        )
+    return each[node] if node < len(each) else None
 
 
 def _number(environment: Mapping[str, str], name: str, otherwise: int | None, started_by: str) -> int:

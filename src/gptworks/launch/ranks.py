@@ -62,7 +62,7 @@ class Ranks:
         distributed.all_gather_object(found, value, group=self.group)
         return found
 
-    def all_do(self, function: Callable[[], T]) -> T:
+    def on_all(self, function: Callable[[], T]) -> T:
         """Call it on every rank, and fail on every rank if it fails on one. Messages inside it must not be left
         half-exchanged by a failure."""
         if self.group is None:
@@ -76,7 +76,7 @@ class Ranks:
         self._raise_first(failures, mine)
         return result  # type: ignore[return-value]
 
-    def main_does(self, function: Callable[[], T]) -> T:
+    def on_main(self, function: Callable[[], T]) -> T:
         """Call it on the main process only; every rank gets what it returned, or fails as it failed."""
         if self.group is None:
             return function()

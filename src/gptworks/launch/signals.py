@@ -45,6 +45,17 @@ def _is_closed_terminal(number: int) -> bool:
     return kind.st_rdev != Path(os.devnull).stat().st_rdev
 
 
+def stopped_code(asked: int | None, name: str) -> int:
+    """Exit code of a run that this signal has stopped and that was saved.
+
+    A person who presses Ctrl-C wants neither the rest of a script nor make to go on with an unfinished model. A batch
+    system that takes a job back would count anything but 0 as a failure.
+    """
+    if asked is not None:
+        return asked
+    return 128 + signal.SIGINT if name == signal.SIGINT.name else 0
+
+
 class Interrupted(Exception):
     """A signal arrived while there were no processes to pass it on to."""
 

@@ -20,7 +20,7 @@ from gptworks.launch.job import Job as Job
 from gptworks.launch.job import make_log_dir
 from gptworks.launch.nodes import free_port
 from gptworks.launch.rank_process import STOPPED, log_file, unspoken_failure
-from gptworks.launch.signals import Received
+from gptworks.launch.signals import Received, stopped_code
 
 _POLL_S = 0.05
 
@@ -31,20 +31,15 @@ class _Ranks:
     def __init__(self, job: Job, attempt: int, folder: Path) -> None:
         self.job, self.folder = job, folder
         self.processes: dict[int, subprocess.Popen[bytes] | ForkedRank] = {}
-        shared = {
+        shared = job.environment() | {
             "WORLD_SIZE": str(job.nproc),
             "LOCAL_WORLD_SIZE": str(job.nproc),
             "GROUP_RANK": "0",
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
-            rank_env.LOG_DIR: str(job.log_dir.absolute()),
             rank_env.FAILURES: str(folder),
             rank_env.ATTEMPT: str(attempt),
         }
-        # A rank that goes before another makes torch write pages about a broken pipe.
-        shared["TORCH_CPP_LOG_LEVEL"] = os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")
-        if job.nodes.devices:
-            shared["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in job.nodes.devices)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
         own = {rank: {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(job.nproc)}
         if job.nproc > 1 and fork_server.POSSIBLE:
@@ -149,7 +144,8 @@ def _attempts(job: Job, received: Received) -> int:
         if received.received and not ranks.have_begun:
             return 128 + received.received[0]
         if failure is None:
-            return job.stopped_code if was_stopped else 0
+            by = signal.Signals(received.received[0]).name if received.received else ""
+            return stopped_code(job.stopped_code, by) if was_stopped else 0
         if not failure.can_restart or attempt == job.max_restarts or received.received:
             break
         again = f"({attempt + 1} of {job.max_restarts})"

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from gptworks.launch import nodes, rank_env, signals
+from gptworks.launch import nodes, signals
 from gptworks.launch.job import SAVE_TIMEOUT_S, Job
 
 RDZV_ID = "gptworks"  # an endpoint serves one run at a time
@@ -54,21 +54,16 @@ def _name_for_order(machines: nodes.Nodes) -> str:
 
 def environment(job: Job) -> dict[str, str]:
     """What the agent and its ranks are told beside what they inherit."""
-    told = {
+    told = job.environment() | {
         # Without it torch 2.13 lets the ranks of a new start read addresses of the one before (pytorch issue 135712).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        # A rank that goes before another makes torch write pages about a broken pipe.
-        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
         # torchrun would say 1, and a page about it.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, nodes.num_cores() // job.nproc))),
-        rank_env.LOG_DIR: str(job.log_dir.absolute()),
     }
     if "GLOO_SOCKET_IFNAME" not in os.environ:
         interface = nodes.interface_towards(job.nodes.master, job.nodes.port)
         if interface:
             told["GLOO_SOCKET_IFNAME"] = interface  # else gloo asks what this machine's name means, often 127.0.1.1
-    if job.nodes.devices:
-        told["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in job.nodes.devices)
     return told
 
 

@@ -2,6 +2,6 @@
 
 from gptworks.model.cache import KVCache
 from gptworks.model.gpt import GPT, tie
-from gptworks.model.loss import IGNORED
+from gptworks.model.loss import IGNORED, NOT_SCORED
 
-__all__ = ["GPT", "IGNORED", "KVCache", "tie"]
+__all__ = ["GPT", "IGNORED", "NOT_SCORED", "KVCache", "tie"]

@@ -1,4 +1,4 @@
-"""GELU in its three forms."""
+"""GELU in its three forms, and the gate of SwiGLU."""
 
 from typing import Any
 
@@ -44,3 +44,23 @@ class _TanhGELU(torch.autograd.Function):
 def _inner(x: Tensor) -> Tensor:
     """2u = x (A + B x^2)"""
     return (x * x).mul_(_B).add_(_A).mul_(x)
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) x up."""
+    return F.silu(gate) * up if torch.compiler.is_compiling() else _Gated.apply(gate, up)
+
+
+class _Gated(torch.autograd.Function):
+    """Keeps what it was given, and computes silu again."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        (grad,) = grad_outputs
+        return torch.ops.aten.silu_backward(grad * up, gate), F.silu(gate).mul_(grad)

@@ -1,6 +1,6 @@
 """The keys and values of what was read before, for generation.
 
-Shapes: L layers, B rows, T new tokens, S tokens in the cache, N heads, H head size.
+Shapes: L layers, B rows, T new tokens, S tokens in the cache, N heads of keys and values, H head size.
 """
 
 import torch
@@ -24,10 +24,12 @@ class KVCache:
     def positions(self, num_tokens: int) -> Tensor:
         return self.lengths_B[:, None] + torch.arange(num_tokens, device=self.lengths_B.device)
 
-    def mask(self, num_tokens: int) -> Tensor:
-        """[B, 1, T, S]: which stored tokens each new token may look at."""
-        visible = torch.arange(self.used + num_tokens, device=self.lengths_B.device)
-        return (visible <= self.positions(num_tokens)[:, :, None])[:, None]
+    def mask(self, num_tokens: int, window: int = 0) -> Tensor:
+        """[B, 1, T, S]: which stored tokens each new token may look at: all, or the last `window` with itself."""
+        stored = torch.arange(self.used + num_tokens, device=self.lengths_B.device)
+        ahead_BTS = self.positions(num_tokens)[:, :, None] - stored
+        visible = (ahead_BTS >= 0) & (ahead_BTS < window) if window else ahead_BTS >= 0
+        return visible[:, None]
 
     def layer(self, number: int) -> "LayerCache":
         return LayerCache(self, self.keys_LBNSH[number], self.values_LBNSH[number])

@@ -1,6 +1,7 @@
 """A model that only predicts, its matrices kept in fewer bits.
 
-Activations, embedding of positions, LayerNorms and biases stay in fp32.
+Activations, embedding of positions, LayerNorms and biases stay in fp32. The C++ function (`generate/kernels`) rounds
+what it multiplies by a matrix of int8 or int4 to 16 bits, two hundred times finer than the matrix.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from gptworks.errors import UsageError
 from gptworks.model.gpt import GPT, Linear
 
 _WIDENED = 2**20  # numbers that are widened at a time
-WEIGHTS = ("fp32", "bf16", "int8")
+WEIGHTS = ("fp32", "bf16", "int8", "int4")
+GROUP = 32  # numbers of an int4 row that share a scale
 
 
 @contextmanager
@@ -30,7 +32,11 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 class StoredMatrix(nn.Module):
-    """[outputs, inputs] in fp32, bf16, or int8 with one scale for each output."""
+    """[outputs, inputs] in fp32, bf16, int8 with a scale for each output, or int4 with a scale for each group of 32.
+
+    int4: values are [outputs, groups x 16] bytes, the first sixteen numbers of a group in their lower bits; a number is
+    (bits - 8) times the scale, which is bf16. The last group of a row may be padded.
+    """
 
     values: Tensor
     scale: Tensor | None
@@ -38,18 +44,47 @@ class StoredMatrix(nn.Module):
     def __init__(self, weight: Tensor, kind: str) -> None:
         super().__init__()
         scale, values = None, weight.detach()
+        self.depth = values.shape[1]
         if kind == "bf16":
             values = values.bfloat16()
         elif kind == "int8":
             scale = values.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / 127
             values = (values / scale[:, None]).round_().to(torch.int8)
+        elif kind == "int4":
+            # Some rows at a time, for the memory in between.
+            size = max(1, _WIDENED * 4 // self.depth)
+            values, scale = (torch.cat(parts) for parts in zip(*map(_in_groups, values.split(size)), strict=True))
         self.register_buffer("values", values)
         self.register_buffer("scale", scale)
 
     def rows(self, at: Tensor | slice) -> Tensor:
         """Some of the rows in fp32."""
+        if self.scale is not None and self.values.dtype == torch.uint8:
+            return _widen_groups(self.values[at], self.scale[at])[..., : self.depth]
         wide = self.values[at].float()
         return wide if self.scale is None else wide * self.scale[at].unsqueeze(-1)
+
+
+def _in_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """int4 values and scales: from the scale that makes the number furthest from zero -8, to the one that fits best."""
+    groups = F.pad(weight, (0, -weight.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
+    furthest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    scale = furthest / -8
+    numbers = _nearest(groups, scale)
+    squares = numbers.square().sum(-1, keepdim=True)
+    scale = ((groups * numbers).sum(-1, keepdim=True) / squares.clamp_min(1)).bfloat16()  # least squares
+    low, high = (_nearest(groups, scale.float()) + 8).to(torch.uint8).chunk(2, dim=-1)
+    return (low | (high << 4)).flatten(1), scale.squeeze(-1)
+
+
+def _nearest(groups: Tensor, scale: Tensor) -> Tensor:
+    return (groups / scale).nan_to_num_(0, 0, 0).round_().clamp_(-8, 7)
+
+
+def _widen_groups(values: Tensor, scale: Tensor) -> Tensor:
+    groups = values.unflatten(-1, (-1, GROUP // 2))
+    numbers = torch.cat((groups & 15, groups >> 4), dim=-1).float() - 8
+    return (numbers * scale.float().unsqueeze(-1)).flatten(-2)
 
 
 class StoredLinear(nn.Module):
@@ -69,10 +104,9 @@ class StoredLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         matrix, bias = self.matrix, None if self.bias is None else self.bias.to(x.dtype)
         # Some outputs at a time: what is widened stays in the processor's cache and uses the same memory again.
-        size = max(1, _WIDENED // matrix.values.shape[1])
-        y = torch.cat([F.linear(x, values.to(x.dtype)) for values in matrix.values.split(size)], dim=-1)
-        if matrix.scale is not None:
-            y *= matrix.scale.to(x.dtype)
+        size, count = max(1, _WIDENED // matrix.depth), len(matrix.values)
+        parts = (matrix.rows(slice(first, first + size)) for first in range(0, count, size))
+        y = torch.cat([F.linear(x, part.to(x.dtype)) for part in parts], dim=-1)
         return y if bias is None else y.add_(bias)
 
 
@@ -91,7 +125,7 @@ def require_kind(kind: str) -> None:
 
 
 def store_weights(model: GPT, kind: str) -> None:
-    """Keep the matrices in bf16 or int8 from now on. The model can then predict, but not be trained or saved."""
+    """Keep the matrices in bf16, int8 or int4 from now on. The model can then predict, but not be trained or saved."""
     require_kind(kind)
     if kind == "fp32":
         return

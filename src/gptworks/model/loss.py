@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 IGNORED = -100  # the label of a token that is not scored
+NOT_SCORED = -1.0  # in place of a mean loss, which is never below 0
 
 # Logits held at a time: 64 MB in fp32, a few hundred rows of a 50k vocabulary, enough for a product at full speed.
 CHUNK_ELEMENTS = 16 * 1024 * 1024
@@ -45,17 +46,36 @@ class Words:
         return sum_C1, target_logit_C1
 
 
+class SampleLosses:
+    """The mean loss of each sample of the last batch [B], where that is wanted: no part of the gradient, and still on
+    the device. NOT_SCORED for a sample without a scored token."""
+
+    wanted = False
+    found: Tensor | None = None
+
+    def keep(self, losses_R: Tensor, labels: Tensor) -> None:
+        counts_B = (labels != IGNORED).sum(-1)
+        means_B = losses_R.view(labels.shape).sum(-1) / counts_B.clamp(min=1)
+        self.found = means_B.masked_fill(counts_B == 0, NOT_SCORED)
+
+
 class LinearCrossEntropy(nn.Module):
     """The fp32 sum of -log softmax(x W^T)[label] over the rows whose label is not -100."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_samples = SampleLosses()
+
     def forward(self, x: Tensor, weight_VD: Tensor, labels: Tensor) -> Tensor:
-        return linear_cross_entropy(x, weight_VD, labels, Words())
+        return linear_cross_entropy(x, weight_VD, labels, Words(), self.of_samples)
 
 
-def linear_cross_entropy(x: Tensor, weight_WD: Tensor, labels: Tensor, words: Words) -> Tensor:
+def linear_cross_entropy(
+    x: Tensor, weight_WD: Tensor, labels: Tensor, words: Words, of_samples: SampleLosses
+) -> Tensor:
     if not torch.is_grad_enabled():  # a Function is not told, and would compute the weight's gradient in vain
         x, weight_WD = x.detach(), weight_WD.detach()
-    loss: Tensor = _LinearCrossEntropy.apply(x, weight_WD, labels, words)
+    loss: Tensor = _LinearCrossEntropy.apply(x, weight_WD, labels, words, of_samples)
     return loss
 
 
@@ -63,7 +83,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """The gradient of a chunk is computed right after its loss, while its logits are still there."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_WD: Tensor, labels: Tensor, words: Words) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight_WD: Tensor, labels: Tensor, words: Words, of_samples: SampleLosses
+    ) -> Tensor:
         whole = words.rows(x)
         x_RD, labels_R = whole.reshape(-1, x.shape[-1]), labels.reshape(-1)
         num_rows, num_words = x_RD.shape[0], weight_WD.shape[0]
@@ -73,6 +95,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_RD = torch.empty_like(x_RD) if wants_x else None
         grad_weight = torch.zeros_like(weight_WD, dtype=wide) if wants_weight else None
         loss = torch.zeros((), dtype=wide, device=x.device)
+        losses: list[Tensor] = []
         # Equal chunks: a small remainder would multiply at a fraction of the speed.
         num_chunks = max(1, math.ceil(num_rows * words.most(weight_WD) / CHUNK_ELEMENTS))
         chunk = math.ceil(num_rows / num_chunks)
@@ -88,7 +111,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
             target_logit_C1 = logits_CW.gather(1, target_C1)
             exp_CW = logits_CW.exp_()
             sum_C1, target_logit_C1 = words.totals(exp_CW.sum(-1, keepdim=True), target_logit_C1, here_C1)
-            loss += (sum_C1.log() - target_logit_C1).masked_fill(~scored_C1, 0.0).sum()
+            losses_C1 = (sum_C1.log() - target_logit_C1).masked_fill(~scored_C1, 0.0)
+            loss += losses_C1.sum()
+            if of_samples.wanted:
+                losses.append(losses_C1)
             if not (wants_x or wants_weight):
                 continue
             # softmax - one-hot in the memory of the logits; nothing where the token is not scored
@@ -97,12 +123,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 torch.mm(grad_CW, weight, out=grad_RD[part])
             if grad_weight is not None:
                 add_product(grad_weight, grad_CW.T, x_CD)
+        if of_samples.wanted:
+            of_samples.keep(torch.cat(losses), labels)
         grad_x = words.gradient(grad_RD.view(whole.shape)) if grad_RD is not None else None
         ctx.gradients, ctx.weight_dtype = (grad_x, grad_weight), weight_WD.dtype
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         grad_x, grad_weight = ctx.gradients
         ctx.gradients = None
         scale = grad_outputs[0]
@@ -110,7 +138,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_x = grad_x.mul_(scale)
         if grad_weight is not None:
             grad_weight = grad_weight.mul_(scale).to(ctx.weight_dtype)
-        return grad_x, grad_weight, None, None
+        return grad_x, grad_weight, None, None, None
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:

@@ -13,7 +13,7 @@ from gptworks.config.schema import InitConfig, ModelConfig, ParallelConfig
 from gptworks.launch.world import World
 from gptworks.model import GPT, tie
 from gptworks.model.init import draw
-from gptworks.parallel import recompute, shard
+from gptworks.parallel import kv_copies, recompute, shard
 from gptworks.parallel.parts import Part, SingleStage
 from gptworks.parallel.shard import ShardPolicy
 from gptworks.parallel.slices import Region, region_of
@@ -126,7 +126,13 @@ def _allocate(part: GPT, device: torch.device, weights: WeightSource | None) -> 
 @torch.no_grad()
 def fill(part: nn.Module, weights: WeightSource, *, tied: bool = False) -> None:
     """Each parameter by its name; of one that is cut, no more is asked for than this rank's slice."""
+    copies = kv_copies.copies_in(part)
     for name, parameter in part.named_parameters():
+        if copies is not None and kv_copies.is_copied(name):
+            pieces = copies.pieces(parameter.detach())
+            for each in pieces.slices:
+                each.here.copy_(weights.tensor(name, pieces.shape, each.region))
+            continue
         region = region_of(parameter) if hasattr(parameter, "placements") else None
         here = weights.tensor(canonical_name(name, tied=tied), parameter.shape, region)
         shard.local(parameter.detach()).copy_(here)

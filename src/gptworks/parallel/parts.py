@@ -1,7 +1,7 @@
 """What a rank holds of a model, by the names of the whole model: one GPT, or the stages of a pipeline."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self
 
 import torch
@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from gptworks.architecture import canonical_name
 from gptworks.launch.world import World
 from gptworks.model import GPT, KVCache
-from gptworks.parallel.shard import NOT_SHARDED, ShardPolicy, finish_gradients, reshard_all
+from gptworks.parallel import kv_copies
+from gptworks.parallel.shard import NOT_SHARDED, ShardPolicy, finish_gradients, local, num_copies, reshard_all
+from gptworks.parallel.slices import Pieces
 
 SeedDropout = Callable[..., None]  # of the number of a micro-batch, and of the stage that reads it where there are some
 
@@ -31,6 +33,7 @@ class Part(ABC):
     def __init__(self, parts: Sequence[GPT], world: World, sharding: ShardPolicy) -> None:
         self.parts, self.world, self.sharding = list(parts), world, sharding
         self.cfg, self.device = self.parts[0].cfg, world.device
+        self.sample_losses: list[Tensor] = []  # of the last step, where `keep_sample_losses` has asked for them
 
     @abstractmethod
     def step(
@@ -49,6 +52,16 @@ class Part(ABC):
     @abstractmethod
     def new_cache(self, rows: int, length: int, dtype: torch.dtype | None = None) -> Any:
         """An empty cache for the layers and heads that are here."""
+
+    def keep_sample_losses(self) -> None:
+        """From now on a step leaves the mean loss of each sample of each micro-batch in `sample_losses`, on the ranks
+        that have the head."""
+        for part in self.parts:
+            part.loss_sum.of_samples.wanted = True
+
+    @property
+    def keeps_sample_losses(self) -> bool:
+        return self.parts[0].loss_sum.of_samples.wanted
 
     def sum_gradients(self) -> None:
         """After the backward passes of a step: all that is still missing from the gradients of this rank."""
@@ -72,6 +85,25 @@ class Part(ABC):
         """All that is updated here; the copy of a tied embedding is head.weight."""
         for part in self.parts:
             yield from part.named_parameters()
+
+    def as_stored(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor | Pieces]]:
+        """Tensors of this rank, of its parameters or of what belongs to them, as checkpoints and comparisons know
+        them."""
+        return kv_copies.as_stored(named, kv_copies.copies_in(self.parts[0]))
+
+    def gradient_shares(self) -> list[tuple[Tensor, int]]:
+        """Gradients on this rank, and how many ranks of its stage have the same; each of one pipeline stage only."""
+        shares, copies = [], kv_copies.copies_in(self.parts[0])
+        for name, parameter in self.named_parameters():
+            if parameter.grad is None or canonical_name(name, tied=self.cfg.tied) != name:
+                continue
+            ranks, gradient = num_copies(parameter, self.world), local(parameter.grad)
+            if copies is None or not kv_copies.is_copied(name):
+                shares.append((gradient, ranks))
+                continue
+            shared = copies.shared_rows(parameter.grad)[0]
+            shares += [(gradient[: len(gradient) - len(shared)], ranks), (shared, ranks * copies.copies)]
+        return shares
 
     def counted_parameters(self) -> list[nn.Parameter]:
         """Each parameter of the model on one pipeline stage only: without the copy of a tied embedding."""
@@ -101,7 +133,7 @@ class SingleStage(Part):
     def step(
         self, micro_batches: Sequence[MicroBatch], scale: float | Tensor, *, seed_dropout: SeedDropout | None = None
     ) -> list[Tensor]:
-        loss_sums = []
+        loss_sums, self.sample_losses = [], []
         for number, batch in enumerate(micro_batches):
             if seed_dropout is not None:
                 seed_dropout(number)
@@ -110,11 +142,13 @@ class SingleStage(Part):
             loss_sum = self.gpt(on_device.tokens, **on_device.keywords())
             (loss_sum * scale).backward()
             loss_sums.append(loss_sum.detach())
+            if (of_samples := self.gpt.loss_sum.of_samples).found is not None:
+                self.sample_losses.append(of_samples.found)
         return loss_sums
 
     def __call__(self, tokens: Tensor, *args: Any, **keywords: Any) -> Tensor:
-        found: Tensor = self.gpt(tokens, *args, **keywords)
-        return found
+        output: Tensor = self.gpt(tokens, *args, **keywords)
+        return output
 
     def new_cache(self, rows: int, length: int, dtype: torch.dtype | None = None) -> KVCache:
         return self.gpt.new_cache(rows, length, dtype)

@@ -136,6 +136,7 @@ class Pipeline(Part):
             return_outputs=False,
             **keywords,
         )
+        self.sample_losses = [losses for stage in stages for losses in stage.sample_losses]
         return [loss_sum for stage in stages for loss_sum in stage.loss_sums]
 
     def sum_gradients(self) -> None:
@@ -209,6 +210,7 @@ class Pipeline(Part):
         shapes = {} if self.hidden_len is None else self._known_shapes(stage, part, tokens, self.hidden_len)
         made = LeanStage(part, stage, self.num_stages, self.device, group=self.group, **shapes)
         made.knows_shapes = bool(shapes)
+        made.of_samples = part.loss_sum.of_samples
         made.gives_parameters_back = self.sharding.gives_parameters_back
         return made
 
@@ -239,7 +241,11 @@ class Pipeline(Part):
                     "a pipeline needs all or none to."
                 )
             keywords[name] = torch.cat(given) if given else None
-        return torch.cat([batch.tokens for batch in on_device]), keywords
+        tokens = torch.cat([batch.tokens for batch in on_device])
+        if keywords.get("positions") is None and (self.cfg.positions != "learned" or self.cfg.sliding_window):
+            # Every stage needs them in attention, and hidden states may be a cut of the sequence.
+            keywords["positions"] = torch.arange(tokens.shape[1], device=self.device).expand(tokens.shape)
+        return tokens, keywords
 
     def _scaled(self, loss_sum: Tensor, _labels: Tensor) -> Tensor:
         return loss_sum * self._scale

@@ -1,8 +1,8 @@
 """The slice of a tensor that is on this rank, and the name it is stored under."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,9 +21,32 @@ class Slice:
     shape: torch.Size
 
     @property
+    def region(self) -> Region:
+        return tuple(slice(at, at + size) for at, size in zip(self.offsets, self.here.shape, strict=True))
+
+    @property
     def key(self) -> tuple[int, ...]:
         """Replicas of a slice have the same."""
         return (*self.offsets, *self.here.shape)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Several slices of one tensor."""
+
+    slices: tuple[Slice, ...]
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def slices_of(tensor: Any) -> tuple[Slice, ...]:
+    """Of a tensor, a DTensor, a slice or pieces."""
+    return tensor.slices if isinstance(tensor, Pieces) else (slice_of(tensor),)
+
+
+def local_of(tensor: Any) -> Tensor:
+    here: Tensor = tensor.to_local().detach()
+    return here
 
 
 def slice_of(tensor: Any) -> Slice:
@@ -65,20 +88,23 @@ def splits(tensor: Tensor) -> Iterator[tuple[int, int]]:
             yield axis, tensor.device_mesh.size(axis)  # type: ignore[attr-defined]
 
 
-def copied_to_cpu(tensors: dict[str, Tensor]) -> dict[str, Slice]:
+def copied_to_cpu(tensors: Mapping[str, Tensor | Pieces]) -> dict[str, Pieces]:
     """What is here now, whatever becomes of the tensors later."""
-    found = {}
+    on_cpu = {}
     for name, tensor in tensors.items():
-        part = slice_of(tensor)
-        found[name] = Slice(part.here.to("cpu", copy=True), part.offsets, part.shape)
-    return found
+        copied = [Slice(part.here.to("cpu", copy=True), part.offsets, part.shape) for part in slices_of(tensor)]
+        on_cpu[name] = Pieces(tuple(copied), tensor.shape, tensor.dtype)
+    return on_cpu
 
 
-def to_store(named: Iterable[tuple[str, Tensor]], *, tied: bool) -> dict[str, Tensor]:
+AnyTensor = TypeVar("AnyTensor")
+
+
+def to_store(named: Iterable[tuple[str, AnyTensor]], *, tied: bool) -> dict[str, AnyTensor]:
     """Each tensor once: the copy of a tied head is left out, the embedding is stored by the rank that has it."""
     return {name: tensor for name, tensor in named if canonical_name(name, tied=tied) == name}
 
 
-def to_fill(named: Iterable[tuple[str, Tensor]], *, tied: bool) -> Iterator[tuple[str, Tensor]]:
+def to_fill(named: Iterable[tuple[str, AnyTensor]], *, tied: bool) -> Iterator[tuple[str, AnyTensor]]:
     """Each tensor with the name under which its contents are stored; a name can come twice."""
     return ((canonical_name(name, tied=tied), tensor) for name, tensor in named)

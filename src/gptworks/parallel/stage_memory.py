@@ -16,6 +16,7 @@ from torch.distributed.pipelining._utils import _make_tensor_from_meta
 from torch.distributed.pipelining.stage import _RecvInfo
 
 from gptworks.launch import heartbeat
+from gptworks.model.loss import SampleLosses
 
 __all__ = ["LeanStage"]
 
@@ -26,6 +27,8 @@ class LeanStage(PipelineStage):
     knows_shapes = False  # of what it receives and gives; else the ranks tell each other in the first step
     gives_parameters_back = False  # between the passes of a micro-batch
     loss_sums: list[Tensor]
+    of_samples: SampleLosses  # as the loss of this stage leaves them, and those of all micro-batches
+    sample_losses: list[Tensor]
     seed_dropout: Callable[[int, int], None] | None = None
 
     @property
@@ -37,7 +40,7 @@ class LeanStage(PipelineStage):
     def begin(self, seed_dropout: Callable[[int, int], None] | None) -> None:
         """Before the micro-batches of a step."""
         self.seed_dropout = seed_dropout
-        self.loss_sums = []
+        self.loss_sums, self.sample_losses = [], []
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         heartbeat.moved()
@@ -47,6 +50,8 @@ class LeanStage(PipelineStage):
         output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if self.is_last:
             self.loss_sums.append(output.detach())
+            if self.of_samples.found is not None:
+                self.sample_losses.append(self.of_samples.found)
         # What backward needs of the input is held by the stage's own record of the micro-batch until then.
         _let_go(self.args_recv_info[fwd_chunk_id])
         return output

@@ -14,7 +14,7 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 from gptworks.errors import UsageError
-from gptworks.model.loss import Words, linear_cross_entropy
+from gptworks.model.loss import Words
 from gptworks.parallel import collectives
 from gptworks.parallel.collectives import TensorRanks
 
@@ -48,11 +48,6 @@ def logits(x: Tensor, weight_WD: Tensor, vocab_size: int, ranks: TensorRanks) ->
     return collectives.gather_features(F.linear(x, weight_WD.to(x.dtype)), vocab_size, ranks)
 
 
-def loss_sum(x: Tensor, weight_WD: Tensor, labels: Tensor, vocab_size: int, ranks: TensorRanks) -> Tensor:
-    """The same sum of token losses on every rank, as model.loss.LinearCrossEntropy has it."""
-    return linear_cross_entropy(x, weight_WD, labels, _CutWords(vocab_size, ranks, ranks.split_tokens))
-
-
 def first_word(vocab_size: int, ranks: TensorRanks) -> int:
     return ranks.rank * math.ceil(vocab_size / ranks.size)
 
@@ -65,8 +60,9 @@ def _is_elsewhere(ids: Tensor, num_words: int, rank: int, num_ranks: int) -> Ten
 
 
 @dataclass(frozen=True)
-class _CutWords(Words):
-    """The words of one rank. Two small sums over ranks a chunk; tokens may be cut among the ranks too."""
+class CutWords(Words):
+    """The words of one rank; all of them get the same loss. Two small sums over ranks a chunk; tokens may be cut
+    among the ranks too."""
 
     vocab_size: int
     ranks: TensorRanks

@@ -59,7 +59,9 @@ def _column_backward(ledger: Ledger, s: BlockShape, name: str, saved: str, fresh
 
 def _norm_backward(ledger: Ledger, s: BlockShape, number: int) -> None:
     wide = s.own_tokens * s.hidden * FP32 if s.narrow else 0
-    if s.narrow:
+    if s.norm == "rmsnorm":
+        _rms_backward(ledger, f"{number}", "y_gradient", "x_gradient", s.stream, s.own_tokens * s.hidden * FP32)
+    elif s.narrow:
         ledger.use(wide_in=wide)
         ledger.drop("y_gradient")
         ledger.use(wide_x=wide)
@@ -72,6 +74,38 @@ def _norm_backward(ledger: Ledger, s: BlockShape, number: int) -> None:
     ledger.use(summed=s.stream)
     ledger.drop("x_gradient", "stream_gradient", "summed")
     ledger.use(stream_gradient=s.stream)
+
+
+def _rms_backward(ledger: Ledger, name: str, incoming: str, out: str, size: int, wide: int) -> None:
+    is_narrow = size < wide
+    ledger.use(normal=wide, wide_in=wide if is_narrow else 0)
+    ledger.use(for_weight=wide)
+    ledger.drop("for_weight")
+    ledger.use(of_scaled=wide)
+    ledger.drop("wide_in")
+    if is_narrow:
+        ledger.use(narrowed=size)
+    ledger.drop("normal", "of_scaled", "narrowed", incoming, f"stats{name}")
+    ledger.use(**{out: size})
+
+
+def _swiglu_backward(ledger: Ledger, s: BlockShape, fresh: bool) -> None:
+    """From `inner_gradient`, of the product, through both matrices to `y_gradient`."""
+    ledger.use(times_up=s.inner)
+    ledger.use(of_gate=s.inner)
+    ledger.drop("times_up")
+    ledger.use(of_up=s.inner)
+    ledger.drop("inner_gradient", "gated", "u", "of_gate")
+    ledger.use(inner_gradient=s.inner)
+    _column_backward(ledger, s, "gate", "nothing", fresh)
+    ledger.drop("y_gradient")
+    ledger.use(through_gate=s.stream)
+    ledger.drop("of_up")
+    ledger.use(inner_gradient=s.inner)
+    _column_backward(ledger, s, "up", "y2", fresh)
+    ledger.use(both=s.stream)
+    ledger.drop("y_gradient", "through_gate", "both")
+    ledger.use(y_gradient=s.stream)
 
 
 def _gelu_backward(ledger: Ledger, s: BlockShape) -> None:
@@ -89,7 +123,7 @@ def _core_backward(ledger: Ledger, s: BlockShape) -> None:
     heads, scores = s.in_heads, s.scores
     if s.attention == "fused":
         ledger.use(q_gradient=heads, k_gradient=heads, v_gradient=heads)
-        ledger.drop("inner_gradient", "lse", "mixed", "qkv")
+        ledger.drop("inner_gradient", "lse", "mixed", "" if s.head_norms else "qkv", "window")
     else:
         wide = FP32 if s.attention == "sdpa_math" else s.compute
         in_wide = heads // s.compute * wide
@@ -116,11 +150,39 @@ def _core_backward(ledger: Ledger, s: BlockShape) -> None:
             ledger.use(scaled=scores * s.compute, score_gradient=scores * s.compute)
             ledger.drop("scaled")
         ledger.use(q_gradient=in_wide, k_gradient=in_wide)
-        ledger.drop("score_gradient", "q_copy", "k_copy", "qkv", "q_gradient", "k_gradient", "v_gradient")
+        ledger.drop("score_gradient", "q_copy", "k_copy", "q_gradient", "k_gradient", "v_gradient")
+        ledger.drop("" if s.head_norms else "qkv")
         ledger.use(q_gradient=heads, k_gradient=heads, v_gradient=heads)
-    ledger.use(qkv_gradient=3 * heads)
+    _queries_and_keys_backward(ledger, s)
+    ledger.use(qkv_gradient=s.qkv)
     ledger.drop("q_gradient", "k_gradient", "v_gradient", "qkv_gradient")
-    ledger.use(inner_gradient=3 * heads)
+    ledger.use(inner_gradient=s.qkv)
+
+
+def _queries_and_keys_backward(ledger: Ledger, s: BlockShape) -> None:
+    ledger.drop("k_repeated", "v_repeated")
+    if s.repeated:
+        for name in ("k_gradient", "v_gradient"):
+            ledger.use(of_shared=s.in_kv_heads)
+            ledger.drop(name, "of_shared")
+            ledger.use(**{name: s.in_kv_heads})
+    for name, size in (("k", s.in_kv_heads), ("q", s.in_heads)):
+        wide = size // s.compute * FP32
+        if s.turned:
+            ledger.use(turned_wide=wide, partners=wide, tables=2 * wide // s.rows)
+            ledger.use(turned_back=wide)
+            if s.narrow:
+                ledger.use(narrowed=size)
+            ledger.drop("turned_wide", "partners", "tables", "turned_back", "narrowed", f"{name}_gradient")
+            ledger.drop(f"{name}_turned")
+            ledger.use(**{f"{name}_gradient": size})
+        if s.head_norms:
+            ledger.drop(f"{name}_gradient")
+            ledger.use(of_normed=size)
+            _rms_backward(ledger, f"_{name}", "of_normed", f"{name}_gradient", size, wide)
+            ledger.drop(f"{name}_normed")
+    if s.head_norms:
+        ledger.drop("qkv")
 
 
 def block_backward(ledger: Ledger, s: BlockShape, fresh: bool) -> None:
@@ -131,8 +193,11 @@ def block_backward(ledger: Ledger, s: BlockShape, fresh: bool) -> None:
         ledger.use(incoming=s.stream)
         ledger.drop("mask2")
     _row_backward(ledger, s, "down", s.inner, "g", fresh)
-    _gelu_backward(ledger, s)
-    _column_backward(ledger, s, "up", "y2", fresh)
+    if s.mlp == "swiglu":
+        _swiglu_backward(ledger, s, fresh)
+    else:
+        _gelu_backward(ledger, s)
+        _column_backward(ledger, s, "up", "y2", fresh)
     _norm_backward(ledger, s, 2)
     ledger.drop("x1")
     if s.recompute == "full_attn":

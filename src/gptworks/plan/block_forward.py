@@ -9,11 +9,28 @@ from gptworks.plan.sizes import FP32
 
 def norm(ledger: Ledger, s: BlockShape, number: int) -> None:
     """x is there already; what is kept is its fp32 copy in a narrow type, itself else."""
-    wide = s.own_tokens * s.hidden * FP32 if s.narrow else 0
+    size = s.own_tokens * s.hidden * FP32
+    wide = size if s.narrow else 0
+    if s.norm == "rmsnorm":
+        scaled_by_rms(ledger, f"{number}", f"y{number}", s.stream, size, s.own_tokens)
+        return
     ledger.keep(**{f"wide{number}": wide, f"stats{number}": 2 * s.own_tokens * FP32})
     ledger.use(wide_out=wide)
     ledger.keep(**{f"y{number}": s.stream})
     ledger.drop("wide_out")
+
+
+def scaled_by_rms(ledger: Ledger, name: str, out: str, size: int, wide: int, count: int) -> None:
+    """model/rms.py keeps x, which is there, and one number for each of `count` norms."""
+    ledger.use(wide_in=wide if size < wide else 0)
+    ledger.keep(**{f"stats{name}": count * FP32})
+    ledger.use(scaled=wide)
+    if size < wide:
+        ledger.keep(**{out: size})
+        ledger.drop("wide_in", "scaled")
+    else:
+        ledger.drop("scaled")
+        ledger.keep(**{out: size})
 
 
 def cast(ledger: Ledger, s: BlockShape, name: str) -> None:
@@ -68,9 +85,38 @@ def _dropped(ledger: Ledger, s: BlockShape, name: str, number: int) -> None:
         ledger.drop(name)
 
 
+def _queries_and_keys(ledger: Ledger, s: BlockShape) -> None:
+    """Normed head by head, and turned."""
+    for name, size in (("q", s.in_heads), ("k", s.in_kv_heads)):
+        wide = size // s.compute * FP32
+        if s.head_norms:
+            scaled_by_rms(ledger, f"_{name}", f"{name}_normed", size, wide, size // s.compute // s.head_size)
+    for name, size in (("q", s.in_heads), ("k", s.in_kv_heads)):
+        wide = size // s.compute * FP32
+        if s.turned:
+            copied = s.narrow or not s.head_norms  # what lies in qkv is not in one piece
+            ledger.use(turned_wide=wide if copied else 0, partners=wide, tables=2 * wide // s.rows)
+            ledger.use(out=wide)
+            if s.narrow:
+                ledger.keep(**{f"{name}_turned": size})
+                ledger.drop("out")
+            else:
+                ledger.drop("out")
+                ledger.keep(**{f"{name}_turned": size})
+            ledger.drop("turned_wide", "partners", "tables")
+    if s.turned:
+        ledger.drop("q_normed", "k_normed")
+    elif s.repeated and not s.head_norms:  # between the queries of two groups lie a key and a value
+        ledger.keep(q_turned=s.in_heads)
+
+
 def attend(ledger: Ledger, s: BlockShape) -> None:
     """softmax(QK)V of `qkv`. What it gives is `mixed`, which the projection keeps; written out, another copy of it."""
+    if s.repeated:
+        ledger.keep(k_repeated=s.in_heads, v_repeated=s.in_heads)
     if s.attention == "fused":
+        # The mask of a window as numbers to be added.
+        ledger.keep(window=s.length * s.length * s.compute if s.windowed else 0)
         ledger.keep(mixed=s.in_heads, lse=s.tokens * s.heads * FP32)
         return
     # torch's own writing-out, which dropout on a CPU needs, computes in fp32; ours only the softmax.
@@ -91,7 +137,7 @@ def attend(ledger: Ledger, s: BlockShape) -> None:
         ledger.drop("biased")
     else:
         ledger.keep(causal=s.length * s.length)
-        ledger.keep(q_copy=heads if s.copies_heads else 0, k_copy=heads if s.copies_heads else 0)
+        ledger.keep(q_copy=heads if s.copies_heads else 0, k_copy=heads if s.copies_heads and not s.repeated else 0)
         ledger.use(product=scores * s.compute)
         ledger.use(scaled=scores * s.compute)
         ledger.drop("product")
@@ -111,7 +157,7 @@ def attend(ledger: Ledger, s: BlockShape) -> None:
         ledger.drop("weights")
     if s.attention == "sdpa_math" and s.narrow:
         ledger.use(also_returned=scores * s.compute)
-    ledger.keep(v_copy=heads if s.copies_heads or wide > s.compute else 0)
+    ledger.keep(v_copy=heads if (s.copies_heads and not s.repeated) or wide > s.compute else 0)
     ledger.use(mixed_heads=heads)
     ledger.drop("q_wide", "k_wide", "v_wide", "q_scaled", "k_scaled", "bias", "also_returned", "causal")
 
@@ -120,8 +166,9 @@ def attention(ledger: Ledger, s: BlockShape, again: bool = False) -> None:
     """`again`: in the backward pass it ends as soon as all that is needed is there."""
     cast(ledger, s, "qkv")
     gather_tokens(ledger, s, "tokens1")
-    ledger.keep(qkv=3 * s.in_heads)
+    ledger.keep(qkv=s.qkv)
     ledger.drop("tokens1", "parts")
+    _queries_and_keys(ledger, s)
     attend(ledger, s)
     if s.recompute == "core_attn":
         ledger.drop(*CORE)
@@ -133,12 +180,39 @@ def attention(ledger: Ledger, s: BlockShape, again: bool = False) -> None:
         row_linear(ledger, s, "out", "projected")
         _dropped(ledger, s, "projected", 1)
     ledger.drop("mixed_heads")
+    if s.repeated and s.recompute != "core_attn":
+        ledger.drop("k_turned", "k_normed")
+        if not s.head_norms:  # nobody looks into it any more
+            ledger.drop("qkv")
     if s.keeps_copies and s.recompute != "core_attn":
-        ledger.drop("qkv")
+        ledger.drop("" if s.head_norms else "qkv", "q_turned", "k_turned", "q_normed", "k_normed")
+        if s.attention == "sdpa_math":
+            ledger.drop("k_repeated", "v_repeated" if s.narrow else "")
 
 
-CORE = ("lse", "q_copy", "k_copy", "v_copy", "inverted", "softmax", "weights", "attention_mask", "dropped_weights")
-ATTENTION = (*CORE, "cast_qkv", "qkv", "mixed", "cast_out", "mask1")
+HEADS = ("q_normed", "k_normed", "stats_q", "stats_k", "q_turned", "k_turned")
+CORE = (
+    "k_repeated",
+    "v_repeated",
+    "lse",
+    "window",
+    "q_copy",
+    "k_copy",
+    "v_copy",
+    "inverted",
+    "softmax",
+    "weights",
+    "attention_mask",
+    "dropped_weights",
+)
+ATTENTION = (*CORE, *HEADS, "cast_qkv", "qkv", "mixed", "cast_out", "mask1")
+
+
+def _column_linear(ledger: Ledger, s: BlockShape, name: str, out: str) -> None:
+    cast(ledger, s, name)
+    gather_tokens(ledger, s, "tokens2")
+    ledger.keep(**{out: s.inner})
+    ledger.drop("tokens2", "parts")
 
 
 def feed_forward_up(ledger: Ledger, s: BlockShape) -> None:
@@ -146,11 +220,10 @@ def feed_forward_up(ledger: Ledger, s: BlockShape) -> None:
     ledger.keep(x1=s.stream)
     ledger.drop("projected", "after_dropout")
     norm(ledger, s, 2)
-    cast(ledger, s, "up")
-    gather_tokens(ledger, s, "tokens2")
-    ledger.keep(u=s.inner)
-    ledger.drop("tokens2", "parts")
-    if s.gelu == "sigmoid":
+    _column_linear(ledger, s, "up", "u")
+    if s.mlp == "swiglu":
+        _column_linear(ledger, s, "gate", "gated")
+    if s.mlp == "gelu" and s.gelu == "sigmoid":
         ledger.use(scaled=s.inner)
         ledger.keep(sigmoid=s.inner)
         ledger.drop("scaled")
@@ -168,6 +241,6 @@ def block_forward(ledger: Ledger, s: BlockShape) -> None:
     _dropped(ledger, s, "projected", 2)
     ledger.use(x2=s.stream)
     ledger.drop("projected", "after_dropout")
-    if s.narrow:  # what is kept of them are their wide copies
+    if s.narrow and s.norm == "layernorm":  # what is kept of them are their wide copies
         ledger.drop("x", "x1")
     ledger.drop("x2")  # the next block's

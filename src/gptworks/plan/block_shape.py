@@ -1,8 +1,26 @@
 """The sizes that decide what a block holds while it is trained."""
 
 from dataclasses import dataclass
+from typing import Any
 
+from gptworks import architecture
+from gptworks.config.schema import ModelConfig
 from gptworks.plan.sizes import FP32
+
+# The variants that are counted here, in block_forward.py and in block_backward.py.
+KNOWN = dict(architecture.LLAMA)
+
+
+def kind_of(model: ModelConfig, length: int) -> dict[str, Any]:
+    """The fields of a BlockShape that say which GPT it is, whatever its sizes."""
+    return {
+        "gelu": model.gelu,
+        "norm": model.norm,
+        "mlp": model.mlp,
+        "turned": model.positions == "rope",
+        "head_norms": model.qk_norm,
+        "windowed": 0 < model.sliding_window < length,
+    }
 
 
 @dataclass(frozen=True)
@@ -25,6 +43,13 @@ class BlockShape:
     cpu: bool = True
     recompute: str = "none"
     casts: bool = True  # modules cast their weights; False where FSDP has done it before
+    kv_heads: int = 0  # heads of keys and values; 0: as many as heads
+    head_size: int = 0  # 0: what the heads have of the hidden size
+    norm: str = "layernorm"
+    mlp: str = "gelu"
+    turned: bool = False  # rotary positions
+    head_norms: bool = False  # of queries and keys
+    windowed: bool = False  # attention takes a mask
 
     @property
     def narrow(self) -> bool:
@@ -50,8 +75,22 @@ class BlockShape:
 
     @property
     def in_heads(self) -> int:
-        """Queries, keys, values or what they give: one of the four."""
-        return self.tokens * self.hidden // self.tp * self.compute
+        """Queries, or what they give; keys or values of as many heads."""
+        return self.tokens * (self.heads * self.head_size or self.hidden // self.tp) * self.compute
+
+    @property
+    def in_kv_heads(self) -> int:
+        """Keys or values."""
+        return self.in_heads // self.heads * (self.kv_heads or self.heads)
+
+    @property
+    def qkv(self) -> int:
+        return self.in_heads + 2 * self.in_kv_heads
+
+    @property
+    def repeated(self) -> bool:
+        """Whether several heads share keys and values, which are written once for each of them."""
+        return self.in_kv_heads < self.in_heads
 
     @property
     def inner(self) -> int:
@@ -85,5 +124,5 @@ class BlockShape:
         return 1 if self.rows > 1 else 0
 
     def matrix(self, name: str) -> int:
-        """Numbers in one of the matrices: qkv, out, up or down."""
+        """Numbers in one of the matrices: qkv, out, gate, up or down."""
         return dict(self.matrices)[name]

@@ -153,7 +153,7 @@ def rearranged(
 ) -> tuple[Workload, LayoutChoice] | None:
     """With the same global batch. None where a run would refuse it."""
     changed = ParallelConfig(**choice.parallel.model_dump() | parallel)
-    total, ranks = choice.batch.global_size, Layout.known(changed).data_parallel
+    total, ranks = choice.batch.global_size, Layout.from_config(changed).data_parallel
     if total % (micro_size * ranks):
         return None
     batch = BatchPlan(total, micro_size, total // (micro_size * ranks), ranks)
@@ -178,8 +178,10 @@ def _difference(workload: Workload, choice: LayoutChoice, new_workload: Workload
     if "parallel.fsdp" in keys:
         keys.add("parallel.zero")
     changed = {key: value for key, value in after.items() if key in keys}
-    theirs = workload.model.model_dump()
-    changed |= {f"model.{key}": value for key, value in new_workload.model.model_dump().items() if theirs[key] != value}
+    theirs, model = workload.model.model_dump(), new_workload.model
+    changed |= {f"model.{key}": value for key, value in model.model_dump().items() if theirs[key] != value}
+    if model.head_size * model.num_heads == model.hidden_size:
+        changed.pop("model.head_size", None)  # follows from the others
     return changed
 
 
@@ -229,4 +231,9 @@ def _halved(model: ModelConfig, name: str) -> ModelConfig | None:
             if model.num_heads % 2:
                 return None
             values["num_heads"] = model.num_heads // 2
+            if model.num_kv_heads % 2:
+                return None
+            values["num_kv_heads"] = model.num_kv_heads // 2
+        if model.head_size * model.num_heads == model.hidden_size:  # as it is where nobody says
+            del values["head_size"]
     return ModelConfig(**values)

@@ -1,8 +1,8 @@
 """What the processes of a layout send each other in one training step, in closed form.
 
 The one place where these formulas are written; benchmarks and tests compare them with what is counted while a step runs
-(parallel/traffic.py). A term is what one rank hands to one kind of message along one axis of the layout. Its bytes are
-those of the whole tensor that the message is about:
+(parallel/comm_counter.py). A term is what one rank hands to one kind of message along one axis of the layout. Its bytes
+are those of the whole tensor that the message is about:
 
     all_reduce       the tensor that is summed
     all_gather       what every rank has afterwards
@@ -25,7 +25,7 @@ from fractions import Fraction
 from gptworks.config.derive import Layout
 from gptworks.config.stages import stages_of
 from gptworks.plan.rank_parameters import Stage, padded, shard_size, stages_here
-from gptworks.plan.sizes import FP32
+from gptworks.plan.sizes import FP32, columns_and_rows
 from gptworks.plan.workload import LayoutChoice, Workload
 
 MASTER = FP32  # bytes of a parameter: they are kept in fp32
@@ -123,9 +123,14 @@ def _tensor(workload: Workload, choice: LayoutChoice, stage: Stage, coords: Layo
     if stage.is_last:
         yield Term("tp", "all_reduce", 3 * tokens * wide, "maximum, sum and target of the softmax")
     blocks = len(stage.blocks)
+    columns, rows = columns_and_rows(workload.model)
     if not choice.parallel.sequence:
-        # Two pairs of matrices a block: one sum behind each pair, one of gradients before it.
-        yield Term("tp", "all_reduce", 4 * blocks * stream * wide, "what lies between the matrices")
+        # A sum behind each matrix into the stream, one of gradients before each that takes it.
+        yield Term("tp", "all_reduce", (rows + columns) * blocks * stream * wide, "what lies between the matrices")
+        of_heads = [parameter for parameter in stage.parameters if parameter.role.sees_own_heads]
+        if of_heads:
+            size = sum(shard_size(parameter, choice, coords) for parameter in of_heads)
+            yield Term("tp", "all_reduce", size * 4, "gradients of the norms of heads")
         if stage.is_first:
             yield Term("tp", "all_reduce", stream * MASTER, "word embeddings")
         if stage.is_last:
@@ -133,13 +138,16 @@ def _tensor(workload: Workload, choice: LayoutChoice, stage: Stage, coords: Layo
         return
     # A sum in a narrow type is sent as it is and added up in fp32 where it arrives.
     scatter = "reduce_scatter" if compute_bytes >= 4 else "all_to_all"
-    # Before each pair: forward, again for the weight's gradient; behind it: the gradient of the sum.
-    yield Term("tp", "all_gather", 6 * blocks * stream * compute_bytes, "what lies between the matrices")
-    yield Term("tp", scatter, 4 * blocks * stream * compute_bytes, "what lies between the matrices")
+    # Before each that takes the stream: forward, again for the weight's gradient; behind the others: the gradient of
+    # the sum.
+    gathers = 2 * columns + rows
+    yield Term("tp", "all_gather", gathers * blocks * stream * compute_bytes, "what lies between the matrices")
+    yield Term("tp", scatter, (rows + columns) * blocks * stream * compute_bytes, "what lies between the matrices")
     if _goes_back_twice(stage, choice):
         # The first matrix of a pair gathers its input and sums its gradient as one: for the input, and for the weight.
-        yield Term("tp", "all_gather", 2 * blocks * stream * compute_bytes, "the second turn of the backward pass")
-        yield Term("tp", scatter, 2 * blocks * stream * compute_bytes, "the second turn of the backward pass")
+        again = columns * blocks * stream * compute_bytes
+        yield Term("tp", "all_gather", again, "the second turn of the backward pass")
+        yield Term("tp", scatter, again, "the second turn of the backward pass")
     if stage.is_first:
         yield Term("tp", "reduce_scatter", stream * MASTER, "word embeddings")
         yield Term("tp", "all_gather", stream * MASTER, "gradient of the word embeddings")

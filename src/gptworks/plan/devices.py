@@ -96,16 +96,6 @@ def custom_device(
     )
 
 
-def links() -> dict[str, Link]:
-    """All pairs of a link inside a machine and one between machines, `nvlink3+ib-8x200`, for machines of 8."""
-    table = _tables()
-    return {
-        f"{inside}+{between}": _link(inside, between, per_node=8)
-        for inside in table["inside"]
-        for between in table["between"]
-    }
-
-
 def link(name: str = "", of: Device | None = None) -> Link:
     """`nvlink3+ib-8x200`, or one half of it, or nothing: the rest is usual for the device. `nvlink` and `pcie` without
     a number are those of the device's time."""

@@ -15,7 +15,7 @@ from gptworks.config.derive import Layout
 from gptworks.config.schema import ModelConfig, ParallelConfig
 from gptworks.config.stages import assign_layers, stages_of
 from gptworks.plan import schedule
-from gptworks.plan.block_shape import BlockShape
+from gptworks.plan.block_shape import BlockShape, kind_of
 from gptworks.plan.ledger import NOTHING, Bytes
 from gptworks.plan.rank_parameters import Stage, stages_here
 from gptworks.plan.sizes import FP32, block_matrices
@@ -68,7 +68,7 @@ def peak_memory(workload: Workload, choice: LayoutChoice) -> int:
 
 def state_memory(workload: Workload, parallel: ParallelConfig) -> int:
     """The least that any batch needs: weights, gradients and moments on the fullest rank when it updates them."""
-    layout = Layout.known(parallel)
+    layout = Layout.from_config(parallel)
     zero = parallel.zero if layout.fsdp > 1 else 0
     shards = layout.fsdp if zero else 1
     weights = max(
@@ -88,7 +88,7 @@ def _optimizer_bytes(weights: int) -> int:
 @lru_cache(maxsize=1 << 12)
 def _unlike(num_layers: int, parallel: ParallelConfig) -> list[int]:
     """The first pipeline rank of each kind; all of them where late ranks wait with the gradients of weights."""
-    pp = Layout.known(parallel).pp
+    pp = Layout.from_config(parallel).pp
     if pp == 1 or parallel.schedule == "zero_bubble":
         return list(range(pp))
     virtual = parallel.virtual_stages
@@ -112,18 +112,20 @@ def _block_shape(workload: Workload, choice: LayoutChoice) -> BlockShape:
         length=workload.seq_len,
         hidden=model.hidden_size,
         ffn=model.ffn_size // tp,
-        heads=model.num_heads // tp,
+        heads=max(1, model.num_heads // tp),
+        kv_heads=max(1, model.num_kv_heads // tp),
+        head_size=model.head_size,
         matrices=_matrices(model, tp),
         tp=tp,
         split=choice.splits_sequence,
         compute=workload.compute_bytes,
         attention=attention,
-        gelu=model.gelu,
         dropout=model.dropout_hidden > 0,
         dropout_attention=model.dropout_attention > 0,
         cpu=workload.on_cpu,
         recompute=choice.recompute,
         casts=choice.zero == 0,
+        **kind_of(model, workload.seq_len),
     )
 
 

@@ -7,6 +7,7 @@ from gptworks.config.derive import Layout
 from gptworks.plan.communication import on_the_wire, per_step
 from gptworks.plan.devices import Device, Link
 from gptworks.plan.rates import Kernels
+from gptworks.plan.sizes import columns_and_rows
 from gptworks.plan.workload import LayoutChoice, Workload
 
 
@@ -28,8 +29,13 @@ def messages_of(
     layout = choice.layout
     wire, numbers = _wire_bytes(workload, choice, facts), _numbers(workload, choice)
     if choice.recompute == "full":
-        # Per block 4 sums; along the sequence 10 halves of one. Recomputation says those of the forward pass again.
-        more = (2 + facts.repeated_sums) / 10 if choice.parallel.sequence else facts.repeated_sums / 4
+        # Per block a sum for each matrix that takes the stream or gives to it; along the sequence halves of sums, three
+        # and two for each. Recomputation says those of the forward pass again.
+        taking, giving = columns_and_rows(workload.model)
+        if choice.parallel.sequence:
+            more = (taking + facts.repeated_sums) / (3 * taking + 2 * giving)
+        else:
+            more = facts.repeated_sums / (taking + giving)
         wire["tp"] *= 1 + more
         numbers["tp"] *= 1 + more
     found = {}
@@ -89,7 +95,7 @@ def _numbers(workload: Workload, choice: LayoutChoice) -> dict[str, float]:
         "pp": 2 * micro_batches * choice.parallel.virtual_stages,
         "dp": blocks,
         "fsdp": 3 * blocks * micro_batches if choice.parallel.zero == 3 else 2 * blocks,
-        "tp": 4 * blocks * micro_batches,
+        "tp": sum(columns_and_rows(workload.model)) * blocks * micro_batches,
     }
 
 

@@ -33,7 +33,7 @@ class Stage:
 
 def stages_here(model: ModelConfig, parallel: ParallelConfig, coords: Layout) -> list[Stage]:
     """The stages of the rank with these coordinates, counted from 0."""
-    layout = Layout.known(parallel)
+    layout = Layout.from_config(parallel)
     num_stages = layout.pp * parallel.virtual_stages
     numbers = stages_of(coords.pp, layout.pp, parallel.virtual_stages, parallel.schedule) if layout.pp > 1 else [0]
     layers = assign_layers(model.num_layers, num_stages)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from gptworks.config import contradictions
+from gptworks.config import checks
 from gptworks.config.derive import BatchPlan
 from gptworks.config.schema import BatchConfig, DataConfig, ParallelConfig
 from gptworks.plan.workload import Workload
@@ -79,13 +79,13 @@ class Refusal:
 def refusals(workload: Workload, parallel: ParallelConfig, batch: BatchPlan) -> list[Refusal]:
     model, data = workload.model, DataConfig(seq_len=workload.seq_len)
     asked = BatchConfig(global_size=batch.global_size, micro_size=batch.micro_size)
-    checks: list[tuple[Callable[..., list[str]], tuple[Any, ...]]] = [
-        (contradictions.matrices_divide, (model, parallel)),
-        (contradictions.sequence_divides, (data, parallel)),
-        (contradictions.stages_have_layers, (model, parallel)),
-        (contradictions.batch_equation, (asked, model, data, parallel)),
-        (contradictions.stages_are_busy, (asked, model, data, parallel)),
-        (contradictions.pipeline_settings_have_a_pipeline, (parallel,)),
-        (contradictions.sharding_has_shards, (parallel,)),
+    asked_of: list[tuple[Callable[..., list[str]], tuple[Any, ...]]] = [
+        (checks.matrices_divide, (model, parallel)),
+        (checks.sequence_divides, (data, parallel)),
+        (checks.stages_have_layers, (model, parallel)),
+        (checks.batch_equation, (asked, model, data, parallel)),
+        (checks.stages_are_busy, (asked, model, data, parallel)),
+        (checks.pipeline_settings_have_a_pipeline, (parallel,)),
+        (checks.sharding_has_shards, (parallel,)),
     ]
-    return [Refusal(check.__name__, text) for check, sections in checks for text in check(*sections)]
+    return [Refusal(check.__name__, text) for check, sections in asked_of for text in check(*sections)]

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-from gptworks.config import contradictions
+from gptworks.config import checks
 from gptworks.config.derive import plan_batch, solve_layout, with_layout
 from gptworks.config.load import Loaded, OriginKind, flatten
 from gptworks.config.schema import AXES, RunConfig
@@ -53,9 +53,9 @@ class Request:
     def given(self, source: str) -> tuple[LayoutChoice, list[str]]:
         """As a run would have it, also where the batch is left open; or what a run would refuse. And notes on it."""
         config = self.config
-        layout = solve_layout(config.parallel, self.devices, partial(contradictions.suits, config))
+        layout = solve_layout(config.parallel, self.devices, partial(checks.suits, config))
         parallel = with_layout(config.parallel, layout)
-        problems = contradictions.find({**dict(config), "parallel": parallel})
+        problems = checks.find({**dict(config), "parallel": parallel})
         if problems:
             raise ConfigError(source, problems)
         batch = plan_batch(config.batch, config.model, config.data.seq_len, parallel)

@@ -63,7 +63,7 @@ class Search:
 
     def run(self, devices: int) -> Found:
         for parallel in self._parallels(devices):
-            tp = Layout.known(parallel).tp
+            tp = Layout.from_config(parallel).tp
             if tp > self.device.per_node and "parallel.tp" not in self.fixed:
                 why = f"tp {tp} would reach beyond a machine of {self.device.per_node}"
                 self._reject(parallel, Reason.BEYOND_MACHINE, f"{why}; parallel.tp={tp} tries it all the same")
@@ -99,7 +99,7 @@ class Search:
 
     def batches(self, parallel: ParallelConfig) -> list[BatchPlan]:
         """By micro-batch, the smallest first; what a run would refuse goes to those rejected."""
-        ranks = Layout.known(parallel).data_parallel
+        ranks = Layout.from_config(parallel).data_parallel
         if self.global_size % ranks:
             why = f"batch.global_size {self.global_size} is not a multiple of {ranks} data-parallel ranks"
             self._reject(parallel, Reason.BATCH, why)

@@ -23,13 +23,24 @@ def block_matrices(model: ModelConfig) -> dict[str, TensorSpec]:
     return {name: spec for name, spec in block_tensors(model).items() if spec.role.kind == "matrix"}
 
 
+def columns_and_rows(model: ModelConfig) -> tuple[int, int]:
+    """How many matrices of a block take the residual stream (qkv, up, the gate of a gated feed-forward layer), and how
+    many give to it: tensor parallelism sums before or behind each."""
+    columns = sum(spec.role.tp_dim == 0 for spec in block_matrices(model).values())
+    return columns, len(block_matrices(model)) - columns
+
+
 def flops_per_token(model: ModelConfig, seq_len: int) -> float:
-    """Forward and backward of one token: 6 per weight that is multiplied, and causal attention over seq_len."""
+    """Forward and backward of one token: 6 per weight that is multiplied, and causal attention over seq_len, or over
+    the window of it that a token sees."""
     block = sum(spec.size for spec in block_matrices(model).values())
     matrices = model.num_layers * block + model.vocab_size * model.hidden_size
-    attention = (
-        model.num_layers * 2 * model.hidden_size * seq_len
-    )  # QK and weights x V, half of each masked away: 2 x 2hT / 2
+    # QK and weights x V, 2 x 2hT, of which the mask hides half; of a window, all but the window
+    seen = seq_len / 2
+    if 0 < model.sliding_window < seq_len:
+        window = model.sliding_window
+        seen = window - window * window / (2 * seq_len)
+    attention = model.num_layers * 4 * model.num_heads * model.head_size * seen
     return 6.0 * matrices + 3.0 * attention
 
 

@@ -48,7 +48,8 @@ def block_work(workload: Workload, choice: LayoutChoice, facts: Kernels) -> Bloc
     heads = max(1, model.num_heads // tp)
     linear_attention, feed_forward = _linear(workload, choice, "attn."), _linear(workload, choice, "mlp.")
     fused = facts.fused_attention and model.attention == "auto"
-    seen = 0.5 if fused else 1.0  # a fused kernel skips what the mask hides
+    # A fused kernel skips what is hidden from a token because it comes later; what a window hides, it does not.
+    seen = 0.5 if fused and not 0 < model.sliding_window < seq_len else 1.0
     attention = _product(seq_len, seq_len, model.head_size, micro_size * heads * 2 * seen)
     (moved, around), (moved_back, around_back) = (_bytes_moved(workload, choice, facts, way) for way in (0, 1))
     forward = linear_attention + feed_forward + attention + Work(bytes=moved + around, kernels=facts.kernels[0])
@@ -79,7 +80,12 @@ def _bytes_moved(workload: Workload, choice: LayoutChoice, facts: Kernels, way: 
     model, tp = workload.model, choice.layout.tp
     tokens = choice.batch.micro_size * workload.seq_len
     stream = tokens * model.hidden_size / (tp if choice.parallel.sequence else 1)
+    # Between the matrices: heads, and the feed-forward layer, whose 4 x hidden_size the numbers of `facts` are of. A
+    # gated one has a second output, a product and a silu in the place of GELU.
+    of_gpt2 = model.hidden_size + 4 * model.hidden_size
+    gates = 2 if model.mlp == "swiglu" else 1
     inner = tokens * model.hidden_size / tp
+    inner *= (model.num_heads * model.head_size + gates * model.ffn_size) / of_gpt2
     scores = choice.batch.micro_size * max(1, model.num_heads // tp) * workload.seq_len**2
     moved = stream * (facts.stream[way] + facts.dropout[way] * (model.dropout_hidden > 0))
     moved += inner * facts.inner[way]

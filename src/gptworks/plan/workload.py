@@ -4,9 +4,12 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
-from gptworks.config.contradictions import fit_layout, suits
+from gptworks import architecture
+from gptworks.config.checks import fit_layout, suits
 from gptworks.config.derive import BatchPlan, Layout, plan_batch, solve_layout
 from gptworks.config.schema import ModelConfig, ParallelConfig, PrecisionConfig, RunConfig
+from gptworks.errors import UsageError
+from gptworks.plan.block_shape import KNOWN
 from gptworks.plan.sizes import COMPUTE_BYTES, FP32
 
 
@@ -19,6 +22,9 @@ class Workload:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     compiled: bool = False
     kernels: str = "cuda"  # whose memory and time: of cuda or of cpu
+
+    def __post_init__(self) -> None:
+        architecture.require_known(self.model, KNOWN, "plan: it", UsageError)
 
     @classmethod
     def from_config(cls, cfg: RunConfig, kernels: str) -> "Workload":
@@ -56,7 +62,7 @@ class LayoutChoice:
 
     @cached_property
     def layout(self) -> Layout:
-        return Layout.known(self.parallel)
+        return Layout.from_config(self.parallel)
 
     @property
     def zero(self) -> int:
@@ -99,7 +105,7 @@ class LayoutChoice:
 
 def degrees_in_words(parallel: ParallelConfig) -> str:
     """Such as pp2.fsdp4.tp2, zero 1, interleaved x 2."""
-    layout = Layout.known(parallel)
+    layout = Layout.from_config(parallel)
     words = [str(layout) if layout.world_size > 1 else "one device"]
     if parallel.zero:
         words.append(f"zero {parallel.zero}" + (" offloaded" if parallel.offload else ""))

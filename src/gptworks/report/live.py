@@ -14,14 +14,17 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from gptworks import run_paths
 from gptworks.errors import GPTWorksError, UsageError
-from gptworks.report import page, run_data
+from gptworks.report import chart, page, run_data
 from gptworks.report.run_data import RunData
 from gptworks.report.thinning import Points
-from gptworks.train import metrics
+from gptworks.train import event_file, metrics
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _HEIGHT = 10  # lines of a chart in a terminal
+_SHORT = {"grad_norm": "gradient", "tokens_per_sec": "tokens/s", "loss_scale": "scale"}
+_NARROWEST = 64  # columns of a panel; with less, panels stand below each other
 
 
 class Followed:
@@ -29,13 +32,15 @@ class Followed:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
-        self.data = run_data.read(folder, name)
+        self._curves = run_data.Curves(folder)
+        self.data = run_data.read(folder, name, self._curves)
         self._seen = self._stamp()
         self.trouble = ""
 
     def _stamp(self) -> tuple[object, ...]:
         found: list[object] = []
-        for name in (metrics.NAME, metrics.NONFINITE, "config.yaml", "latest", "best"):
+        records = (metrics.NAME, metrics.NONFINITE, metrics.TEXTS, metrics.EVALUATIONS, event_file.NAME)
+        for name in (*records, run_paths.CONFIG, run_paths.LATEST, run_paths.BEST):
             try:
                 facts = (self.folder / name).stat()
             except OSError:
@@ -50,7 +55,7 @@ class Followed:
         if stamp == self._seen:
             return False
         try:
-            self.data, self._seen, self.trouble = run_data.read(self.folder, self.name), stamp, ""
+            self.data, self._seen, self.trouble = run_data.read(self.folder, self.name, self._curves), stamp, ""
         except (GPTWorksError, OSError) as error:
             self.trouble = str(error)
             return False
@@ -61,8 +66,14 @@ class Followed:
 
 
 def drawn(followed: list[Followed], width: int) -> Group:
-    """A panel for each run: its numbers, and its loss as a chart of blocks."""
-    return Group(*[_panel(each, min(width, 100)) for each in followed])
+    """A panel for each run: its numbers, and its loss as a chart of blocks. Side by side where there is room."""
+    beside = max(1, min(len(followed), width // _NARROWEST))
+    rows = []
+    for first in range(0, len(followed), beside):
+        row = Table.grid()
+        row.add_row(*[_panel(each, min(width // beside, 100)) for each in followed[first : first + beside]])
+        rows.append(row)
+    return Group(*rows)
 
 
 def _panel(followed: Followed, width: int) -> Panel:
@@ -71,11 +82,14 @@ def _panel(followed: Followed, width: int) -> Panel:
     table = Table.grid(padding=(0, 3))
     table.add_row(*[Text(text) for text in numbers(run)])
     parts: list[Text | Table] = [table, *(Text(line) for line in blocks(losses, width - 14))]
+    parts += [Text(line, "dim") for line in small_charts(run, width - 14)]
     if held_out:
         step, lowest = min(held_out, key=lambda point: point[1])
         parts.append(Text(f"held-out {held_out[-1][1]:.4f}, lowest {lowest:.4f} at step {step:,.0f}"))
     if run.nonfinite:
         parts.append(Text(f"{len(run.nonfinite)} not finite, the last at step {run.nonfinite[-1]['step']:,}", "red"))
+    if run.events:
+        parts.append(Text(event_file.in_words(run.events[-1]), "yellow"))
     if followed.trouble:
         parts.append(Text(followed.trouble, "red"))
     return Panel(Group(*parts), title=Text(run.name), title_align="left", width=width)
@@ -106,20 +120,47 @@ def blocks(points: Points, width: int) -> list[str]:
     if len(points) < 2:
         return []
     first, last = points[0][0], points[-1][0]
-    columns = [-math.inf] * min(width, len(points))
-    for step, loss in points:
-        at = min(len(columns) - 1, int((step - first) / max(last - first, 1) * len(columns)))
-        columns[at] = max(columns[at], loss)
-    for at in range(1, len(columns)):  # a column in which nothing was logged is as high as the one before
-        columns[at] = columns[at - 1] if columns[at] == -math.inf else columns[at]
+    columns = _columns(points, width)
     low, high = min(columns), max(columns)
-    scale = (_HEIGHT * 8 - 1) / max(high - low, 1e-12)
-    heights = [1 + round((value - low) * scale) for value in columns]
+    heights = _heights(columns, _HEIGHT * 8)
     lines = []
     for line in range(_HEIGHT - 1, -1, -1):
         label = f"{high:9.3f} " if line == _HEIGHT - 1 else f"{low:9.3f} " if line == 0 else " " * 10
         lines.append(label + "".join(_EIGHTHS[max(0, min(8, height - 8 * line))] for height in heights))
     return [*lines, f"{'':10}{first:<{max(1, len(columns) // 2)},.0f}{last:>{max(1, -(-len(columns) // 2))},.0f}"]
+
+
+def small_charts(run: RunData, width: int) -> list[str]:
+    """One line for each of the other curves of the page: its name, its course and its last value."""
+    lines = []
+    for name in page.SINGLE:
+        points = run.curves.get(name, [])
+        if len(points) < 2:
+            continue
+        last = chart.written(float(f"{points[-1][1]:.4g}"))
+        columns = _columns(points, width - len(last) - 8)
+        drawn = "".join(_EIGHTHS[height] for height in _heights(columns, 8))
+        lines.append(f"{_SHORT.get(name, name):>9.9} {drawn} {last}")
+    return lines
+
+
+def _columns(points: Points, width: int) -> list[float]:
+    """The highest value of each column; one in which nothing was logged is as high as the one before."""
+    first, last = points[0][0], points[-1][0]
+    columns = [-math.inf] * max(1, min(width, len(points)))
+    for step, value in points:
+        at = min(len(columns) - 1, int((step - first) / max(last - first, 1) * len(columns)))
+        columns[at] = max(columns[at], value)
+    for at in range(1, len(columns)):
+        columns[at] = columns[at - 1] if columns[at] == -math.inf else columns[at]
+    return columns
+
+
+def _heights(columns: list[float], most: int) -> list[int]:
+    """From 1, the lowest, to `most`."""
+    low, high = min(columns), max(columns)
+    scale = (most - 1) / max(high - low, 1e-12)
+    return [1 + round((value - low) * scale) for value in columns]
 
 
 # As a page

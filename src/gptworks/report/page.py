@@ -56,7 +56,8 @@ def charts_of(runs: list[RunData]) -> dict[str, list[Curve]]:
     found: dict[str, list[Curve]] = {"loss": []}
     for number, run in enumerate(runs):
         found["loss"] += _losses(run, number, most, is_alone=len(runs) == 1)
-    for name in SINGLE:
+    tasks = {f"{each['task']}_{name}" for run in runs for each in run.evaluations for name in each["values"]}
+    for name in [*SINGLE, *sorted(name for name in tasks if not name.endswith(("_total", "_ratio")))]:
         found[name] = [
             Curve(run.name, number, thinned(run.curves[name], most))
             for number, run in enumerate(runs)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gptworks import run_paths
 from gptworks.checkpoint import manifest as manifests
 from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.config import yaml_text
@@ -14,7 +15,7 @@ from gptworks.config.schema import RunConfig
 from gptworks.data.store import Store, locate_stores
 from gptworks.errors import GPTWorksError, UsageError
 from gptworks.report.thinning import Points
-from gptworks.train import metrics
+from gptworks.train import event_file, jsonl, metrics
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,15 @@ class RunData:
     stores: list[StoreFacts]
     checkpoints: list[CheckpointFacts]
     notes: list[str] = field(default_factory=list)  # what could not be read, and why
+    events: list[dict[str, Any]] = field(default_factory=list)  # bad steps that train.guard found
+    texts: list[dict[str, Any]] = field(default_factory=list)  # what the model wrote at evaluations
+    evaluations: list[dict[str, Any]] = field(default_factory=list)  # of tasks, with their protocols
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Where settings that are not defaults came from, as far as it was written down."""
+        found = self.environment.get("origins")
+        return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
 
     def last(self, name: str) -> float | None:
         points = self.curves.get(name)
@@ -62,45 +72,63 @@ class RunData:
         return min(points, key=lambda point: point[1]) if points else None
 
 
-def read(folder: Path, name: str = "") -> RunData:
-    """The run in that folder; UsageError where there is none."""
+class Curves:
+    """The numbers of metrics.jsonl by their field, as far as they have been read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tail = jsonl.Tail(folder / metrics.NAME)
+        self.points: dict[str, Points] = {}
+        self.num_unreadable = 0
+
+    def renew(self) -> None:
+        """Read what was added since the last time."""
+        is_another, entries, num_unreadable = self._tail.look()
+        if is_another:
+            self.points, self.num_unreadable = {}, 0
+        self.num_unreadable += num_unreadable
+        for entry in entries:
+            for key, value in entry.items():
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                if key != "step" and is_number and math.isfinite(value):
+                    self.points.setdefault(key, []).append((float(entry["step"]), float(value)))
+
+
+def read(folder: Path, name: str = "", curves: Curves | None = None) -> RunData:
+    """The run in that folder; UsageError where there is none. `curves`: what was read of them before."""
     try:
         next(folder.iterdir(), None)  # or an OSError that says why not
     except FileNotFoundError:
         raise UsageError(f"{folder}: no such folder. Needed: the folder of a training run.") from None
-    entries = metrics.read(folder)
-    if not entries and not (folder / "environment.json").is_file():
-        raise UsageError(f"{folder}: no {metrics.NAME} and no environment.json. Needed: the folder of a training run.")
+    curves = curves or Curves(folder)
+    curves.renew()
+    if not curves.points and not run_paths.was_begun(folder):
+        raise UsageError(
+            f"{folder}: no {metrics.NAME} and no {run_paths.ENVIRONMENT}. Needed: the folder of a training run."
+        )
     notes: list[str] = []
     config = _config(folder, notes)
     environment = _environment(folder, notes)
     return RunData(
         name or folder.resolve().name,
         folder,
-        _curves(entries),
+        curves.points,
         metrics.read_nonfinite(folder),
-        metrics.num_unreadable(folder),
+        curves.num_unreadable,
         config,
         _changed(config),
         environment,
-        [facts for path in config.get("data.path", []) for facts in _stores(str(path))],
+        _recorded_stores(environment)
+        or [facts for path in config.get("data.path", []) for facts in _stores(str(path))],
         _checkpoints(folder, notes),
         notes,
+        event_file.read(folder),
+        metrics.read_texts(folder),
+        metrics.read_evaluations(folder),
     )
 
 
-def _curves(entries: list[dict[str, Any]]) -> dict[str, Points]:
-    found: dict[str, Points] = {}
-    for entry in entries:
-        for key, value in entry.items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if key != "step" and is_number and math.isfinite(value):
-                found.setdefault(key, []).append((float(entry["step"]), float(value)))
-    return found
-
-
 def _config(folder: Path, notes: list[str]) -> dict[str, Any]:
-    path = folder / "config.yaml"
+    path = folder / run_paths.CONFIG
     if not path.is_file():
         notes.append(f"{path}: not there")
         return {}
@@ -118,7 +146,7 @@ def _changed(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _environment(folder: Path, notes: list[str]) -> dict[str, Any]:
-    path = folder / "environment.json"
+    path = folder / run_paths.ENVIRONMENT
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -130,20 +158,28 @@ def _environment(folder: Path, notes: list[str]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _recorded_stores(environment: dict[str, Any]) -> list[StoreFacts]:
+    """As they were when the run began: they may have gone since, or have been named from another folder."""
+    found = environment.get("data")
+    listed = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    return [StoreFacts(str(each.get("path")), _whole(each, "tokens"), _whole(each, "documents")) for each in listed]
+
+
+def _whole(facts: dict[str, Any], name: str) -> int | None:
+    return value if type(value := facts.get(name)) is int else None
+
+
 def _stores(path: str) -> list[StoreFacts]:
     try:
         stores = [Store(located) for located in locate_stores(path)]
     except (GPTWorksError, OSError) as error:
         return [StoreFacts(path, None, None, str(error))]
-    return [
-        StoreFacts(str(each.file), len(each.tokens), each.num_documents if each.contents.has_documents else None)
-        for each in stores
-    ]
+    return [StoreFacts(**each.facts()) for each in stores]
 
 
 def _checkpoints(folder: Path, notes: list[str]) -> list[CheckpointFacts]:
     checkpoints = CheckpointFolder(folder)
-    latest, best = checkpoints.pointed("latest"), checkpoints.pointed("best")
+    latest, best = checkpoints.pointed(run_paths.LATEST), checkpoints.pointed(run_paths.BEST)
     found = []
     for step, path in sorted(checkpoints.steps().items()):
         try:

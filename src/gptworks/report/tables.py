@@ -10,8 +10,10 @@ from typing import Any
 
 from gptworks.report.run_data import RunData
 from gptworks.report.words import both
+from gptworks.train import event_file
 
-_MOST_ROWS = 200  # of steps that were not finite; a run that has more is shown by its first
+_MOST_ROWS = 200  # of bad steps; a run that has more is shown by its first
+_MOST_TEXTS, _MOST_CHARACTERS = 60, 600  # of texts, and of each
 
 
 def summary(runs: list[RunData]) -> list[str]:
@@ -39,8 +41,12 @@ def all_of(runs: list[RunData]) -> list[str]:
     for title, of_run in (
         ("configuration", _configuration),
         ("data", _data),
+        ("plan", _plan),
+        ("evaluations", _evaluations),
+        ("texts", _texts),
         ("checkpoints", _checkpoints),
         ("events", _events),
+        ("nonfinite", _nonfinite),
         ("environment", _environment),
     ):
         parts.append(f"<h2>{both(title)}</h2>")
@@ -57,7 +63,7 @@ def _differences(runs: list[RunData]) -> list[str]:
     keys = [key for key in _keys(runs) if len({_json(run.config.get(key)) for run in runs}) > 1]
     if not keys:
         return [f"<h2>{both('differences')}</h2><p>{both('same')}</p>"]
-    rows = [[f"<code>{escape(key)}</code>", *[_value(run.config.get(key)) for run in runs]] for key in keys]
+    rows = [[f'<code class="key">{escape(key)}</code>', *[_value(run.config.get(key)) for run in runs]] for key in keys]
     return [f"<h2>{both('differences')}</h2>", _table([both("key"), *[escape(run.name) for run in runs]], rows)]
 
 
@@ -70,14 +76,18 @@ def _configuration(run: RunData) -> list[str]:
         return [f"<p>{both('nothing')}</p>"]
     return [
         f"<p>{both('changed')}</p>",
-        _settings(run.changed),
-        f"<details><summary>{both('all settings')}</summary>{_settings(run.config)}</details>",
+        _settings(run.changed, run.origins),
+        f"<details><summary>{both('all settings')}</summary>{_settings(run.config, run.origins)}</details>",
     ]
 
 
-def _settings(settings: dict[str, Any]) -> str:
-    rows = [[f"<code>{escape(key)}</code>", _value(value)] for key, value in settings.items()]
-    return _table([both("key"), both("value")], rows)
+def _settings(settings: dict[str, Any], origins: dict[str, str]) -> str:
+    """With where each came from, where that was written down."""
+    rows = [
+        [f'<code class="key">{escape(key)}</code>', _value(value), *([escape(origins.get(key, ""))] if origins else [])]
+        for key, value in settings.items()
+    ]
+    return _table([both("key"), both("value"), *([both("origin")] if origins else [])], rows)
 
 
 def _data(run: RunData) -> list[str]:
@@ -108,7 +118,110 @@ def _checkpoints(run: RunData) -> list[str]:
     return [_table([*heads, ""], rows, numbers=(0, 1, 2))] if rows else [f"<p>{both('nothing')}</p>"]
 
 
+def _plan(run: RunData) -> list[str]:
+    """Where the time of a step goes, and memory as the plan had it and as it was."""
+    found = run.environment.get("plan")
+    plan = found if isinstance(found, dict) else {}
+    values = {
+        name: [value for _, value in run.curves.get(name, [])]
+        for name in ("data_seconds", "forward_backward_seconds", "optimizer_seconds", "saving_seconds")
+    }
+    saving = values.pop("saving_seconds")
+    medians = {name: statistics.median(each) for name, each in values.items() if each}
+    rows = [[both(name), f"{seconds:,.4g}", ""] for name, seconds in medians.items()]
+    if medians:
+        step, predicted = sum(medians.values()), plan.get("step_seconds")
+        rows.append([both("step_seconds"), f"{step:,.4g}", f"{predicted:,.4g}" if type(predicted) is float else ""])
+    if saving:
+        rows.append([both("saving_seconds"), f"{sum(saving):,.4g}", ""])
+    tensors = plan.get("tensor_bytes_of_a_rank")
+    peak = max((value for _, value in run.curves.get("memory", [])), default=None)
+    if peak is not None:
+        rows.append([both("peak memory"), f"{peak / 1e6:,.1f} MB", ""])
+    if isinstance(tensors, int):
+        rows.append([both("tensors"), "", f"{tensors / 1e6:,.1f} MB"])
+    heads = ["", both("measured"), both("predicted")]
+    return [_table(heads, rows, numbers=(1, 2))] if rows else [f"<p>{both('nothing')}</p>"]
+
+
+def _evaluations(run: RunData) -> list[str]:
+    rows = []
+    for each in run.evaluations[-_MOST_ROWS:]:
+        numbers = {name: value for name, value in each["values"].items() if isinstance(value, int | float)}
+        values = ", ".join(f"{name} {_number(value)}" for name, value in numbers.items())
+        data = each.get("data")
+        path = data.get("path", "") if isinstance(data, dict) else ""
+        limit = f" (limit {each['limit']:,})" if isinstance(each.get("limit"), int) else ""
+        where = f"<code>{escape(str(path))}</code>{escape(limit)}"
+        told = [escape(text) for text in (str(each.get("task")), values, str(each.get("protocol", "")))]
+        rows.append([f"{each['step']:,}", *told, where])
+    heads = [both(head) for head in ("step", "task", "result", "protocol", "data")]
+    return [_table(heads, rows, numbers=(0,))] if rows else [f"<p>{both('no events')}</p>"]
+
+
+def _texts(run: RunData) -> list[str]:
+    """Those of the last evaluations, so that the page stays small."""
+    rows = [
+        [f"{each['step']:,}", _value(_short(str(each.get("prompt", "")))), _value(_short(each["text"]))]
+        for each in run.texts[-_MOST_TEXTS:]
+    ]
+    heads = [both(head) for head in ("step", "prompt", "text")]
+    return [_table(heads, rows, numbers=(0,))] if rows else [f"<p>{both('no events')}</p>"]
+
+
 def _events(run: RunData) -> list[str]:
+    rows = []
+    for event in run.events[:_MOST_ROWS]:
+        culprit = event.get("culprit")
+        shown = ""
+        if event_file.is_sample(culprit):
+            text = "".join(str(piece.get("text") or "") for piece in culprit["pieces"])
+            shown = f"{escape(event_file.where(culprit))}<br>{_value(_short(text))}"
+        rows.append([f"{event['step']:,}", _found(event), _done(event), shown])
+    heads = [both(head) for head in ("step", "found", "done", "culprit")]
+    left = f"<p>... {len(run.events) - _MOST_ROWS:,}</p>" if len(run.events) > _MOST_ROWS else ""
+    return [_table(heads, rows, numbers=(0,)) + left] if rows else [f"<p>{both('no events')}</p>"]
+
+
+def _found(event: dict[str, Any]) -> str:
+    """The rule, and by how much each number was beyond the usual."""
+    parts = [f"<b>{both(_known(event.get('rule'), 'rule'))}</b>"]
+    for name in ("loss", "grad_norm"):
+        value, usual = event.get(name), event.get(f"usual_{name}")
+        beside = f" ({both('usual')} {_number(usual)})" if isinstance(usual, float) else ""
+        shown = _number(value) if isinstance(value, float) else escape(str(value))
+        parts.append(f"{both(f'event {name}')} {shown}{beside}{_deviations(event, name)}")
+    parts += [
+        f"{both(f'event {name}')}{z}" for name in ("sample_high", "sample_low") if (z := _deviations(event, name))
+    ]
+    return "<br>".join(parts)
+
+
+def _deviations(event: dict[str, Any], name: str) -> str:
+    z = event.get(f"{name}_z")
+    return f" {z:+.1f} {both('deviations')}" if isinstance(z, float) else ""
+
+
+def _done(event: dict[str, Any]) -> str:
+    parts = [both(_known(event.get("decision"), "decision"))]
+    if isinstance(event.get("back_to"), int):
+        parts.append(f"{both('back to step')} {event['back_to']:,}")
+    if ranges := event_file.passed_over(event):
+        listed = ", ".join(f"{first:,} – {end - 1:,}" for first, end in ranges)
+        parts.append(f"{both('passed over')} {listed}")
+    return "<br>".join(parts)
+
+
+def _known(value: object, kind: str) -> str:
+    """The key of its words; files may have been damaged."""
+    return f"{kind} {value}" if isinstance(value, str) else ""
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+
+
+def _nonfinite(run: RunData) -> list[str]:
     if not run.nonfinite:
         return [f"<p>{both('no events')}</p>"]
     rows = [[f"{each['step']:,}", _value({k: v for k, v in each.items() if k != "step"})] for each in run.nonfinite]
@@ -119,7 +232,7 @@ def _events(run: RunData) -> list[str]:
 def _environment(run: RunData) -> list[str]:
     if not run.environment:
         return [f"<p>{both('nothing')}</p>"]
-    found = dict(run.environment)
+    found = {key: value for key, value in run.environment.items() if key not in ("origins", "plan")}
     command = found.pop("command", None)
     if isinstance(command, list):
         found = {"command": shlex.join(str(word) for word in command), **found}

@@ -46,7 +46,46 @@ _WORDS = {
     "median": ("median", "中位数"),
     "latest": ("latest", "最新"),
     "best": ("best", "最佳"),
-    "events": ("Steps that were not finite", "出现非有限值的步"),
+    "events": ("Bad steps", "坏步"),
+    "nonfinite": ("Steps that were not finite", "出现非有限值的步"),
+    "found": ("what was found", "发现"),
+    "done": ("what was done", "处理"),
+    "rule nonfinite": ("not finite", "出现非有限值"),
+    "rule loss": ("a high loss", "损失过高"),
+    "rule grad_norm": ("a high gradient norm", "梯度范数过高"),
+    "rule sample_high": ("a sample with a high loss", "有样本的损失过高"),
+    "rule sample_low": ("a sample with a low loss", "有样本的损失过低"),
+    "event loss": ("loss", "损失"),
+    "event grad_norm": ("gradient norm", "梯度范数"),
+    "event sample_high": ("highest sample", "最高的样本"),
+    "event sample_low": ("lowest sample", "最低的样本"),
+    "usual": ("usual", "通常"),
+    "deviations": ("deviations", "个偏差"),
+    "decision update": ("warned", "仅警告"),
+    "decision skip": ("skipped", "跳过"),
+    "decision rollback": ("rolled back", "回退"),
+    "decision stop": ("stopped", "停止"),
+    "back to step": ("back to step", "回到第几步："),
+    "passed over": ("samples passed over so far:", "至今略过的样本："),
+    "culprit": ("the worst sample", "最可疑的样本"),
+    "texts": ("Texts written during training", "训练中写出的文本"),
+    "prompt": ("prompt", "提示"),
+    "text": ("text", "文本"),
+    "evaluations": ("Evaluation results", "评估结果"),
+    "task": ("task", "任务"),
+    "protocol": ("protocol", "协议"),
+    "result": ("result", "结果"),
+    "origin": ("from", "来源"),
+    "plan": ("Plan: time and memory, predicted and measured", "计划：时间与内存的预测与实测"),
+    "measured": ("measured", "实测"),
+    "predicted": ("predicted", "预测"),
+    "data_seconds": ("reading data, s per step (median)", "读取数据，秒/步（中位数）"),
+    "forward_backward_seconds": ("forward and backward, s per step (median)", "前向与反向，秒/步（中位数）"),
+    "optimizer_seconds": ("optimizer, s per step (median)", "优化器，秒/步（中位数）"),
+    "step_seconds": ("these three, s per step", "以上三项之和，秒/步"),
+    "saving_seconds": ("saving, s in all", "保存，总秒数"),
+    "peak memory": ("peak memory (CPU: of the process; GPU: of tensors)", "峰值内存（CPU：进程；GPU：张量）"),
+    "tensors": ("tensors of the fullest rank, by the plan", "最满进程的张量（按计划）"),
     "no events": ("None.", "无。"),
     "notes": ("What could not be read", "无法读取的内容"),
     "unreadable": ("lines of metrics.jsonl that cannot be read are left out", "行 metrics.jsonl 无法读取，已略去"),
@@ -58,10 +97,10 @@ _WORDS = {
 
 
 def both(key: str, element: str = "span") -> str:
-    """The words in both languages, of which the page's style shows one."""
-    english, chinese = _WORDS[key]
+    """The words in both languages, of which the page's style shows one. Names of numbers that tasks bring are names."""
+    english, chinese = _WORDS.get(key, (key, key))
     return f'<{element} lang="en">{escape(english)}</{element}><{element} lang="zh">{escape(chinese)}</{element}>'
 
 
 def english(key: str) -> str:
-    return _WORDS[key][0]
+    return _WORDS.get(key, (key,))[0]

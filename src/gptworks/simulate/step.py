@@ -195,10 +195,10 @@ def watch_step(part: Part, cfg: RunConfig, world: World, batches: list[Batch]) -
         watching.enter_context(tracker)
         traffic: Any = None
         if world.mesh is not None:
-            from gptworks.parallel.traffic import Traffic, around_shape_finding
+            from gptworks.parallel.comm_counter import CommCounter, around_shape_finding
 
             watching.enter_context(around_shape_finding(tracker.paused()))
-            traffic = watching.enter_context(Traffic(world))
+            traffic = watching.enter_context(CommCounter(world))
         watching.enter_context(flops)
         watching.enter_context(_telling(tracker, part, optimizer))
         train_step(part, optimizer, batches, world, scaler, clip=cfg.optim.clip, seed=cfg.train.seed, step=2)

@@ -72,6 +72,9 @@ class CharacterTokenizer(Tokenizer):
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         return [self.encode(text) for text in texts]
 
+    def _added_before(self) -> list[int]:
+        return []
+
     def _lookup(self, text: str, start: int) -> list[int]:
         wanted = np.frombuffer(text.encode("utf-32-le"), _UNICODE)
         characters, ids = self._table

@@ -61,6 +61,11 @@ def read(path: Path) -> Meta:
     return Meta(len(ids), ids)
 
 
+def find(folder: Path) -> Path | None:
+    """The file of a folder, if it is there."""
+    return folder / NAME if (folder / NAME).is_file() else None
+
+
 def read_tokenizer(path: Path) -> CharacterTokenizer:
     """The tokenizer of the file."""
     ids = read(path).ids

@@ -12,7 +12,8 @@ import numpy as np
 
 from gptworks.errors import TokenizerError
 from gptworks.tokenizer import cpm
-from gptworks.tokenizer.tokenizer import Tokenizer, eos_of, read_config, require_small, require_text
+from gptworks.tokenizer.special_tokens import SpecialTokens, eos_of, read_config, special_tokens_of
+from gptworks.tokenizer.tokenizer import Tokenizer, require_small, require_text
 
 SAVED_NAME = "sentencepiece.model"
 _KNOWN_NAMES = (SAVED_NAME, "chinese_vocab.model", "tokenizer.model", "spiece.model")
@@ -42,10 +43,18 @@ class SentencePieceTokenizer(Tokenizer):
     byte_lengths: np.ndarray | None = None  # type: ignore[assignment]  # pieces are of normalized text
     missing_bytes: tuple[int, ...] = ()  # type: ignore[assignment]  # what is not in the vocabulary is <unk>
 
-    def __init__(self, model: bytes, *, name: str, eod_token: str | None = None, rules: str | None = None) -> None:
+    def __init__(
+        self,
+        model: bytes,
+        *,
+        name: str,
+        eod_token: str | None = None,
+        rules: str | None = None,
+        special: SpecialTokens = SpecialTokens(),  # noqa: B008
+    ) -> None:
         self.model = model
         processor, self.pieces = _load(model, name)
-        super().__init__(processor, name=name, eod_token=eod_token)
+        super().__init__(processor, name=name, eod_token=eod_token, special=special)
         self.rules = rules or ("cpm" if cpm.are_rules_of(self.pieces) else "plain")
 
     @classmethod
@@ -58,7 +67,8 @@ class SentencePieceTokenizer(Tokenizer):
             raise TokenizerError(
                 f"{config_file}: {_RULES_FIELD} is {json.dumps(rules)}, needed one of {', '.join(_RULES)}."
             )
-        return cls(path.read_bytes(), name=str(path), eod_token=eos_of(config_file), rules=rules)
+        special = special_tokens_of(config_file)
+        return cls(path.read_bytes(), name=str(path), eod_token=eos_of(config_file), rules=rules, special=special)
 
     def _vocabulary(self) -> dict[str, int]:
         return {piece: i for i, piece in enumerate(self.pieces)}
@@ -78,6 +88,9 @@ class SentencePieceTokenizer(Tokenizer):
             raise TokenizerError(f"{self.name}: the id {beyond} is not in its {self.vocab_size} tokens.")
         text = self.backend.decode(given)
         return cpm.from_words(text) if self.rules == "cpm" else text
+
+    def _added_before(self) -> list[int]:
+        return []
 
     @cached_property
     def identity(self) -> str:

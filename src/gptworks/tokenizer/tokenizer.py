@@ -4,7 +4,9 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,15 +14,31 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from gptworks import file_errors, json_text, limits, names, tokenizer_files
+from gptworks import file_errors, json_text, limits, model_hub, tokenizer_files
 from gptworks.errors import TokenizerError
+from gptworks.tokenizer import special_tokens
 from gptworks.tokenizer.bundled import IDENTITY, PADDING, SIZE, gpt2_files
 from gptworks.tokenizer.rows import arrange
+from gptworks.tokenizer.special_tokens import SpecialTokens
 
 GPT2_EOD = "<|endoftext|>"
 # Settings of a model and of an added token that change ids where they are set; most files leave them out or off.
 _RARE_SETTINGS = ("continuing_subword_prefix", "dropout", "end_of_word_suffix", "fuse_unk", "ignore_merges", "unk_id")
 _RARE_FLAGS = ("lstrip", "rstrip", "single_word")
+
+
+@dataclass(frozen=True)
+class KindOfFile:
+    """A file, other than tokenizer.json and vocabulary with merges, that a tokenizer can be read from."""
+
+    suffix: str
+    find: Callable[[Path], Path | None]  # in a folder
+    read: Callable[[Path], "Tokenizer"]
+
+
+# Filled by `kinds.py`, since each kind is a Tokenizer itself.
+KINDS_OF_FILES: list[KindOfFile] = []
+KINDS_OF_VOCABULARIES: list[tuple[Callable[[tokenizers.Tokenizer], bool], type["Tokenizer"]]] = []  # of tokenizer.json
 
 
 class Tokenizer:
@@ -36,9 +54,15 @@ class Tokenizer:
     # Tried in this order when a tokenizer does not say which token ends a document.
     eod_names: tuple[str, ...] = (GPT2_EOD, "<|end_of_text|>", "</s>", "<eod>", "<|eos|>", "[EOS]", "<eos>")
 
-    def __init__(self, backend: tokenizers.Tokenizer, *, name: str, eod_token: str | None = None) -> None:
-        self.backend = backend
-        self.name = name
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        name: str,
+        eod_token: str | None = None,
+        special: SpecialTokens = SpecialTokens(),  # noqa: B008
+    ) -> None:
+        self.backend, self.name, self.special = backend, name, special
         vocab = self._vocabulary()
         if not vocab:
             raise TokenizerError(f"{name}: the vocabulary is empty. Needed: at least one token.")
@@ -49,6 +73,11 @@ class Tokenizer:
         if eod_token and self.eod_token is None:
             raise TokenizerError(f"{name}: the end-of-document token {eod_token!r} is not in the vocabulary.")
         self.eod_id = vocab[self.eod_token] if self.eod_token else None
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token that begins a text, where something says which it is: `encode_prompt` may put it there."""
+        return self._vocabulary().get(self.special.bos_token or "")
 
     def _vocabulary(self) -> dict[str, int]:
         return self.backend.get_vocab(with_added_tokens=True)
@@ -66,9 +95,6 @@ class Tokenizer:
         >>> Tokenizer.from_pretrained("gpt2-medium-en")
         Tokenizer('gpt2', vocab_size=50257, eod='<|endoftext|>')
         """
-        from gptworks.tokenizer import nanogpt_meta
-        from gptworks.tokenizer.sentencepiece import SentencePieceTokenizer, model_in
-
         if str(source) == "gpt2":
             vocab_file, merge_file = gpt2_files()
             tokenizer = cls.from_files(vocab_file, merge_file, name="gpt2")
@@ -76,29 +102,27 @@ class Tokenizer:
             return tokenizer
         path = Path(source)
         if path.is_file():
-            if path.suffix == ".pkl":
-                return nanogpt_meta.read_tokenizer(path)
-            return SentencePieceTokenizer.read(path) if path.suffix == ".model" else cls._from_json(path)
+            read = next((kind.read for kind in KINDS_OF_FILES if kind.suffix == path.suffix), cls._from_json)
+            return read(path)
         if path.is_dir():
             if (path / tokenizer_files.JSON).is_file():
                 return cls._from_json(path / tokenizer_files.JSON)
             for vocab, merges in tokenizer_files.PAIRS:
                 if (path / vocab).is_file() and (path / merges).is_file():
                     return cls.from_files(path / vocab, path / merges)
-            if model := model_in(path):
-                return SentencePieceTokenizer.read(model)
-            if (path / nanogpt_meta.NAME).is_file():
-                return nanogpt_meta.read_tokenizer(path / nanogpt_meta.NAME)
-            if (inside := names.tokenizer_in_run(path)) is not None:
+            for kind in KINDS_OF_FILES:
+                if file := kind.find(path):
+                    return kind.read(file)
+            if (inside := model_hub.tokenizer_in_run(path)) is not None:
                 return cls.from_pretrained(inside)
             file_errors.refuse_unreadable(path)
             raise TokenizerError(
                 f"{path}: no tokenizer in this folder. Needed: tokenizer.json, or vocab.json with merges.txt, "
                 "or one sentencepiece .model, or nanoGPT's meta.pkl, or the folder of a run."
             )
-        if str(source) in names.GPT2_NAMES:
+        if str(source) in model_hub.GPT2_NAMES:
             return cls.from_pretrained("gpt2")
-        if folder := names.find_tokenizer(str(source)):
+        if folder := model_hub.find_tokenizer(str(source)):
             return cls.from_pretrained(folder)
         file_errors.refuse_unreadable(Path(source))
         raise TokenizerError(
@@ -112,14 +136,8 @@ class Tokenizer:
             if not Path(file).is_file():
                 raise TokenizerError(f"{file}: no such file. Needed: a vocabulary (json) and a merges file (text).")
             require_small(Path(file))
-        try:
+        with _refusing(f"{vocab_file} and {merge_file} are not a BPE vocabulary and merges"):
             model = tokenizers.models.BPE.from_file(str(vocab_file), str(merge_file))
-        except BaseException as error:  # bare Exception, or a panic of the library, which is not even that
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            raise TokenizerError(
-                f"{vocab_file} and {merge_file} are not a BPE vocabulary and merges: {error}"
-            ) from None
         backend = _byte_level(model)
         if GPT2_EOD in backend.get_vocab():
             backend.add_special_tokens([tokenizers.AddedToken(GPT2_EOD, special=True, normalized=True)])
@@ -129,16 +147,14 @@ class Tokenizer:
     def _from_json(cls, path: Path) -> "Tokenizer":
         file_errors.refuse_unreadable(path)
         require_small(path)
-        try:
+        with _refusing(f"{path}: not a tokenizer.json"):
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise TokenizerError(f"{path}: not a tokenizer.json ({error}).") from None
-        from gptworks.tokenizer.characters import CharacterTokenizer, is_of_characters
-
         backend.no_padding()
         backend.no_truncation()
-        kind = CharacterTokenizer if is_of_characters(backend) else cls
-        return kind(backend, name=str(path), eod_token=eos_of(path.with_name("tokenizer_config.json")))
+        kind = next((kind for is_it, kind in KINDS_OF_VOCABULARIES if is_it(backend)), cls)
+        beside = path.with_name(special_tokens.CONFIG)
+        special = special_tokens.special_tokens_of(beside)
+        return kind(backend, name=str(path), eod_token=special_tokens.eos_of(beside), special=special)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, *, name: str = "trained") -> "Tokenizer":
@@ -210,6 +226,26 @@ class Tokenizer:
         """The ids of a text, and nothing else: no token is put before or after them."""
         self._require_encodable(text)
         return list(self.backend.encode(text, add_special_tokens=False).ids)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids of a text that a model is to go on with: where its tokenizer has it so, a first token before them.
+
+        >>> Tokenizer.from_pretrained("gpt2").encode_prompt("Hello world")
+        [15496, 995]
+        """
+        return [*self.prompt_start, *self.encode(text)]
+
+    @cached_property
+    def prompt_start(self) -> list[int]:
+        """What comes before a prompt: as tokenizer_config.json says, else as tokenizer.json's post_processor has it."""
+        if self.special.adds_bos is not None:
+            return [self.bos_id] if self.special.adds_bos and self.bos_id is not None else []
+        return self._added_before()
+
+    def _added_before(self) -> list[int]:
+        plain, whole = (self.backend.encode("a", add_special_tokens=added).ids for added in (False, True))
+        starts = range(len(whole) - len(plain) + 1)
+        return whole[: next((at for at in starts if whole[at : at + len(plain)] == plain), 0)]
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         for text in texts:
@@ -306,9 +342,8 @@ class Tokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.save_file(folder / "tokenizer.json")
-        eod = {"eos_token": self.eod_token, "bos_token": self.eod_token, "unk_token": self.eod_token}
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", **(eod if self.eod_token else {})}
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **self.special.as_config(self.eod_token)}
+        (folder / special_tokens.CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def save_file(self, path: Path) -> None:
         """The tokenizer in one file, which `from_pretrained` reads; not its choice of the end of document."""
@@ -332,7 +367,7 @@ def require_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise TokenizerError(
-            f"text has {text[error.start]!r} at character {error.start}, which is no character. Mend or remove it."
+            f"text has {text[error.start]!r} at character {error.start}, which is no character. Fix or remove it."
         ) from None
 
 
@@ -353,9 +388,20 @@ def _require_few_gaps(vocab: dict[str, int], vocab_size: int, name: str) -> None
         highest = max(vocab, key=lambda token: vocab[token])
         raise TokenizerError(
             f"{name}: the token {highest[:40]!r} has the id {vocab_size - 1:,}, but there are only {len(vocab):,} "
-            f"tokens: {gap:,} ids are of none, needed at most {limits.VOCAB_GAP.value:,}. Mend the id. "
+            f"tokens: {gap:,} ids are of none, needed at most {limits.VOCAB_GAP.value:,}. Fix the id. "
             + limits.VOCAB_GAP.advice(gap)
         )
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """The library raises bare Exception, or panics, which is not even that."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise TokenizerError(f"{what}: {error}") from None
 
 
 def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
@@ -377,27 +423,6 @@ def _has_byte_level(pre_tokenizer: Any) -> bool:
         return False
     parts = pre_tokenizer.get("pretokenizers", [])
     return pre_tokenizer.get("type") == "ByteLevel" or any(_has_byte_level(part) for part in parts)
-
-
-def read_config(config_file: Path) -> dict[str, Any]:
-    """tokenizer_config.json, which need not be there."""
-    if not config_file.is_file():
-        return {}
-    try:
-        config = json_text.loads(config_file.read_text(encoding="utf-8"))
-    except ValueError:
-        config = None
-    if not isinstance(config, dict):
-        raise TokenizerError(f"{config_file}: not a JSON object. Mend or remove it.")
-    return config
-
-
-def eos_of(config_file: Path) -> str | None:
-    token = read_config(config_file).get("eos_token")
-    name = token.get("content", token) if isinstance(token, dict) else token
-    if not isinstance(name, str | None):
-        raise TokenizerError(f"{config_file}: eos_token is {json.dumps(token)}, needed a text. Mend or remove it.")
-    return name
 
 
 def _what_decides_ids(pre_tokenizer: Any) -> Any:

@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from gptworks.config.contradictions import fit_layout
+from gptworks.config.checks import fit_layout
 from gptworks.config.derive import Layout, plan_batch, solve_layout
 from gptworks.config.schema import AXES, RunConfig
 from gptworks.errors import UsageError
@@ -31,7 +31,7 @@ class LaunchOptions:
 def processes_of_layout(config: RunConfig) -> int:
     """As many as the numbers of the layout say; 0 where one of them is left open."""
     is_open = any(getattr(config.parallel, axis) == "auto" for axis in AXES)
-    return 0 if is_open else Layout.known(config.parallel).world_size
+    return 0 if is_open else Layout.from_config(config.parallel).world_size
 
 
 def checked_launch(options: LaunchOptions, config: RunConfig) -> tuple[Nodes, int]:

@@ -1,6 +1,7 @@
 """The training loop. What happens every n steps is a line in it; there are no callbacks."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +10,15 @@ from gptworks.config.derive import require_end
 from gptworks.config.schema import RunConfig
 from gptworks.counted import counted
 from gptworks.errors import ConfigError
-from gptworks.launch import failures, heartbeat
+from gptworks.launch import heartbeat, reporting
 from gptworks.launch.ranks import Ranks
-from gptworks.train import bad_step, memory, optim, plot, resume, run_folder, schedule, text_inputs
+from gptworks.train import bad_step, evaluation, memory, optim, plot, resume, run_folder, schedule, text_inputs
 from gptworks.train.metrics import Observer
 from gptworks.train.run import Run
 from gptworks.train.run_folder import Interrupts
 from gptworks.train.setup import prepare
-from gptworks.train.step import train_step
+from gptworks.train.speed import FORWARD_BACKWARD, OPTIMIZER
+from gptworks.train.step import backward, update
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,13 @@ def train(
     *,
     resume_from: str = "never",
     command: list[str] | None = None,
+    origins: Mapping[str, str] | None = None,
     observers: Sequence[Observer] = (),
 ) -> Outcome:
     """Pretrain or fine-tune. `resume_from`: never, auto (go on if there is a checkpoint), or a checkpoint folder.
 
-    `observers` see each line of metrics.jsonl; the loop does not know them.
+    `command` and `origins` (where each setting that is not a default came from) are written down for the reader of the
+    run. `observers` see each line of metrics.jsonl; the loop does not know them.
 
     >>> config = gptworks.load_config(preset="tiny", overrides=["data.path=data/corpus", "train.steps=100",
     ...                                                         "run.out=runs/mine"])   # doctest: +SKIP
@@ -55,15 +59,16 @@ def train(
     setup = prepare(cfg)
     ranks = Ranks.shared(setup.world)
     here = resume_from  # a machine that was started again has not seen the starts before, and says something else
-    resume_from = ranks.main_does(lambda: here)
+    resume_from = ranks.on_main(lambda: here)
     predicted = memory.check(cfg, setup, ranks)
     folder = Path(cfg.run.out)
     with ExitStack() as opened:
-        ranks.main_does(lambda: _take(folder, resume_from, opened))
+        ranks.on_main(lambda: _take(folder, resume_from, opened))
         run_folder.refuse_private(folder, ranks)
         opened.enter_context(memory.explained(cfg, setup, predicted))
         interrupts = opened.enter_context(Interrupts())
-        run = opened.enter_context(Run(cfg, setup, folder, resume_from, command, ranks, observers))
+        told = {"command": command or sys.argv, "origins": dict(origins or {}), "plan": predicted}
+        run = opened.enter_context(Run(cfg, setup, folder, resume_from, told, ranks, observers))
         was_finished = run.progress.step >= run.setup.last_step
         stopped_by = _loop(cfg, run, interrupts)
         run.finish()
@@ -74,29 +79,28 @@ def train(
 def _take(folder: Path, resume_from: str, opened: ExitStack) -> None:
     run_folder.refuse_foreign(folder, resume_from)
     opened.enter_context(run_folder.locked(folder))
-    failures.forget_ended(folder)
+    reporting.forget_ended(folder)
 
 
 def _loop(cfg: RunConfig, run: Run, interrupts: Interrupts) -> str:
     last_step = run.setup.last_step
     run.part.train()
-    for step in range(run.progress.step + 1, last_step + 1):
+    while (step := run.progress.step + 1) <= last_step:
         heartbeat.note(f"step {step}")
         lr = schedule.lr_at(step, cfg.optim, last_step)
         optim.set_lr(run.optimizer, lr)
-        report = train_step(
-            run.part,
-            run.optimizer,
-            run.next_batches(),
-            run.setup.world,
-            run.scaler,
-            clip=cfg.optim.clip,
-            seed=cfg.train.seed,
-            step=step,
-            interrupts=interrupts,
-        )
-        if not report.updated:
-            bad_step.handle_nonfinite(run, step, report)
+        batches = run.next_batches()
+        with run.watch.timed(FORWARD_BACKWARD):
+            gradients = backward(
+                run.part, batches, run.setup.world, run.scaler, seed=cfg.train.seed, step=step, interrupts=interrupts
+            )
+        decision = bad_step.decide(run, step, gradients)
+        if decision.good is not None:
+            run.roll_back(decision.good)
+            continue
+        wanted = decision.action == bad_step.UPDATE
+        with run.watch.timed(OPTIMIZER):
+            report = update(run.optimizer, gradients, run.scaler, clip=cfg.optim.clip, wanted=wanted)
         run.count(step, report)
 
         is_last = step == last_step
@@ -104,10 +108,11 @@ def _loop(cfg: RunConfig, run: Run, interrupts: Interrupts) -> str:
             run.log(step, lr, report)
         patience_is_over = False
         if run.setup.held_out and (due(step, run.setup.evaluate_every) or is_last):
-            run.evaluate()
+            evaluation.evaluate(run)
             patience_is_over = 0 < cfg.evaluate.patience <= run.progress.evaluations_since_best
         stop = report.signal or ("early stop" if patience_is_over and not is_last else "")
-        if stop or is_last or due(step, cfg.checkpoint.every) or (cfg.checkpoint.keep_best and run.is_best()):
+        is_due = due(step, cfg.checkpoint.every) or run.is_time_to_save()
+        if stop or is_last or is_due or (cfg.checkpoint.keep_best and run.is_best()):
             run.save()
         if stop:
             return stop
@@ -135,6 +140,7 @@ def _farewell(stopped_by: str, run: Run) -> str:
             f"done: {counted(step, 'step')}. Everything is in {run.folder}; the loss curve is {run.folder / plot.NAME}"
         )
     if stopped_by == "early stop":
-        return f"early stop after step {step}: no better held-out loss for {run.cfg.evaluate.patience} evaluations"
+        best_by = run.cfg.checkpoint.best_by.replace("held_out_loss", "held-out loss")
+        return f"early stop after step {step}: no better {best_by} for {run.cfg.evaluate.patience} evaluations"
     go_on = resume.command(run.folder, "--resume", "auto")
     return f"{stopped_by}: stopped after step {step} of {last_step} and saved. Go on with: {go_on}"

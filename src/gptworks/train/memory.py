@@ -14,11 +14,13 @@ from gptworks.config.schema import RunConfig
 from gptworks.errors import TrainingError
 from gptworks.launch import rank_env
 from gptworks.launch.ranks import Ranks
-from gptworks.plan import changes, machine
+from gptworks.plan import changes, devices, machine
 from gptworks.plan.budget import MemoryBudget, amount, breakdown
 from gptworks.plan.memory import RankMemory, rank_memories
+from gptworks.plan.time import step_time
 from gptworks.plan.workload import LayoutChoice, Workload
 from gptworks.train.setup import Setup
+from gptworks.train.speed import Peak
 
 # What torch's allocators say of memory, besides the types that mean nothing else.
 _NO_MEMORY = re.compile(r"can't allocate memory|cannot allocate memory|not enough memory|out of memory|bad_alloc", re.I)
@@ -86,7 +88,7 @@ def check(cfg: RunConfig, setup: Setup, ranks: Ranks) -> Prediction | None:
     """Before the model is built: says so where it will not fit, or refuses. Silent where it will."""
     if cfg.train.check_memory == "off":
         return None
-    found = ranks.all_do(lambda: predict(cfg, setup))
+    found = ranks.on_all(lambda: predict(cfg, setup))
     too_small = [rank for rank, fits in enumerate(ranks.gather(found.fits)) if not fits]
     if not too_small:
         return found
@@ -98,6 +100,20 @@ def check(cfg: RunConfig, setup: Setup, ranks: Ranks) -> Prediction | None:
         told = ranks.gather(text if ranks.rank == too_small[0] else "")
         raise TrainingError(told[too_small[0]])
     return found
+
+
+def as_json(found: Prediction | None, peak: Peak) -> dict[str, float]:
+    """What is written down of a prediction, to be compared with what was measured. `peak`: of one device, without which
+    nothing can be said of the time."""
+    if found is None:
+        return {}
+    written: dict[str, float] = {"tensor_bytes_of_a_rank": max(each.peak for each in found.memories)}
+    if peak.flops is not None:
+        like = "cpu" if found.workload.on_cpu else "a100-80g"
+        capacity = max(1.0, found.budget.capacity)
+        device = devices.custom_device(memory=capacity, tflops=peak.flops / 1e12, like=like)
+        written["step_seconds"] = step_time(found.workload, found.choice, device, devices.link(of=device)).total
+    return written
 
 
 def _warning(found: Prediction, too_small: list[int], ranks: Ranks) -> str:

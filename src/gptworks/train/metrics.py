@@ -1,18 +1,23 @@
-"""What happened at each logged step: metrics.jsonl always, TensorBoard when it is installed."""
+"""What happened at each logged step: metrics.jsonl always, and whoever follows the run besides."""
 
 import json
 import math
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
+from gptworks import run_paths
 from gptworks.durable import sync
+from gptworks.errors import first_line
+from gptworks.train import jsonl
+from gptworks.train.trackers import Tracker
 
-NAME = "metrics.jsonl"
-NONFINITE = "nonfinite.jsonl"  # the samples of steps that were not finite
+NAME = run_paths.METRICS
+NONFINITE = run_paths.NONFINITE  # the samples of steps that were not finite
+TEXTS = run_paths.TEXTS  # what the model wrote at evaluations
+EVALUATIONS = run_paths.EVALUATIONS  # results of tasks, with their protocols
 
 
 Observer = Callable[[dict[str, Any]], object]  # gets a copy of each line
@@ -30,23 +35,33 @@ class Metrics:
         quiet: bool = False,
         say: Callable[[str], None] = print,
         observers: Sequence[Observer] = (),
+        trackers: Sequence[Tracker] = (),
     ) -> None:
+        self.run, self.quiet, self.say = run, quiet, say
         self.path = run / NAME
         self.observers = [] if quiet else list(observers)
         self.file: TextIO | None = None
-        self.board: Any = None
-        if quiet:
+        self.trackers = list(trackers)
+        self._open(resumed_step)
+
+    def _open(self, resumed_step: int) -> None:
+        run = self.run
+        if self.quiet:
             return
-        for name in (NAME, NONFINITE):
+        for name in (NAME, NONFINITE, TEXTS, EVALUATIONS):
             num_bad = forget_after(run / name, resumed_step)
             if num_bad:
                 lines = f"{num_bad} line{'s' * (num_bad > 1)}"
-                say(f"{run / name}: {lines} that cannot be read set aside in {bad_lines(run / name)}")
+                self.say(f"{run / name}: {lines} that cannot be read set aside in {bad_lines(run / name)}")
         self.file = self.path.open("a", encoding="utf-8")
-        if find_spec("tensorboard"):
-            from torch.utils.tensorboard import SummaryWriter
 
-            self.board = SummaryWriter(str(run / "tensorboard"), purge_step=resumed_step + 1)  # type: ignore[no-untyped-call]
+    def go_back(self, step: int) -> None:
+        """The steps after this one will be done again."""
+        if self.file is not None:
+            self.file.close()
+        self._open(step)
+        for tracker in list(self.trackers):
+            self._follow(tracker, lambda each: each.rewind(step))
 
     def log(self, step: int, values: dict[str, float | int]) -> None:
         if self.file is None:
@@ -55,9 +70,8 @@ class Metrics:
         shown = {k: v if math.isfinite(v) else str(v) for k, v in values.items()}
         self.file.write(json.dumps({"step": step, **shown}) + "\n")
         self.file.flush()
-        if self.board is not None:
-            for name, value in values.items():
-                self.board.add_scalar(name, value, step)
+        for tracker in list(self.trackers):
+            self._follow(tracker, lambda each: each.log(step, values))
         for observer in list(self.observers):
             self._tell(observer, {"step": step, **values})
 
@@ -71,6 +85,17 @@ class Metrics:
             traceback.print_exc()
             print(f"step {line['step']}: the callback {name} failed and is not called again", file=sys.stderr)
 
+    def _follow(self, tracker: Tracker, do: Callable[[Tracker], None]) -> None:
+        """A program that follows the run does not stop it by failing; that is said once, and it is left alone then."""
+        try:
+            do(tracker)
+        except Exception as error:
+            self.trackers.remove(tracker)
+            self.say(
+                f"run.track: {tracker.name} failed and is not told of this run any more: {type(error).__name__}: "
+                f"{first_line(error)}"
+            )
+
     def sync(self) -> None:
         """Lines of steps that will not be done again must not be lost with the power."""
         if self.file is not None:
@@ -80,23 +105,33 @@ class Metrics:
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
-        if self.board is not None:
-            self.board.close()
+        for tracker in list(self.trackers):
+            self._follow(tracker, lambda each: each.close())
 
 
 def read(run: Path) -> list[dict[str, Any]]:
     """The logged steps of a run, without lines that cannot be read."""
-    return _entries(run / NAME)[0]
+    return jsonl.entries(run / NAME)[0]
 
 
 def read_nonfinite(run: Path) -> list[dict[str, Any]]:
     """The steps whose loss or gradient was not finite."""
-    return _entries(run / NONFINITE)[0]
+    return jsonl.entries(run / NONFINITE)[0]
+
+
+def read_texts(run: Path) -> list[dict[str, Any]]:
+    """What the model wrote at evaluations: step, prompt, text."""
+    return [each for each in jsonl.entries(run / TEXTS)[0] if isinstance(each.get("text"), str)]
+
+
+def read_evaluations(run: Path) -> list[dict[str, Any]]:
+    """Results of tasks during training: step, task, protocol, data, values."""
+    return [each for each in jsonl.entries(run / EVALUATIONS)[0] if isinstance(each.get("values"), dict)]
 
 
 def num_unreadable(run: Path) -> int:
     """How many lines of a run `read` leaves out."""
-    return len(_entries(run / NAME)[1])
+    return len(jsonl.entries(run / NAME)[1])
 
 
 def bad_lines(path: Path) -> Path:
@@ -104,44 +139,14 @@ def bad_lines(path: Path) -> Path:
     return path.with_name(f"{path.name}.bad")
 
 
-def _entries(path: Path) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """The entries of a file, and its lines that are none. A last line that was cut off by a crash is neither."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return [], []
-    entries, bad = [], []
-    for line in lines[:-1]:
-        entry = _parsed(line)
-        if entry is not None:
-            entries.append(entry)
-        elif line.strip():
-            bad.append(line)
-    last = _parsed(lines[-1])
-    return entries + ([last] if last is not None else []), bad
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        entry = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError):  # not UTF-8 is a ValueError, too
-        return None
-    is_entry = isinstance(entry, dict) and type(entry.get("step")) is int and entry["step"] >= 0
-    return entry if is_entry else None
-
-
 def forget_after(path: Path, step: int) -> int:
     """Drop lines of steps that will be done again, so that each step stands there once. Lines that are no entries are
     put into a file beside; returns how many."""
     if not path.exists():
         return 0
-    entries, bad = _entries(path)
+    entries, bad = jsonl.entries(path)
     if bad:
         with bad_lines(path).open("ab") as aside:
             aside.write(b"\n".join(bad) + b"\n")
-    kept = [entry for entry in entries if entry["step"] <= step]
-    replacement = path.with_suffix(".new")
-    replacement.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
-    sync(replacement)  # else the power may go between the new name and what is behind it, and all lines with it
-    replacement.replace(path)
+    jsonl.rewrite(path, (entry for entry in entries if entry["step"] <= step))
     return len(bad)

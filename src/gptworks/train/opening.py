@@ -8,7 +8,7 @@ from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint import manifest as manifests
 from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.checkpoint.manifest import Manifest
-from gptworks.checkpoint.pretrained import Pretrained, unseen
+from gptworks.checkpoint.pretrained import Pretrained, fields_not_stored
 from gptworks.config.schema import RunConfig
 from gptworks.errors import CheckpointError, DamagedCheckpoint, DataError
 from gptworks.launch.ranks import Ranks
@@ -48,12 +48,12 @@ def find_source(
     if resume_from == "never":
         return None
     if resume_from != "auto":
-        path = ranks.main_does(lambda: folders.find(Path(resume_from)))
-        return Source(path, ranks.all_do(lambda: _accepted(path, cfg, setup, ranks)))
+        path = ranks.on_main(lambda: folders.find(Path(resume_from)))
+        return Source(path, ranks.on_all(lambda: _accepted(path, cfg, setup, ranks)))
     damaged: dict[Path, str] = {}
-    for _, path in sorted(ranks.main_does(checkpoints.named_as_steps).items(), reverse=True):
+    for _, path in sorted(ranks.on_main(checkpoints.named_as_steps).items(), reverse=True):
         try:
-            return Source(path, ranks.all_do(partial(_accepted, path, cfg, setup, ranks)), damaged)
+            return Source(path, ranks.on_all(partial(_accepted, path, cfg, setup, ranks)), damaged)
         except DamagedCheckpoint as error:
             damaged[path] = str(error)
     if damaged:
@@ -72,6 +72,7 @@ def _accepted(path: Path, cfg: RunConfig, setup: Setup, ranks: Ranks) -> Manifes
     manifest = manifests.read(path)
     resume.refuse_fixed(resume.changes(manifest.config, cfg), str(path))
     resume.refuse_derived_batch(manifest, cfg.batch, setup.batch, str(path))
+    resume.stages_going_on(manifest, setup.dataset, str(path))
     going_on, order = setup.going_on(cfg, manifest.step, manifest.consumed), cfg.data.order
     read_at_end = manifest.consumed + (going_on.last_step - manifest.step) * going_on.batch.global_size
     resume.refuse_other_number(manifest.samples_asked, going_on.samples_asked, read_at_end, order, str(path))
@@ -89,10 +90,17 @@ def _accepted(path: Path, cfg: RunConfig, setup: Setup, ranks: Ranks) -> Manifes
 
 
 def weights_to_tune(cfg: RunConfig, setup: Setup) -> WeightSource:
-    """Those of `init.checkpoint`, which must be of the model of the configuration."""
+    opened = open_to_tune(cfg)
+    if opened.tokenizer and setup.dataset.tokenizer:
+        setup.dataset.tokenizer.require(opened.tokenizer.identity, what=str(opened.folder))
+    return opened.weights
+
+
+def open_to_tune(cfg: RunConfig) -> Pretrained:
+    """`init.checkpoint`, which must hold the model of the configuration."""
     mine = cfg.model.model_dump()
-    opened = Pretrained.open(cfg.init.checkpoint, shape=unseen(mine))
-    theirs = opened.model.model_dump() | opened.weights.overruled
+    opened = Pretrained.open(cfg.init.checkpoint, shape=fields_not_stored(mine))
+    theirs = opened.model.model_dump() | opened.weights.conflicts
     different = [
         f"  model.{name}: {theirs[name]} there, {mine[name]} here"
         for name in mine
@@ -101,8 +109,6 @@ def weights_to_tune(cfg: RunConfig, setup: Setup) -> WeightSource:
     if different:
         raise CheckpointError(
             f"{cfg.init.checkpoint}: holds another model:\n" + "\n".join(different) + "\n"
-            "Set the model section to what is there."
+            "Leave out --preset and these keys: the model section is then that of the checkpoint."
         )
-    if opened.tokenizer and setup.dataset.tokenizer:
-        setup.dataset.tokenizer.require(opened.tokenizer.identity, what=str(opened.folder))
-    return opened.weights
+    return opened

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from gptworks.architecture import canonical_name, role_of
 from gptworks.config.schema import OptimConfig
-from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.optimizer_state import state_of
 from gptworks.parallel import shard
@@ -64,10 +63,11 @@ def global_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(shard.local_gradients(parameters))))
 
 
-def share_of_squares(parameters: list[nn.Parameter], world: World) -> Tensor:
+def share_of_squares(part: Part) -> Tensor:
     """Summed over all ranks, the square of the norm of the whole gradient, however parameters are split or copied."""
-    squares = torch.stack(torch._foreach_norm(shard.local_gradients(parameters))).double().square()
-    copies = [shard.num_copies(p, world) for p in parameters if p.grad is not None]
+    shares = part.gradient_shares()
+    squares = torch.stack(torch._foreach_norm([gradient for gradient, _ in shares])).double().square()
+    copies = [ranks for _, ranks in shares]
     # By numbers of this process: a tensor of them would have to be copied to the device.
     return torch.stack(torch._foreach_div(squares.unbind(), copies)).sum()
 

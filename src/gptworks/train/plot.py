@@ -5,9 +5,10 @@ from html import escape
 from pathlib import Path
 from typing import TypeVar
 
+from gptworks import run_paths
 from gptworks.train import metrics
 
-NAME = "loss.svg"
+NAME = run_paths.LOSS_CURVE
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 760, 420, 74, 40, 20, 48
 _SMOOTHED = "training, smoothed"
 _COLOURS = {"training": "#1f77b4", _SMOOTHED: "#1f77b4", "held-out": "#d62728"}

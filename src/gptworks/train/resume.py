@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,11 @@ from gptworks import run_paths
 from gptworks.checkpoint.manifest import Manifest
 from gptworks.config.derive import BatchPlan
 from gptworks.config.load import flatten
-from gptworks.config.schema import BatchConfig, RunConfig
+from gptworks.config.schema import BatchConfig, ModelConfig, RunConfig
+from gptworks.data import mixture
+from gptworks.data.dataset import Dataset
+from gptworks.data.mixture import Stage
+from gptworks.data.passed_over import PassedOver
 from gptworks.errors import CheckpointError
 from gptworks.launch import rank_env
 
@@ -22,7 +27,6 @@ _FIXED = (
     "data.held_out_path",
     "data.seq_len",
     "data.order",
-    "data.weights",
     "data.mask_eod",
     "data.reset_",
     "data.too_long",
@@ -45,6 +49,9 @@ class Change:
 
 def changes(before: dict[str, Any], now: RunConfig) -> list[Change]:
     old, new = flatten(before), flatten(now.model_dump(mode="json"))
+    # Keys that came with a later version: what they were then follows from the others.
+    model = ModelConfig.model_validate(before.get("model", {})).model_dump(mode="json")
+    old = flatten({"model": model}) | old
     return [Change(key, old.get(key), new.get(key)) for key in sorted(old | new) if old.get(key) != new.get(key)]
 
 
@@ -90,6 +97,31 @@ def refuse_other_number(before: int | None, now: int | None, read_at_end: int, o
         f"{asks} (steps x batch.global_size). That would be another order: set train.steps (or epochs, tokens) and "
         f"batch.global_size back, or start anew {_with_its_weights(checkpoint)}"
     )
+
+
+def stages_going_on(before: Manifest, dataset: Dataset, checkpoint: str) -> tuple[Stage, ...]:
+    """The weights of the stores as they were, and from the next sample on as they are asked for now."""
+    known = mixture.from_json(before.stages)
+    weights = flatten(before.config).get("data.weights")
+    if not known and weights and len(weights) == len(dataset.cfg.path):  # written before stages were
+        known = (Stage(0, dataset.shared_out(tuple(weights))),)
+    place = PassedOver.from_json(before.passed_over).place(before.consumed)
+    found: tuple[Stage, ...] | None = None
+    if bool(known) == bool(dataset.stages) and not (dataset.has_foreign_order and known != dataset.stages):
+        found = mixture.going_on(known, dataset.stages, place, planned=bool(dataset.cfg.stages))
+    if found is None:
+        raise CheckpointError(
+            f"{checkpoint}: its samples up to number {place:,} had the weights {_listed(known)}; the configuration "
+            f"asks for {_listed(dataset.stages)}. Weights may change from the next sample on, and stages may be added, "
+            "but what was read stays as it was, with weights or without any: set data.weights or the first data.stages "
+            "back."
+        )
+    return found
+
+
+def _listed(stages: Sequence[Stage]) -> str:
+    weights = [f"{', '.join(f'{each:g}' for each in stage.weights)} from sample {stage.first:,} on" for stage in stages]
+    return "; ".join(weights) or "none"
 
 
 def command(run: Path, *more: str) -> str:

@@ -2,31 +2,47 @@
 
 import contextlib
 import math
-import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gptworks import run_paths
 from gptworks.checkpoint import folder as folders
+from gptworks.checkpoint import manifest as manifests
 from gptworks.checkpoint.formats import dcp
 from gptworks.checkpoint.manifest import Manifest
 from gptworks.config import yaml_text
 from gptworks.config.schema import ParallelConfig, RunConfig
 from gptworks.counted import counted
+from gptworks.data import mixture
 from gptworks.data.loader import Batch
-from gptworks.evaluate.heldout import held_out_loss
+from gptworks.data.passed_over import PassedOver
 from gptworks.launch.ranks import Ranks
 from gptworks.launch.world import World
 from gptworks.parallel import recompute, shard
 from gptworks.parallel.build import FreshWeights, WeightSource, build, can_compile
 from gptworks.parallel.parts import Part
-from gptworks.parallel.slices import to_fill, to_store
+from gptworks.parallel.slices import Pieces, to_fill, to_store
 from gptworks.plan import sizes
-from gptworks.train import opening, optim, plot, prefetch, resume, run_folder, schedule
+from gptworks.train import (
+    event_file,
+    memory,
+    native_blocks,
+    opening,
+    optim,
+    plot,
+    prefetch,
+    resume,
+    run_folder,
+    schedule,
+    trackers,
+)
 from gptworks.train.console import LogLine, TrainConsole
+from gptworks.train.guard import Guard
 from gptworks.train.metrics import Metrics, Observer
 from gptworks.train.opening import Source
 from gptworks.train.precision import DTYPES, LossScaler
@@ -34,7 +50,7 @@ from gptworks.train.profile import profiled
 from gptworks.train.progress import Progress
 from gptworks.train.saving import Saving, SmoothedLoss
 from gptworks.train.setup import Setup
-from gptworks.train.speed import Stopwatch, find_peak
+from gptworks.train.speed import DATA, SAVING, Stopwatch, find_peak, peak_memory
 from gptworks.train.step import StepReport
 
 
@@ -50,49 +66,72 @@ class Run:
         setup: Setup,
         folder: Path,
         resume_from: str,
-        command: list[str] | None,
+        told: dict[str, Any],
         ranks: Ranks,
         observers: Sequence[Observer] = (),
     ) -> None:
         self.cfg, self.setup, self.folder, self.ranks = cfg, setup, folder, ranks
         self.saving = Saving(cfg, setup, folder, say=lambda text: self.console.say(text))
         checkpoints = self.saving.checkpoints
-        ranks.main_does(checkpoints.remove_leftovers)
-        ranks.all_do(lambda: opening.refuse_different_data(setup, ranks))
+        ranks.on_main(checkpoints.remove_leftovers)
+        ranks.on_all(lambda: opening.refuse_different_data(setup, ranks))
         source = opening.find_source(resume_from, checkpoints, cfg, setup, ranks)
         if source:
-            self.setup = setup = setup.going_on(cfg, source.manifest.step, source.manifest.consumed)
+            stages = resume.stages_going_on(source.manifest, setup.dataset, str(source.path))
+            setup = setup.going_on(cfg, source.manifest.step, source.manifest.consumed).with_stages(stages)
+            self.setup = setup
 
         needed = sizes.checkpoint_bytes(cfg.model, cfg.checkpoint.portable)
-        ranks.main_does(lambda: folders.check_free_space(folder, needed))
-        weights: WeightSource | None = None  # what a checkpoint fills is not drawn before
-        if source is None and cfg.init.checkpoint:
-            weights = ranks.all_do(lambda: opening.weights_to_tune(cfg, setup))
-        elif source is None:
-            weights = FreshWeights(cfg.init, cfg.model.num_layers, cfg.train.seed)
-        self.part = ranks.all_do(lambda: build_part(cfg, setup.world, setup.parallel, weights))
+        ranks.on_main(lambda: folders.check_free_space(folder, needed))
+        weights = None if source else self._first_weights()  # what a checkpoint fills is not drawn before
+        self.part = ranks.on_all(lambda: build_part(cfg, setup.world, setup.parallel, weights))
+        self.blocks = native_blocks.use_where_known(cfg, self.part)
         self.optimizer = optim.build(self.part, cfg.optim)
         self.scaler = LossScaler(cfg.precision.scaler, enabled=cfg.precision.compute == "fp16")
-        self.progress = self._restore(source.path, source.manifest) if source else Progress()
-        self.losses = SmoothedLoss(source.manifest.smoothed_loss if source else None)
-        self.batches = setup.batches(consumed=source.manifest.consumed if source else 0)
+        self.progress, self.losses, self.guard = Progress(), SmoothedLoss(), Guard(cfg.train.guard)
+        if cfg.train.guard.action != "off":
+            self.part.keep_sample_losses()
+        self.batches = setup.batches()
+        if source:
+            self.restore(source.path, source.manifest)
+            self.batches.consumed = source.manifest.consumed
+            self.batches.passed_over = PassedOver.from_json(source.manifest.passed_over)
 
+        self._begin_writing(source, told, observers)
+        self.reader = self._closing.enter_context(prefetch.reading(self.batches, setup.world.device))
+        self.saved_at = time.monotonic()
+        self.watch = Stopwatch(cfg.model, cfg.data.seq_len, peak=self.peak, num_devices=ranks.size)
+
+    def _first_weights(self) -> WeightSource:
+        """Those that training begins with where no checkpoint of this run has any."""
+        cfg = self.cfg
+        if cfg.init.checkpoint:
+            return self.ranks.on_all(lambda: opening.weights_to_tune(cfg, self.setup))
+        return FreshWeights(cfg.init, cfg.model.num_layers, cfg.train.seed)
+
+    def _begin_writing(self, source: Source | None, told: dict[str, Any], observers: Sequence[Observer]) -> None:
+        """Into the folder and on the screen: what the run is, then a line for each step that is logged."""
+        cfg, setup, folder, ranks = self.cfg, self.setup, self.folder, self.ranks
         self.peak = find_peak(setup.world.device, cfg.precision.compute)
-        ranks.main_does(lambda: self._write_down(command or sys.argv))
+        ranks.on_main(lambda: self._write_down(told))
         quiet = not ranks.is_main
         self._closing = contextlib.ExitStack()
         self.console = TrainConsole(setup.last_step, cfg.train.log_style, first_step=self.progress.step, quiet=quiet)
         self._closing.callback(self.console.close)
         self._greet(source)
-        ranks.main_does(lambda: self._go_back(source))
+        ranks.on_main(lambda: self._go_back(source))
+        ranks.on_main(lambda: event_file.forget_after(folder, self.progress.step, self.progress.rollbacks))
         self.metrics = Metrics(
-            folder, resumed_step=self.progress.step, quiet=quiet, say=self.console.say, observers=observers
+            folder,
+            resumed_step=self.progress.step,
+            quiet=quiet,
+            say=self.console.say,
+            observers=observers,
+            trackers=ranks.on_all(lambda: [] if quiet else trackers.begin(cfg, folder, self.progress.step)),
         )
         self._closing.callback(self.metrics.close)
         profiled_steps = () if quiet else cfg.train.profile
         self.profiler = self._closing.enter_context(profiled(profiled_steps, folder, self.progress.step))
-        self.reader = self._closing.enter_context(prefetch.reading(self.batches, setup.world.device))
-        self.watch = Stopwatch(cfg.model, cfg.data.seq_len, peak=self.peak, num_devices=ranks.size)
 
     def __enter__(self) -> "Run":
         return self
@@ -114,17 +153,26 @@ class Run:
 
     # Before the first step
 
-    def _write_down(self, command: list[str]) -> None:
-        run_folder.write_environment(self.folder, command, mfu_of=vars(self.peak))
+    def _write_down(self, told: dict[str, Any]) -> None:
+        """`told`: how the run was started, and what was predicted of it."""
+        plan = memory.as_json(told["plan"], self.peak)
+        data = [store.facts() for store in self.setup.dataset.stores]
+        run_folder.write_environment(self.folder, **{**told, "plan": plan}, data=data, mfu_of=vars(self.peak))
         run_folder.replace_text(self.folder / run_paths.CONFIG, yaml_text.dump(self.cfg.model_dump(mode="json")))
 
-    def _restore(self, source: Path, manifest: Manifest) -> Progress:
+    def restore(self, source: Path, manifest: Manifest) -> None:
+        """All that a checkpoint holds but the samples that come next."""
+        self.part.reshard_all()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.state.clear()
         moments = optim.moments(self.part, self.optimizer)
-        wanted = to_fill(self._named_state(moments), tied=self.cfg.model.tied)
+        wanted = to_fill(self.part.as_stored(self._named_state(moments)), tied=self.cfg.model.tied)
         dcp.load_into(source / folders.STATE, wanted, self.ranks)
         optim.set_moments(self.part, self.optimizer, moments, manifest.optimizer_updates)
         self.scaler.restore(manifest.scaler)
-        return Progress(
+        self.losses = SmoothedLoss(manifest.smoothed_loss)
+        self.guard.restore(manifest.guard)
+        self.progress = Progress(
             step=manifest.step,
             updates=manifest.optimizer_updates,
             held_out_loss=manifest.held_out_loss,
@@ -132,9 +180,22 @@ class Run:
             evaluations_since_best=manifest.evaluations_since_best,
             held_out_samples=manifest.held_out_samples,
             skipped_in_a_row=manifest.skipped_in_a_row,
+            rollbacks=manifest.rollbacks,
             unlogged_loss=manifest.unlogged_loss,
             unlogged_steps=manifest.unlogged_steps,
         )
+
+    def roll_back(self, good: Path) -> None:
+        """To a checkpoint of this run; the samples since then are passed over. What follows is what a run would do
+        that was started from the checkpoint which is saved here."""
+        manifest = self.ranks.on_main(lambda: manifests.read(good))
+        rollbacks = self.progress.rollbacks + 1
+        self.restore(good, manifest)
+        self.progress.rollbacks = rollbacks
+        self.batches.pass_over_since(manifest.consumed)
+        self.ranks.on_main(lambda: self._go_back(None))
+        self.metrics.go_back(manifest.step)
+        self.save()
 
     def _named_state(self, moments: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
         weights = [(f"model.{name}", p.detach()) for name, p in self.part.named_parameters()]
@@ -142,10 +203,10 @@ class Run:
 
     def _greet(self, source: Source | None) -> None:
         cfg, batch, say = self.cfg, self.setup.batch, self.console.say
-        device = self.setup.world.device
+        device, count = self.setup.world.device, sizes.num_parameters(cfg.model)
+        shown = f"{count / 1e6:,.1f}M" if count >= 1e5 else f"{count:,}"
         say(
-            f"model: {sizes.num_parameters(cfg.model) / 1e6:,.1f}M parameters, {cfg.precision.compute} on "
-            f"{device.type}\n"
+            f"model: {shown} parameters, {cfg.precision.compute} on {device.type}\n"
             f"batch: {counted(batch.global_size, 'sample')} of {counted(cfg.data.seq_len, 'token')} = "
             f"{batch.micro_size} micro-batch x {batch.accumulation} accumulation x "
             f"{batch.data_parallel} data-parallel\n"
@@ -165,6 +226,8 @@ class Run:
             say("data:  its tokenizer is not known; data.tokenizer names it, so that the model can read and write text")
         if cfg.init.checkpoint and source is None:
             say(f"weights from {cfg.init.checkpoint}")
+        if self.blocks.told:
+            say(self.blocks.told)
         if cfg.train.compile and not can_compile(device):
             say("train.compile: no C++ compiler found (g++ or clang++), so nothing is compiled. Install one for speed.")
         elif cfg.train.compile:
@@ -179,6 +242,10 @@ class Run:
         if source:
             manifest = source.manifest
             say(f"resuming from {source.path} ({manifest.consumed:,} samples done)")
+            if manifest.passed_over:
+                say(f"  {counted(len(self.batches.passed_over), 'sample')} passed over by train.guard")
+            if self.setup.stages and self.setup.stages[-1].first == self.batches.place():
+                say(f"  weights of the stores change from sample {self.batches.place():,} on")
             for change in resume.changes(manifest.config, cfg):
                 say(f"  changed: {change}")
             if manifest.global_size not in (0, batch.global_size):
@@ -201,7 +268,7 @@ class Run:
     # During and after
 
     def next_batches(self) -> list[Batch]:
-        with self.watch.reading():
+        with self.watch.timed(DATA):
             return self.reader.next_step()
 
     def count(self, step: int, report: StepReport) -> None:
@@ -209,7 +276,8 @@ class Run:
         progress.step = step
         progress.updates += report.updated
         progress.skipped_in_a_row = 0 if report.updated else progress.skipped_in_a_row + 1
-        self.losses.see(report.loss)
+        if report.updated or not (math.isfinite(report.loss) and math.isfinite(report.grad_norm)):
+            self.losses.see(report.loss)  # a spike that was kept from the weights says nothing of them
         if report.updated:
             progress.unlogged_loss += report.loss
             progress.unlogged_steps += 1
@@ -246,6 +314,11 @@ class Run:
             "tokens": self.batches.consumed * cfg.data.seq_len,
             "tokens_per_sec": round(speed.tokens_per_sec, 1),
         }
+        values |= {f"{name}_seconds": round(seconds, 6) for name, seconds in speed.seconds.items()}
+        if speed.saving_seconds:
+            values["saving_seconds"] = round(speed.saving_seconds, 6)
+        if memory := peak_memory(setup.world.device):
+            values["memory"] = memory
         if speed.mfu is not None:
             values["mfu"] = round(speed.mfu, 4)
         if self.scaler.enabled:
@@ -255,58 +328,35 @@ class Run:
         self.metrics.log(step, values)
         self.console.log(line)
 
-    def evaluate(self) -> None:
-        assert self.setup.held_out is not None
-        self.console.doing("evaluating")
-        with self.watch.paused():
-            result = held_out_loss(
-                self.part,
-                self.setup.held_out,
-                self.setup.dataset.borders,
-                micro_size=self.setup.batch.micro_size,
-                num_samples=self.cfg.evaluate.batches * self.setup.batch.global_size,
-                device=self.setup.world.device,
-                world=self.setup.world,
-            )
-        self.console.doing("")
-        result = self.ranks.gather(result)[0]  # what follows from it must be the same everywhere, to the last bit
-        progress = self.progress
-        before = progress.held_out_samples
-        if not progress.measured_on(result.samples):
-            self.console.say(
-                f"step {progress.step}: evaluated on {counted(result.samples, 'sample')}, before on "
-                f"{before or 'an unknown number'}: the best so far is chosen anew"
-            )
-        progress.held_out_loss = result.loss if math.isfinite(result.loss) else None
-        is_best = math.isfinite(result.loss) and (progress.best is None or result.loss < progress.best["held_out_loss"])
-        if is_best:
-            progress.best = {"step": progress.step, "held_out_loss": result.loss}
-        progress.evaluations_since_best = 0 if is_best else progress.evaluations_since_best + 1
-        self.metrics.log(progress.step, {"held_out_loss": result.loss, "held_out_tokens": result.tokens})
-        self.console.say(
-            f"step {progress.step}: held-out loss {result.loss:.4f} over {result.tokens:,} tokens"
-            + (", the best so far" if is_best else "")
-        )
+    def is_time_to_save(self) -> bool:
+        """By the clock of the main process, for all ranks."""
+        minutes = self.cfg.checkpoint.every_minutes
+        if not minutes:
+            return False
+        return self.ranks.on_main(lambda: time.monotonic() - self.saved_at >= 60 * minutes)
 
     def is_best(self) -> bool:
-        """Whether the present weights are those of the lowest held-out loss."""
+        """Whether the present weights are the best so far, by what `checkpoint.best_by` names."""
         return self.progress.best is not None and self.progress.best["step"] == self.progress.step
 
     def save(self) -> None:
         """Come back when the checkpoint is whole, or, when asynchronous, when a copy of the state is made."""
-        with self.watch.paused():
+        self.saved_at = time.monotonic()
+        with self.watch.paused(), self.watch.timed(SAVING):
             self.saving.wait()
             self.metrics.sync()
             is_best = self.cfg.checkpoint.keep_best and self.is_best()
-            self.saving.save(self._manifest(), self._state(), self.losses, is_best=is_best)
+            self.saving.save(self._manifest(), self.state(), self.losses, is_best=is_best)
 
     def save_apart(self) -> Path:
         """Save the state of a run that has gone wrong, where no run goes on from by itself."""
-        return self.saving.save_apart(self._manifest(), self._state())
+        return self.saving.save_apart(self._manifest(), self.state())
 
-    def _state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor | Pieces]:
+        """What this rank holds of weights (model.) and optimizer (optim.), by the names of the whole."""
         self.part.reshard_all()
-        return to_store(self._named_state(optim.moments(self.part, self.optimizer)), tied=self.cfg.model.tied)
+        named = self._named_state(optim.moments(self.part, self.optimizer))
+        return to_store(self.part.as_stored(named), tied=self.cfg.model.tied)
 
     def _manifest(self) -> Manifest:
         cfg, progress, dataset = self.cfg, self.progress, self.setup.dataset
@@ -325,6 +375,10 @@ class Run:
             evaluations_since_best=progress.evaluations_since_best,
             held_out_samples=progress.held_out_samples,
             skipped_in_a_row=progress.skipped_in_a_row,
+            passed_over=self.batches.passed_over.as_json(),
+            rollbacks=progress.rollbacks,
+            stages=mixture.as_json([stage for stage in self.setup.stages if stage.first < self.batches.place()]),
+            guard=self.guard.state(),
             smoothed_loss=self.losses.value,
             unlogged_loss=progress.unlogged_loss,
             unlogged_steps=progress.unlogged_steps,

@@ -12,13 +12,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gptworks import durable, folder_lock
+from gptworks import durable, folder_lock, run_paths
 from gptworks.errors import UsageError
 from gptworks.launch import rank_env, signals
 from gptworks.launch.ranks import Ranks
 
-LOCK = ".lock"
-LOGS = "logs"  # of the ranks, begun by the launcher before the run itself
+LOCK, LOGS = run_paths.LOCK, run_paths.LOGS
 # All of this is for the main process; the other ranks write nothing here but their files of a checkpoint.
 
 
@@ -48,7 +47,7 @@ def locked(run: Path) -> Iterator[None]:
 def refuse_private(run: Path, ranks: Ranks) -> None:
     """On all ranks, while the main process holds the lock: each of them must see that very lock."""
     lock = run / LOCK
-    owner = ranks.main_does(lambda: lock.read_text(encoding="utf-8"))
+    owner = ranks.on_main(lambda: lock.read_text(encoding="utf-8"))
 
     def look() -> None:
         if not lock.is_file() or lock.read_text(encoding="utf-8") != owner:
@@ -57,7 +56,7 @@ def refuse_private(run: Path, ranks: Ranks) -> None:
                 "writes to. run.out must be on a filesystem that all machines share."
             )
 
-    ranks.all_do(look)
+    ranks.on_all(look)
 
 
 def _only_names_logs(path: Path, run: Path) -> bool:
@@ -73,7 +72,7 @@ def refuse_foreign(run: Path, resume: str) -> None:
     _refuse_busy(run)
     found = sorted(path.name for path in run.iterdir()) if run.is_dir() else []
     present = [name for name in found if name[0] != "." and name != LOGS and not _only_names_logs(run / name, run)]
-    is_ours = not present or (run / "environment.json").is_file()
+    is_ours = not present or run_paths.was_begun(run)
     if (present and resume == "never") or not is_ours:
         listed = ", ".join(present[:4]) + (", ..." if len(present) > 4 else "")
         advice = (
@@ -107,7 +106,7 @@ def write_environment(run: Path, command: list[str], **more: Any) -> None:
         },
         **more,
     }
-    replace_text(run / "environment.json", json.dumps(record, indent=2) + "\n")
+    replace_text(run / run_paths.ENVIRONMENT, json.dumps(record, indent=2) + "\n")
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -15,8 +15,10 @@ from gptworks.checkpoint.manifest import Manifest
 from gptworks.config.schema import RunConfig
 from gptworks.launch.job import SAVE_TIMEOUT_S
 from gptworks.launch.ranks import Ranks
-from gptworks.parallel.slices import Slice, copied_to_cpu
+from gptworks.parallel.slices import Pieces, copied_to_cpu
 from gptworks.train.setup import Setup
+
+Tensors = Mapping[str, Tensor | Pieces]
 
 _NEWEST_WEIGHS = 0.1  # so that about the last ten steps count
 
@@ -51,7 +53,7 @@ class Saving:
         """Come back when the last checkpoint is whole."""
         self._background.wait()
 
-    def save(self, manifest: Manifest, tensors: dict[str, Tensor], loss: SmoothedLoss, *, is_best: bool) -> None:
+    def save(self, manifest: Manifest, tensors: Tensors, loss: SmoothedLoss, *, is_best: bool) -> None:
         """Come back when the checkpoint is whole, or, when asynchronous, when a copy of the state is made."""
         recent, loss.untried = loss.recent, True
         if self.cfg.checkpoint.asynchronous:
@@ -60,10 +62,10 @@ class Saving:
         else:
             self._write(manifest, tensors, recent, is_best=is_best)
 
-    def save_apart(self, manifest: Manifest, tensors: dict[str, Tensor]) -> Path:
+    def save_apart(self, manifest: Manifest, tensors: Tensors) -> Path:
         """The state of a run that stops because it went wrong: kept, but neither counted nor chosen."""
         self.wait()
-        self.checkpoints.ranks.main_does(self.checkpoints.remove_stopped)
+        self.checkpoints.ranks.on_main(self.checkpoints.remove_stopped)
         return self._save(manifest, tensors, apart=True)
 
     def finish(self, loss: SmoothedLoss) -> None:
@@ -71,20 +73,27 @@ class Saving:
         self.wait()
         self._retain(loss.recent)
 
-    def newest_sound(self, loss: SmoothedLoss) -> Path | None:
-        """The newest checkpoint that training went on well after."""
+    def newest_sound(self, loss: SmoothedLoss, *, scheduled: bool = False) -> Path | None:
+        """The newest checkpoint that training went on well after. `scheduled`: of those that a run has which nobody
+        stops, if there is one: what follows from it must not depend on when a run was stopped."""
         self.wait()
         recent = math.inf if loss.untried else loss.recent
+        every = self.cfg.checkpoint.every
 
         def find() -> Path | None:
-            found = retention.newest_sound(self.checkpoints.smoothed_losses(), recent)
+            losses = self.checkpoints.smoothed_losses()
+            found = None
+            if scheduled and every:
+                regular = {step: each for step, each in losses.items() if step % every == 0}
+                is_newest = bool(losses) and max(losses) in regular
+                found = retention.newest_sound(regular, recent if is_newest else loss.recent)
+            if found is None:
+                found = retention.newest_sound(losses, recent)
             return None if found is None else self.checkpoints.steps()[found]
 
-        return self.checkpoints.ranks.main_does(find)
+        return self.checkpoints.ranks.on_main(find)
 
-    def _write(
-        self, manifest: Manifest, tensors: Mapping[str, Tensor | Slice], recent: float | None, *, is_best: bool
-    ) -> None:
+    def _write(self, manifest: Manifest, tensors: Tensors, recent: float | None, *, is_best: bool) -> None:
         """All that comes after the state is at hand; perhaps in a thread, while training goes on.
 
         Deleted is before writing: the steps since the newest checkpoint have shown by now whether it is sound, and
@@ -93,15 +102,15 @@ class Saving:
         self._retain(recent)
         path = self._save(manifest, tensors)
         if is_best:
-            self.checkpoints.ranks.main_does(lambda: self.checkpoints.point(run_paths.BEST, path.name))
+            self.checkpoints.ranks.on_main(lambda: self.checkpoints.point(run_paths.BEST, path.name))
         self.say(f"saved {path}")
 
-    def _save(self, manifest: Manifest, tensors: Mapping[str, Tensor | Slice], *, apart: bool = False) -> Path:
+    def _save(self, manifest: Manifest, tensors: Tensors, *, apart: bool = False) -> Path:
         weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
         portable = weights if self.cfg.checkpoint.portable else None
         return self.checkpoints.save(manifest, tensors, portable, self.cfg.model, self.tokenizer, apart=apart)
 
     def _retain(self, recent: float | None) -> None:
         checkpoints = self.checkpoints
-        for path in checkpoints.ranks.main_does(lambda: checkpoints.retain(self.cfg.checkpoint, recent)):
+        for path in checkpoints.ranks.on_main(lambda: checkpoints.retain(self.cfg.checkpoint, recent)):
             self.say(f"kept beyond checkpoint.keep_last: {path}, because the loss has become much worse since")

@@ -3,21 +3,24 @@
 from dataclasses import dataclass, replace
 
 from gptworks import cpu
-from gptworks.config import contradictions
-from gptworks.config.contradictions import fit_layout
+from gptworks.checkpoint.systems.huggingface_families import family_of
+from gptworks.config import checks
+from gptworks.config.checks import fit_layout
 from gptworks.config.derive import BatchPlan, evaluate_every, has_held_out, num_steps, plan_batch
 from gptworks.config.schema import ModelConfig, OptimConfig, ParallelConfig, RunConfig
 from gptworks.counted import counted
 from gptworks.data import foreign_order
 from gptworks.data.dataset import Dataset
 from gptworks.data.loader import Batches
-from gptworks.data.windows import OrderedSamples
-from gptworks.errors import ConfigError, EmptyPartError
+from gptworks.data.mixture import Stage
+from gptworks.data.passed_over import PassedOver
+from gptworks.data.windows import LocatedSamples, OrderedSamples
+from gptworks.errors import CheckpointError, ConfigError, EmptyPartError
 from gptworks.launch import process_group
 from gptworks.launch.world import World
 from gptworks.plan import sizes
 from gptworks.tokenizer import Tokenizer
-from gptworks.train import schedule
+from gptworks.train import schedule, trackers, what_is_measured
 from gptworks.train.precision import DTYPES
 
 # Rows of the vocabulary that no token uses are worth a word from this share and this number of parameters on.
@@ -28,7 +31,7 @@ _MANY_UNUSED, _LEAST_UNUSED = 0.05, 1e6
 class Setup:
     world: World
     dataset: Dataset
-    train_samples: OrderedSamples
+    train_samples: LocatedSamples
     held_out: OrderedSamples | None
     batch: BatchPlan
     last_step: int
@@ -36,6 +39,7 @@ class Setup:
     evaluate_every: int  # 0 = never
     samples_asked: int | None  # of training; None where the order does not depend on it
     parallel: ParallelConfig  # with the number that auto stands for
+    stages: tuple[Stage, ...] = ()  # the weights of the stores, from which sample on
     notes: tuple[str, ...] = ()  # about what was left open and is off
 
     def going_on(self, cfg: RunConfig, step: int, consumed: int) -> "Setup":
@@ -44,14 +48,21 @@ class Setup:
         every = evaluate_every(cfg.evaluate, last_step, cfg.train.log_every) if self.held_out else 0
         return replace(self, last_step=last_step, evaluate_every=every)
 
-    def batches(self, consumed: int = 0) -> Batches:
+    def with_stages(self, stages: tuple[Stage, ...]) -> "Setup":
+        """With weights as a run has had them until now, and will have them from here on."""
+        if stages == self.stages:
+            return self
+        return replace(self, stages=stages, train_samples=self.dataset.samples("train", stages=stages))
+
+    def batches(self, consumed: int = 0, passed_over: PassedOver | None = None) -> Batches:
         return Batches(
             self.train_samples,
             self.batch,
-            self.dataset.borders,
+            self.dataset.eod_policy,
             vocab_size=self.vocab_size,
             data_rank=self.world.data_rank,
             consumed=consumed,
+            passed_over=passed_over,
         )
 
 
@@ -61,10 +72,14 @@ def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
     if world.computes_on_cpu:
         cpu.require(DTYPES[cfg.precision.compute])
     parallel = fit_layout(cfg, world.layout)
+    _require_portable(cfg)
     dataset = Dataset(cfg.data, vocab_size=cfg.model.vocab_size, seed=cfg.train.seed)
+    what_is_measured.check(cfg, dataset.tokenizer)
+    trackers.require_installed(cfg.run.track)
     per_epoch = dataset.samples_per_epoch("train")
     batch = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, parallel)
     last_step = _last_step(cfg, per_epoch, batch.global_size)
+    _refuse_end_of_stages(cfg, last_step * batch.global_size * cfg.data.seq_len)
     every = evaluate_every(cfg.evaluate, last_step, cfg.train.log_every)
     asked = {
         part: foreign_order.num_samples(
@@ -90,12 +105,42 @@ def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
         evaluate_every=every if held_out else 0,
         samples_asked=asked.get("train"),
         parallel=parallel,
+        stages=dataset.stages,
         notes=(
             *notes,
             *_about_vocabulary(cfg.model, cfg.init.checkpoint, dataset.tokenizer),
             *_about_rate(cfg.optim, last_step),
+            *filter(None, [cpu.about_speed(cfg.precision.compute) if world.computes_on_cpu else ""]),
         ),
     )
+
+
+def _refuse_end_of_stages(cfg: RunConfig, tokens: int) -> None:
+    end = cfg.data.stages[-1].to_tokens if cfg.data.stages else 0
+    if end and tokens > end:
+        raise ConfigError(
+            "data",
+            [
+                f"data.stages: the last one ends at {end:,} tokens, but training goes on to {tokens:,}. Add a stage, "
+                "leave its to_tokens out, or train for less."
+            ],
+        )
+
+
+def _require_portable(cfg: RunConfig) -> None:
+    """Not at the first checkpoint, after hours."""
+    if not cfg.checkpoint.portable:
+        return
+    try:
+        family_of(cfg.model)
+    except CheckpointError as error:
+        raise ConfigError(
+            "checkpoint",
+            [
+                "checkpoint.portable: true writes a Hugging Face folder with each checkpoint; there is none for such "
+                f"a model: {error} Set checkpoint.portable: false, or change the model."
+            ],
+        ) from None
 
 
 # Names of files, which machines may have in places of their own; that they hold the same is checked when they are read.
@@ -159,7 +204,7 @@ def _about_rate(optim: OptimConfig, last_step: int) -> list[str]:
 
 def _last_step(cfg: RunConfig, per_epoch: int, global_size: int, *, step: int = 0, consumed: int = 0) -> int:
     last = num_steps(cfg.train, per_epoch, global_size, cfg.data.seq_len, step=step, consumed=consumed)
-    too_long = contradictions.warmup_fits(cfg.optim, cfg.optim.decay_steps or last, "the training")
+    too_long = checks.warmup_fits(cfg.optim, cfg.optim.decay_steps or last, "the training")
     if too_long:
         raise ConfigError("optim", too_long)
     return last

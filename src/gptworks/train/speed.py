@@ -1,9 +1,10 @@
 """How fast it goes: tokens per second, and which share of what the device can multiply."""
 
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from gptworks.plan import sizes
 from gptworks.plan.devices import datasheet_peak
 from gptworks.train.precision import DTYPES
 
+DATA, FORWARD_BACKWARD, OPTIMIZER, SAVING = "data", "forward_backward", "optimizer", "saving"
 # The share of that time from which on a measured speed is taken for that of the machine.
 UNDISTURBED = 0.9
 
@@ -23,6 +25,8 @@ class Speed:
     steps_per_sec: float
     reader_seconds: float  # per step, spent waiting for data
     mfu: float | None  # None where what it is a share of is not known
+    seconds: Mapping[str, float] = field(default_factory=dict)  # of a step, by what they were spent on
+    saving_seconds: float = 0.0  # since the last lap, in which training waited
 
 
 @dataclass(frozen=True)
@@ -49,17 +53,19 @@ class Stopwatch:
     def _start_lap(self) -> None:
         self.started = time.perf_counter()
         self.steps = self.tokens = 0
-        self.reader = 0.0
+        self.seconds = dict.fromkeys((DATA, FORWARD_BACKWARD, OPTIMIZER, SAVING), 0.0)
 
     def count(self, tokens: int) -> None:
         self.steps += 1
         self.tokens += tokens
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def timed(self, what: str) -> Iterator[None]:
+        """A GPU works behind this process: the time of the optimizer is that of asking for it, and the rest of it is in
+        the forward and backward passes of the next step."""
         before = time.perf_counter()
         yield
-        self.reader += time.perf_counter() - before
+        self.seconds[what] += time.perf_counter() - before
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -71,7 +77,9 @@ class Stopwatch:
         seconds = max(time.perf_counter() - self.started, 1e-9)
         rate = self.tokens / seconds
         mfu = self._share(rate * self.flops_per_token / self.num_devices)
-        speed = Speed(rate, self.steps / seconds, self.reader / max(1, self.steps), mfu)
+        steps = max(1, self.steps)
+        each = {name: self.seconds[name] / steps for name in (DATA, FORWARD_BACKWARD, OPTIMIZER)}
+        speed = Speed(rate, self.steps / seconds, each[DATA], mfu, each, self.seconds[SAVING])
         self._start_lap()
         return speed
 
@@ -110,7 +118,9 @@ def judge(products: list[Product], size: int, source: str) -> Peak:
     best = min(products, key=lambda product: product.seconds)
     if best.share < UNDISTURBED:
         return Peak(
-            None, f"the CPU was busy when its speed was measured (our threads had {best.share:.0%} of the time)"
+            None,
+            f"the CPU was busy when its speed was measured (our threads had {best.share:.0%} of the time). Beside "
+            "other work fewer threads are often faster: run.threads",
         )
     return Peak(2 * size**3 / best.seconds, source)
 
@@ -147,6 +157,18 @@ def _share_of_cores(before: tuple[int, int], after: tuple[int, int]) -> float:
     """Of the time in which our threads wanted to run, what they ran; 1 where nobody counts it."""
     ran, waited = (later - earlier for earlier, later in zip(before, after, strict=True))
     return ran / (ran + waited) if ran + waited > 0 else 1.0
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: what torch has had of a GPU at most; elsewhere what this process has had of the machine, 0 if unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    with suppress(ImportError):  # Windows has none
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return 0
 
 
 def _uses_tf32() -> bool:

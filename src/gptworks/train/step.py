@@ -20,12 +20,35 @@ SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
 
 
 @dataclass(frozen=True)
+class Gradients:
+    """What the backward passes of a step have told, before the update; the gradients lie in the parameters. Numbers of
+    the global batch, the same on every rank but for the micro-batches."""
+
+    loss: float  # mean over the scored tokens
+    grad_norm: float  # before clipping
+    loss_scale: float
+    parameters: list[nn.Parameter]
+    micro_batches: list[Batch]
+    signal: str | None = None  # that a rank had received before it was done: all of them are to stop
+    sample_losses: tuple[float, ...] = ()  # of all samples, as the order has them, where the part was asked for them
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+    @property
+    def sample_ids(self) -> list[int]:
+        """Those of this rank."""
+        return [number for batch in self.micro_batches for number in batch.sample_ids.tolist()]
+
+
+@dataclass(frozen=True)
 class StepReport:
     """Numbers of the global batch, the same on every rank but for the samples."""
 
     loss: float  # mean over the scored tokens
     grad_norm: float  # before clipping
-    updated: bool  # False: not finite, the weights are as before
+    updated: bool  # False: the weights are as before
     loss_scale: float
     sample_ids: list[int]  # those of this rank
     signal: str | None = None  # that a rank had received before it was done: all of them are to stop
@@ -41,11 +64,24 @@ def train_step(
     clip: float,
     seed: int,
     step: int,
-    interrupts: Interrupts | None = None,
 ) -> StepReport:
-    """The gradient of (sum of token losses / number of scored tokens) over all micro-batches, then one update.
+    """The two halves of a step, with nobody in between who asks whether the update should be made."""
+    return update(optimizer, backward(part, micro_batches, world, scaler, seed=seed, step=step), scaler, clip=clip)
 
-    A GPU works behind this process, which waits for it once: in `_read`, between the backward passes and the update.
+
+def backward(
+    part: Part,
+    micro_batches: list[Batch],
+    world: World,
+    scaler: LossScaler,
+    *,
+    seed: int,
+    step: int,
+    interrupts: Interrupts | None = None,
+) -> Gradients:
+    """The gradient of (sum of token losses / number of scored tokens) over all micro-batches.
+
+    A GPU works behind this process, which waits for it once a step: at the end of this, in `_read`.
     """
     num_scored = sum_over(world, device_number(world, sum(batch.num_scored for batch in micro_batches)), "dp", "fsdp")
 
@@ -58,21 +94,36 @@ def train_step(
     part.sum_gradients()
 
     parameters = [parameter for _, parameter in part.named_parameters() if parameter.grad is not None]
-    read = _read(part, loss_sums, parameters, num_scored, interrupts.received if interrupts else None, world)
-    sample_ids = torch.cat([batch.sample_ids for batch in micro_batches]).tolist()
+    sample_losses = _own_sample_losses(part, micro_batches, world)
+    received = interrupts.received if interrupts else None
+    read = _read(part, loss_sums, sample_losses, parameters, num_scored, received, world)
     if read.num_scored == 0:
-        optimizer.zero_grad(set_to_none=True)
-        raise _nothing_scored(step, sample_ids)
+        forget(parameters)
+        raise _nothing_scored(step, torch.cat([batch.sample_ids for batch in micro_batches]).tolist())
     loss, grad_norm = read.loss_sum / read.num_scored, read.grad_norm / scaler.scale
-    finite = math.isfinite(loss) and math.isfinite(grad_norm)
-    if finite:
-        clipped = clip / grad_norm if clip and grad_norm > clip else 1.0
-        optim.scale_gradients(parameters, clipped / scaler.scale)
+    return Gradients(loss, grad_norm, scaler.scale, parameters, micro_batches, read.signal, read.sample_losses)
+
+
+def update(
+    optimizer: torch.optim.AdamW, gradients: Gradients, scaler: LossScaler, *, clip: float, wanted: bool = True
+) -> StepReport:
+    """One update, unless it is not wanted or a number is not finite; the gradients are gone then, too."""
+    made = wanted and gradients.finite
+    if made:
+        clipped = clip / gradients.grad_norm if clip and gradients.grad_norm > clip else 1.0
+        optim.scale_gradients(gradients.parameters, clipped / gradients.loss_scale)
         optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    report = StepReport(loss, grad_norm, finite, scaler.scale, sample_ids, read.signal)
-    scaler.update(finite)
-    return report
+    forget(gradients.parameters)
+    scaler.update(gradients.finite)
+    return StepReport(
+        gradients.loss, gradients.grad_norm, made, gradients.loss_scale, gradients.sample_ids, gradients.signal
+    )
+
+
+def forget(parameters: list[nn.Parameter]) -> None:
+    """Their gradients, which the next step begins anew."""
+    for parameter in parameters:
+        parameter.grad = None
 
 
 def _nothing_scored(step: int, sample_ids: list[int]) -> DataError:
@@ -90,26 +141,49 @@ class _Read:
     grad_norm: float
     num_scored: float
     signal: str | None
+    sample_losses: tuple[float, ...]
 
 
 def _read(
     part: Part,
     loss_sums: list[Tensor],
+    sample_losses: Tensor,
     parameters: list[nn.Parameter],
     num_scored: Tensor,
     signal: str | None,
     world: World,
 ) -> _Read:
-    """The sum of the losses, the norm of all gradients as if they lay in one place, and the signal that any rank
-    received. Equal on every rank, so that all of them update or none does, and all of them stop or none."""
+    """The sum of the losses, the norm of all gradients as if they lay in one place, the signal that any rank received,
+    and the losses of samples. Equal on every rank, so that all of them update or none does, and all of them stop or
+    none."""
     if world.mesh is None:
-        *losses, norm, scored = torch.stack([*loss_sums, optim.global_norm(parameters), num_scored]).tolist()
-        return _Read(sum(losses), norm, scored, signal)
+        found = torch.stack([*loss_sums, optim.global_norm(parameters), num_scored])
+        (*losses, norm, scored), of_samples = _apart(torch.cat([found, sample_losses]), len(found))
+        return _Read(sum(losses), norm, scored, signal, of_samples)
     # What several ranks hold is counted by each of them as a part of one: a single sum over all ranks is the total.
     loss_share = torch.stack(loss_sums).double().sum() / world.layout.tp if loss_sums else device_number(world, 0.0)
-    squares = optim.share_of_squares(part.counted_parameters(), world).to(world.device)  # elsewhere if offloaded
+    squares = optim.share_of_squares(part).to(world.device)  # elsewhere if offloaded
     received = [device_number(world, signal == name) for name in SIGNALS]
-    totals = sum_over(world, torch.stack([loss_share, squares, *received]), "pp", "dp", "fsdp", "tp")
-    loss_sum, norm_squared, scored, *counts = torch.cat([totals[:2], num_scored.view(1), totals[2:]]).tolist()
+    shares = torch.cat([torch.stack([loss_share, squares, *received]), sample_losses])
+    totals = sum_over(world, shares, "pp", "dp", "fsdp", "tp")
+    read, of_samples = _apart(torch.cat([num_scored.view(1), totals]), 3 + len(SIGNALS))
+    scored, loss_sum, norm_squared, *counts = read
     heard = [name for name, count in zip(SIGNALS, counts, strict=True) if count]
-    return _Read(loss_sum, math.sqrt(norm_squared), scored, heard[0] if heard else None)
+    return _Read(loss_sum, math.sqrt(norm_squared), scored, heard[0] if heard else None, of_samples)
+
+
+def _apart(read: Tensor, count: int) -> tuple[list[float], tuple[float, ...]]:
+    """The first numbers and those after them, by the one wait of a step."""
+    numbers = read.tolist()
+    return numbers[:count], tuple(numbers[count:])
+
+
+def _own_sample_losses(part: Part, micro_batches: list[Batch], world: World) -> Tensor:
+    """The loss of each sample of the global batch that this rank tells, in the order of samples, and 0 for those that
+    others tell; empty where the part does not keep them."""
+    count = len(micro_batches) if part.keeps_sample_losses else 0
+    losses = device_number(world, 0.0).new_zeros(count, world.data_parallel, len(micro_batches[0].tokens))
+    if world.coords.tp == 0:  # all tensor-parallel ranks have the same
+        for number, found in enumerate(part.sample_losses):
+            losses[number, world.data_rank] = found
+    return losses.view(-1)

@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gptworks.checkpoint.pretrained import Pretrained, unseen
+from gptworks import run_paths
+from gptworks.checkpoint.pretrained import Pretrained, fields_not_stored
 from gptworks.config.derive import require_end
 from gptworks.config.schema import RunConfig
 from gptworks.counted import counted
 from gptworks.data.pieces import cut_by_position
-from gptworks.data.prepare import CHARACTERS, LEARNED, Summary, learn_tokenizer, prepare, train_tokenizer
+from gptworks.data.prepare import CHARACTERS, LEARNED, PrepareJob, Summary, learn_tokenizer, prepare, train_tokenizer
 from gptworks.data.store import Store, is_raw_text, locate_stores
 from gptworks.data.text_blocks import TextRules
 from gptworks.data.text_files import list_inputs, matching
@@ -27,7 +28,7 @@ from gptworks.tokenizer.bundled import SIZE
 from gptworks.train.run_folder import refuse_foreign
 from gptworks.train.setup import identity
 
-FOLDER = ".inputs"  # in the run folder: what was not a dataset and training reads from disk
+FOLDER = run_paths.INPUTS  # in the run folder: what was not a dataset and training reads from disk
 MOST_BYTES = 64 * 1024**2  # of input files; more is better prepared once, by a command that shows how far it is
 
 
@@ -45,15 +46,15 @@ def prepared(cfg: RunConfig, resume: str, *, tokenizer: Tokenizer | None = None)
         refuse_foreign(Path(cfg.run.out), resume)
         _write(cfg, texts, Path(cfg.run.out) / FOLDER, tokenizer)
 
-    main_does(cfg, write)
+    on_main(cfg, write)
     return changed
 
 
-def main_does(cfg: RunConfig, function: Callable[[], None]) -> None:
+def on_main(cfg: RunConfig, function: Callable[[], None]) -> None:
     """Before training: processes that were started share the run folder; one of them writes, the others wait."""
     is_alone = rank_env.read(os.environ).world_size == 1
     world = None if is_alone else process_group.start(cfg.parallel, cfg.run, identity(cfg))
-    Ranks.shared(world).main_does(function)
+    Ranks.shared(world).on_main(function)
 
 
 @contextmanager
@@ -115,7 +116,9 @@ def _write(cfg: RunConfig, texts: dict[str, str], folder: Path, tokenizer: Token
         prefix = folder / texts[path]
         prefix.parent.mkdir(parents=True, exist_ok=True)
         with _options_named(path, cfg):
-            summary = prepare([path], prefix, chosen, rules=_rules(cfg), append_eod=chosen.eod_id is not None)
+            summary = prepare(
+                PrepareJob([path], prefix, chosen, rules=_rules(cfg), append_eod=chosen.eod_id is not None)
+            )
         shares = () if cfg.data.held_out_path else cfg.data.split
         tell(f"{path} is text", summary, chosen, cut_by_position(prefix, shares))
         _note_of(prefix).write_text(json.dumps(sources[path]) + "\n", encoding="utf-8")
@@ -194,7 +197,7 @@ def _by_hand(path: str, cfg: RunConfig, key: str = "") -> str:
 
 @contextmanager
 def _options_named(path: str, cfg: RunConfig) -> Iterator[None]:
-    """What is wrong with a text is often mended by an option, and the command that has it is named."""
+    """What is wrong with a text is often fixed by an option, and the command that has it is named."""
     try:
         yield
     except DataError as error:
@@ -220,7 +223,12 @@ def choose_tokenizer(cfg: RunConfig, folder: Path, in_memory: Iterable[str] | No
     if cfg.data.tokenizer and cfg.data.tokenizer != CHARACTERS:
         return Tokenizer.from_pretrained(cfg.data.tokenizer)
     if cfg.init.checkpoint:
-        opened = Pretrained.open(cfg.init.checkpoint, shape=unseen(cfg.model.model_dump()))
+        opened = Pretrained.open(cfg.init.checkpoint, shape=fields_not_stored(cfg.model.model_dump()))
+        if opened.tokenizer is None:
+            raise DataError(
+                f"{opened.folder}: has no tokenizer, and {next(iter(texts), 'the data')} is text. Name one with "
+                "data.tokenizer=gpt2 or data.tokenizer=FOLDER, or put tokenizer.json beside the weights."
+            )
         return opened.require_tokenizer()
     size = _size_to_learn(cfg)
     if in_memory is not None:

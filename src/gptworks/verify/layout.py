@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gptworks.config import contradictions
+from gptworks.config import checks
 from gptworks.config.derive import BatchPlan, Layout, plan_batch, with_layout
 from gptworks.config.schema import BatchConfig, ParallelConfig, RunConfig
 from gptworks.data.store import locate_stores
@@ -150,7 +150,7 @@ def plan(cfg: RunConfig, layout: Layout, *, steps: int, shrink: str) -> Comparis
     if steps < 1:
         raise UsageError(f"--steps: {steps}. Needed: 1 or more.")
     parallel = with_layout(cfg.parallel, layout)
-    problems = contradictions.find({**dict(cfg), "parallel": parallel})
+    problems = checks.find({**dict(cfg), "parallel": parallel})
     if problems:
         raise ConfigError(f"layout {layout}", problems)
     batch = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, parallel)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gptworks.checkpoint.pretrained import Pretrained, unseen
-from gptworks.config.contradictions import fit_layout
+from gptworks.checkpoint.pretrained import Pretrained, fields_not_stored
+from gptworks.config.checks import fit_layout
 from gptworks.config.derive import plan_batch, with_layout
 from gptworks.config.schema import RunConfig
-from gptworks.data.loader import Batches, Borders
+from gptworks.data.loader import Batches, EodPolicy
 from gptworks.data.windows import OrderedSamples, Sample, Source
 from gptworks.evaluate.heldout import held_out_loss
 from gptworks.launch.ranks import Ranks
@@ -102,10 +102,10 @@ def _steps(
     cfg: RunConfig, world: World, steps: int, folder: Path, *, synthetic: bool, keep: bool
 ) -> tuple[Numbers, dict[str, dict[str, Compared]]]:
     parallel = fit_layout(cfg, world.layout)
-    batches, held_out, borders = _samples(cfg, world, synthetic=synthetic)
+    batches, held_out, eod_policy = _samples(cfg, world, synthetic=synthetic)
     weights: WeightSource = FreshWeights(cfg.init, cfg.model.num_layers, cfg.train.seed)
     if cfg.init.checkpoint:
-        weights = Pretrained.open(cfg.init.checkpoint, shape=unseen(cfg.model.model_dump())).weights
+        weights = Pretrained.open(cfg.init.checkpoint, shape=fields_not_stored(cfg.model.model_dump())).weights
     part = build_part(cfg, world, parallel, weights)
     optimizer = optim.build(part, cfg.optim)
     scaler = LossScaler(cfg.precision.scaler, enabled=cfg.precision.compute == "fp16")
@@ -115,7 +115,7 @@ def _steps(
         if keep:
             reference.write(folder, kind, named)
         else:
-            tensors[kind] = reference.compare(folder, kind, named, tied=cfg.model.tied)
+            tensors[kind] = reference.compare(folder, kind, part.as_stored(named), tied=cfg.model.tied)
 
     see(WEIGHTS, [(name, parameter.detach()) for name, parameter in part.named_parameters()])
     first = _FirstGradients(part, optimizer)
@@ -141,7 +141,7 @@ def _steps(
         held_out_mean = held_out_loss(
             part,
             held_out,
-            borders,
+            eod_policy,
             micro_size=batches.plan.micro_size,
             num_samples=cfg.evaluate.batches * batches.plan.global_size,
             device=world.device,
@@ -171,18 +171,18 @@ class _FirstGradients:
         return named
 
 
-def _samples(cfg: RunConfig, world: World, *, synthetic: bool) -> tuple[Batches, OrderedSamples | None, Borders]:
+def _samples(cfg: RunConfig, world: World, *, synthetic: bool) -> tuple[Batches, OrderedSamples | None, EodPolicy]:
     if not synthetic:
         setup = prepare(cfg, world)
-        return setup.batches(), setup.held_out, setup.dataset.borders
+        return setup.batches(), setup.held_out, setup.dataset.eod_policy
     plan = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, with_layout(cfg.parallel, world.layout))
-    borders = Borders(None, mask_loss=False, reset_positions=False, reset_attention=False)
+    eod_policy = EodPolicy(None, mask_loss=False, reset_positions=False, reset_attention=False)
     shape = (cfg.model.vocab_size, cfg.data.seq_len, cfg.train.seed)
     train: OrderedSamples = SyntheticSamples(*shape, part=0, per_epoch=2**40)
     # One more than fills the batches: ranks do not all have the same number of them.
     held_out = SyntheticSamples(*shape, part=1, per_epoch=max(1, cfg.evaluate.batches * plan.global_size - 1))
-    batches = Batches(train, plan, borders, vocab_size=cfg.model.vocab_size, data_rank=world.data_rank)
-    return batches, held_out, borders
+    batches = Batches(train, plan, eod_policy, vocab_size=cfg.model.vocab_size, data_rank=world.data_rank)
+    return batches, held_out, eod_policy
 
 
 def relative(difference: float, to: float) -> float:

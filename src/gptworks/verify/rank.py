@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 from gptworks.config.load import from_dict
-from gptworks.launch import failures, process_group
+from gptworks.launch import process_group
+from gptworks.launch.reporting import reporting
 from gptworks.verify import measure
 
 RESULT = "found.json"
@@ -21,5 +22,5 @@ def main(spec: Path) -> None:
 
 
 if __name__ == "__main__":
-    with failures.reporting():
+    with reporting():
         main(Path(sys.argv[1]))

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gptworks.parallel.slices import slice_of, to_fill
+from gptworks.parallel.slices import Pieces, slices_of, to_fill
 
 Named = Iterable[tuple[str, Tensor]]
 
@@ -52,20 +52,22 @@ def describe(folder: Path, kind: str) -> dict[str, Described]:
     return {name: Described(*value) for name, value in values.items()}
 
 
-def compare(folder: Path, kind: str, named: Named, *, tied: bool) -> dict[str, Compared]:
+def compare(
+    folder: Path, kind: str, named: Iterable[tuple[str, Tensor | Pieces]], *, tied: bool
+) -> dict[str, Compared]:
     """The slices that are here. A tensor that one process does not have is as different as can be."""
     found: dict[str, Compared] = {}
     with safe_open(folder / f"{kind}.safetensors", "pt") as file:
         known = set(file.keys())
         for name, tensor in to_fill(named, tied=tied):
-            part = slice_of(tensor)
-            here = part.here.cpu().float()
-            difference = math.inf
-            if name in known:
-                where = tuple(slice(at, at + size) for at, size in zip(part.offsets, here.shape, strict=True))
-                difference = _largest(here - file.get_slice(name)[where]) if here.numel() else 0.0
-            one = Compared(difference, {part.key})
-            found[name] = found[name].merge(one) if name in found else one
+            for part in slices_of(tensor):
+                here = part.here.cpu().float()
+                difference = math.inf
+                if name in known:
+                    where = tuple(slice(at, at + size) for at, size in zip(part.offsets, here.shape, strict=True))
+                    difference = _largest(here - file.get_slice(name)[where]) if here.numel() else 0.0
+                one = Compared(difference, {part.key})
+                found[name] = found[name].merge(one) if name in found else one
     return found
 
 

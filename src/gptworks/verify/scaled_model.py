@@ -34,13 +34,17 @@ def scale_down(cfg: RunConfig, choice: LayoutChoice) -> tuple[RunConfig, LayoutC
     model, layout, batch, tp = cfg.model, choice.layout, choice.batch, choice.layout.tp
     stages = layout.pp * choice.parallel.virtual_stages
     layers = min(model.num_layers, stages + (model.num_layers % stages or stages))
-    heads = tp * min(2, model.num_heads // tp)
-    hidden = heads * min(16, model.head_size)
+    # As many heads of keys and values per rank, and heads that share one, as two of each can show.
+    kv_heads = tp * min(2, model.num_kv_heads // tp) or model.num_kv_heads  # fewer than ranks: some have copies
+    heads = max(tp, kv_heads) * min(2, model.num_heads // max(tp, model.num_kv_heads))
+    head_size = min(16, model.head_size)
+    hidden = heads * head_size
     ffn = tp * max(1, round(hidden * model.ffn_size / model.hidden_size / tp))
     seq_len = min(cfg.data.seq_len, tp * math.ceil(64 / tp))
     small = ModelConfig(
         **model.model_dump()
-        | {"num_layers": layers, "num_heads": heads, "hidden_size": hidden, "ffn_size": ffn, "max_positions": seq_len}
+        | {"num_layers": layers, "num_heads": heads, "num_kv_heads": kv_heads, "head_size": head_size}
+        | {"hidden_size": hidden, "ffn_size": ffn, "max_positions": seq_len}
     )
     accumulation, micro_size = min(batch.accumulation, 2 * layout.pp), min(2, batch.micro_size)
     samples = micro_size * accumulation * batch.data_parallel

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from gptworks.errors import CheckpointError, first_line
 from gptworks.launch.ranks import Ranks
-from gptworks.parallel.slices import Slice, slice_of
+from gptworks.parallel.slices import Pieces, Slice, slices_of
 
 _ALLOWED = {
     "torch.distributed.checkpoint.metadata": {
@@ -60,8 +60,7 @@ class _MetadataUnpickler(pickle.Unpickler):
             return _memory_format
         if name not in _ALLOWED.get(module, ()):
             raise CheckpointError(
-                f"refused to load {module}.{name}: a checkpoint's metadata has no business with it. Do not trust "
-                "this file."
+                f"refused to load {module}.{name}: the metadata of a checkpoint never needs it. Do not trust this file."
             )
         return super().find_class(module, name)
 
@@ -70,8 +69,7 @@ def _memory_format(kind: Any, name: str) -> Any:
     """What Python 3.11.0 to 3.11.3 means by getattr when it pickles a member of an enum; nothing else is looked up."""
     if kind is not _MEM_FORMAT_ENCODING:
         raise CheckpointError(
-            f"refused to load attribute {name}: a checkpoint's metadata has no business with it. Do not trust "
-            "this file."
+            f"refused to load attribute {name}: the metadata of a checkpoint never needs it. Do not trust this file."
         )
     return _MEM_FORMAT_ENCODING[name]
 
@@ -122,13 +120,16 @@ class _Planner(dcp.DefaultSavePlanner):
     """Plans for slices, which know their place without any process group."""
 
     def create_local_plan(self) -> SavePlan:
-        items = [_write_item(name, part) for name, part in self.state_dict.items()]
+        items = [_write_item(name, part) for name, parts in self.state_dict.items() for part in parts]
         self.plan = replace(SavePlan(items), planner_data=self.mappings)
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
-        tensor: Tensor = self.state_dict[index.fqn].here
-        return tensor
+        return _at(self.state_dict[index.fqn], index)
+
+
+def _at(parts: tuple[Slice, ...], index: MetadataIndex) -> Tensor:
+    return next(part.here for part in parts if part.offsets == index.offset)
 
 
 def _write_item(name: str, part: Slice) -> WriteItem:
@@ -143,19 +144,19 @@ def _write_item(name: str, part: Slice) -> WriteItem:
     )
 
 
-def save(folder: Path, tensors: Mapping[str, Tensor | Slice], ranks: Ranks | None = None) -> None:
+def save(folder: Path, tensors: Mapping[str, Tensor | Slice | Pieces], ranks: Ranks | None = None) -> None:
     """Every rank gives what it has; what several ranks have is written once, by the one with the least to write."""
     ranks = ranks or Ranks()
     writer = dcp.FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
     planner = _Planner()
 
     def plan() -> SavePlan:
-        planner.set_up_planner({name: slice_of(tensor) for name, tensor in tensors.items()}, is_coordinator=True)
+        planner.set_up_planner({name: slices_of(tensor) for name, tensor in tensors.items()}, is_coordinator=True)
         writer.set_up_storage_writer(ranks.is_main)
         return writer.prepare_local_plan(planner.create_local_plan())
 
     # Every rank works out the plan of all: that is a sort of names, and saves sending it around.
-    plans = ranks.gather(ranks.all_do(plan))
+    plans = ranks.gather(ranks.on_all(plan))
 
     def write() -> tuple[Metadata, list[WriteResult]]:
         agreed, metadata = planner.create_global_plan(plans)
@@ -163,9 +164,9 @@ def save(folder: Path, tensors: Mapping[str, Tensor | Slice], ranks: Ranks | Non
         with _plain_failures():
             return metadata, writer.write_data(mine, planner).wait()
 
-    metadata, written = ranks.all_do(write)
+    metadata, written = ranks.on_all(write)
     results = ranks.gather(written)
-    ranks.main_does(lambda: writer.finish(metadata, results))
+    ranks.on_main(lambda: writer.finish(metadata, results))
 
 
 def files_of(folder: Path, rank: int) -> list[Path]:
@@ -188,14 +189,14 @@ class _LoadPlanner(dcp.DefaultLoadPlanner):
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def set_up_planner(
-        self, state_dict: dict[str, Slice], metadata: Metadata | None = None, is_coordinator: bool = False
+        self, state_dict: dict[str, tuple[Slice, ...]], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
         self.state_dict, self.metadata, self.is_coordinator = state_dict, metadata, is_coordinator
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None
         items = []
-        for name, part in self.state_dict.items():
+        for name, part in ((name, part) for name, parts in self.state_dict.items() for part in parts):
             wanted = ChunkStorageMetadata(part.offsets, part.here.shape)
             stored = self.metadata.state_dict_metadata[name]
             found = create_read_items_for_chunk_list(name, stored, [wanted]) if part.here.numel() else []  # type: ignore[arg-type]
@@ -205,8 +206,7 @@ class _LoadPlanner(dcp.DefaultLoadPlanner):
         return LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        tensor: Tensor = self.state_dict[index.fqn].here
-        return tensor
+        return _at(self.state_dict[index.fqn], index)
 
 
 def _not_covered(shape: torch.Size, items: list[ReadItem]) -> int:
@@ -231,7 +231,7 @@ def _not_covered(shape: torch.Size, items: list[ReadItem]) -> int:
 
 def load_into(
     folder: Path,
-    tensors: Mapping[str, Tensor | Slice] | Iterable[tuple[str, Tensor | Slice]],
+    tensors: Mapping[str, Tensor | Slice | Pieces] | Iterable[tuple[str, Tensor | Slice | Pieces]],
     ranks: Ranks | None = None,
 ) -> None:
     """Fill the given tensors in place, by name, to the last number; of a tensor in slices, the slice that is here.
@@ -239,10 +239,10 @@ def load_into(
     As pairs a name can come twice: an embedding and the copy of it that is a tied head.
     """
     pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
-    (ranks or Ranks()).all_do(lambda: _load(folder, pairs))
+    (ranks or Ranks()).on_all(lambda: _load(folder, pairs))
 
 
-def _load(folder: Path, pairs: Sequence[tuple[str, Tensor | Slice]]) -> None:
+def _load(folder: Path, pairs: Sequence[tuple[str, Tensor | Slice | Pieces]]) -> None:
     stored = shapes(folder)
     missing = sorted({name for name, _ in pairs} - set(stored))
     if missing:
@@ -261,7 +261,7 @@ def _load(folder: Path, pairs: Sequence[tuple[str, Tensor | Slice]]) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
-            wanted = {name: slice_of(tensor) for name, tensor in once.items()}
+            wanted = {name: slices_of(tensor) for name, tensor in once.items()}
             # Each rank for itself: nothing to agree on.
             dcp.load(wanted, storage_reader=_Reader(folder), planner=_LoadPlanner(), no_dist=True)
         except (Exception, CheckpointException) as error:  # whatever torch says to damaged bytes

@@ -13,22 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gptworks.checkpoint.formats import raw_bytes
-from gptworks.checkpoint.stored import Stored
+from gptworks.checkpoint.formats import ggml_blocks, raw_bytes
+from gptworks.checkpoint.formats.ggml_blocks import BLOCKS, NAMES, PLAIN
+from gptworks.checkpoint.lazy_tensor import LazyTensor
 from gptworks.errors import CheckpointError
 
 MAGIC = b"GGUF"
-F32, F16, Q8_0, BF16 = 0, 1, 8, 30  # ggml's numbers of types
-NAMES = {F32: "f32", F16: "f16", Q8_0: "q8_0", BF16: "bf16"}
-BLOCK = 32  # values that share one scale in q8_0; a row is a whole number of blocks
-_DTYPES = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
-_BLOCK_OF = np.dtype([("scale", "<f2"), ("values", "i1", BLOCK)])
-_ROWS_AT_ONCE = 2**15  # blocks, when quantising: a few MB
 _ALIGNMENT = 32
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "?", 10: "u8", 11: "i8", 12: "f8"}
 
-Value = str | int | float | bool | Sequence[str] | Sequence[int]
+Value = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,7 @@ class GgufFile:
     """`settings`: numbers, texts, lists of texts, and numpy arrays of numbers. Tensors as torch has them: [out, in]."""
 
     settings: dict[str, Any]
-    tensors: dict[str, Stored]  # q8_0 is given as float32
+    tensors: dict[str, LazyTensor]  # those of blocks are given as float32
     types: dict[str, int]  # as they are stored
     places: dict[str, range]  # their bytes in the file
 
@@ -109,16 +104,19 @@ class _Entry:
         count = 1
         for dim in self.shape:  # not numel(), which would wrap around
             count *= dim
-        if self.type in _DTYPES:
-            return count * _DTYPES[self.type].itemsize
-        if self.type != Q8_0:
+        if self.type in PLAIN:
+            return count * PLAIN[self.type].itemsize
+        if self.type not in BLOCKS:
             raise CheckpointError(
                 f"{path}: tensor '{self.name}' is of ggml type {self.type}. Known are {', '.join(NAMES.values())}: "
                 "take the file it was quantised from."
             )
-        if not self.shape or self.shape[-1] % BLOCK:
-            raise CheckpointError(f"{path}: tensor '{self.name}' is q8_0 with rows that are no multiple of {BLOCK}.")
-        return count // BLOCK * _BLOCK_OF.itemsize
+        block = BLOCKS[self.type]
+        if not self.shape or self.shape[-1] % block.length:
+            raise CheckpointError(
+                f"{path}: tensor '{self.name}' is {block.name} with rows that are no multiple of {block.length}."
+            )
+        return count // block.length * block.layout.itemsize
 
 
 class _Cursor:
@@ -163,53 +161,25 @@ class _Cursor:
         return np.frombuffer(bytes(self.take(count * form.itemsize)), dtype=form)  # a copy: the mapping may go
 
 
-def _stored(path: Path, begin: int, size: int, entry: _Entry) -> Stored:
+def _stored(path: Path, begin: int, size: int, entry: _Entry) -> LazyTensor:
     def read() -> Tensor:
-        return dequantised(raw_bytes.read(path, begin, size, torch.uint8).numpy().data, entry.shape)
+        raw = raw_bytes.read(path, begin, size, torch.uint8).numpy().data
+        return ggml_blocks.dequantised(raw, entry.type, entry.shape)
 
-    if entry.type == Q8_0:
-        return Stored(entry.shape, torch.float32, read)
-    return raw_bytes.stored(path, [range(begin, begin + size)], entry.shape, _DTYPES[entry.type])
-
-
-# q8_0: blocks of 32 values in 8 bits, with one scale in fp16
-
-
-def dequantised(raw: memoryview, shape: torch.Size) -> Tensor:
-    blocks = np.frombuffer(raw, dtype=_BLOCK_OF)
-    found = np.empty((len(blocks), BLOCK), dtype=np.float32)
-    np.multiply(blocks["values"], blocks["scale"][:, None], out=found, dtype=np.float32)
-    return torch.from_numpy(found).view(shape)
-
-
-def quantised(tensor: Tensor) -> "np.ndarray[Any, Any]":
-    """As ggml's reference: the scale that computes is fp32, the one that is kept fp16; halves away from zero."""
-    rows = tensor.detach().reshape(-1, BLOCK)
-    found = np.empty(len(rows), dtype=_BLOCK_OF)
-    for start in range(0, len(rows), _ROWS_AT_ONCE):
-        values = rows[start : start + _ROWS_AT_ONCE].float().numpy()
-        scale = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
-        with np.errstate(divide="ignore", over="ignore"):
-            inverse = np.float32(1) / scale
-            part = found[start : start + len(values)]
-            part["scale"] = scale[:, 0]
-        inverse[np.isinf(inverse)] = 0  # all zero, or so small that the scale is zero in fp16
-        values = values * inverse
-        size = np.abs(values)
-        whole = np.floor(size)
-        part["values"] = np.copysign(whole + (size - whole >= 0.5), values)
-    return found
+    if entry.type in BLOCKS:
+        return LazyTensor(entry.shape, torch.float32, read)
+    return raw_bytes.stored(path, [range(begin, begin + size)], entry.shape, PLAIN[entry.type])
 
 
 # Writing
 
 
 def write(
-    path: Path, settings: Mapping[str, Value], tensors: Mapping[str, Stored], types: Mapping[str, int] | None = None
+    path: Path, settings: Mapping[str, Value], tensors: Mapping[str, LazyTensor], types: Mapping[str, int] | None = None
 ) -> None:
     """Tensors stand in the order given. `types`: how each is stored, where that is not its own type.
 
-    An int is written as uint32 (in a list int32), a float as float32.
+    An int is written as uint32 (in a list int32), a float as float32, a list as its first value.
     """
     types = {name: (types or {}).get(name, type_of(each.dtype)) for name, each in tensors.items()}
     header = [MAGIC, struct.pack("<IQQ", 3, len(tensors), len(settings))]
@@ -229,7 +199,7 @@ def write(
 
 def type_of(dtype: torch.dtype) -> int:
     """Which of ggml's types keeps all numbers of this one."""
-    found = next((kind for kind, known in _DTYPES.items() if known == dtype), None)
+    found = next((kind for kind, known in PLAIN.items() if known == dtype), None)
     if found is None:
         raise CheckpointError(f"GGUF has no place for weights of type {dtype}. Add --dtype fp32.")
     return found
@@ -237,15 +207,17 @@ def type_of(dtype: torch.dtype) -> int:
 
 def _size(shape: torch.Size, kind: int) -> int:
     count = shape.numel()
-    return count // BLOCK * _BLOCK_OF.itemsize if kind == Q8_0 else count * _DTYPES[kind].itemsize
+    if kind in PLAIN:
+        return count * PLAIN[kind].itemsize
+    return count // BLOCKS[kind].length * BLOCKS[kind].layout.itemsize
 
 
 def _bytes(name: str, tensor: Tensor, kind: int) -> memoryview:
-    if kind != Q8_0:
-        return tensor.detach().cpu().to(_DTYPES[kind]).contiguous().view(torch.uint8).numpy().data
+    if kind in PLAIN:
+        return tensor.detach().cpu().to(PLAIN[kind]).contiguous().view(torch.uint8).numpy().data
     if not tensor.isfinite().all():
-        raise CheckpointError(f"'{name}' holds values that are not finite; 8 bits have no place for them.")
-    return quantised(tensor.cpu()).view(np.uint8).data
+        raise CheckpointError(f"'{name}' holds values that are not finite; {NAMES[kind]} has no place for them.")
+    return ggml_blocks.quantised(tensor.cpu(), kind).view(np.uint8).data
 
 
 def _padded(size: int) -> int:
@@ -272,4 +244,6 @@ def _packed(value: Value) -> bytes:
         return struct.pack("<If", 6, value)
     if value and isinstance(value[0], str):
         return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(_text(str(each)) for each in value)
+    if value and isinstance(value[0], float):
+        return struct.pack(f"<IIQ{len(value)}f", _ARRAY, 6, len(value), *value)
     return struct.pack(f"<IIQ{len(value)}i", _ARRAY, 5, len(value), *value)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from gptworks.checkpoint.formats import raw_bytes
-from gptworks.checkpoint.stored import Stored
+from gptworks.checkpoint.lazy_tensor import LazyTensor
 from gptworks.errors import CheckpointError
 
 MAGIC = 20240326
@@ -23,7 +23,7 @@ class LlmcFile:
     dtype: torch.dtype
     num_bytes: int  # after the header
 
-    def arrays(self, shapes: Mapping[str, torch.Size]) -> dict[str, Stored]:
+    def arrays(self, shapes: Mapping[str, torch.Size]) -> dict[str, LazyTensor]:
         """In the order they stand. Together they must be the file: `require` asks before a long list is made."""
         self.require(sum(shape.numel() for shape in shapes.values()))
         found, begin = {}, _HEADER.size
@@ -62,7 +62,7 @@ def read(path: Path) -> LlmcFile:
     return LlmcFile(path, tuple(numbers), VERSIONS[version], len(data) - _HEADER.size)
 
 
-def write(path: Path, numbers: Sequence[int], dtype: torch.dtype, arrays: Mapping[str, Stored]) -> None:
+def write(path: Path, numbers: Sequence[int], dtype: torch.dtype, arrays: Mapping[str, LazyTensor]) -> None:
     version = next(version for version, known in VERSIONS.items() if known == dtype)
     header = [MAGIC, version, *numbers]
     with path.open("wb") as file:

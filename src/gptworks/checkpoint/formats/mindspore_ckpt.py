@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from gptworks.checkpoint.formats import raw_bytes
-from gptworks.checkpoint.stored import Stored, StoredTensors
+from gptworks.checkpoint.lazy_tensor import LazyTensor, LazyTensors
 from gptworks.errors import CheckpointError
 
 CHUNK_BYTES = 512 * 2**20  # a larger tensor is spread over several values of the same tag
@@ -43,7 +43,7 @@ _MOST_ITEMS = 2**62
 
 @dataclass(frozen=True)
 class MindSporeFile:
-    tensors: dict[str, Stored]
+    tensors: dict[str, LazyTensor]
     texts: dict[str, str]  # values of type str, which training appends
     skipped: dict[str, str]  # what holds no tensor we know: name, and why
     has_checksum: bool  # and it was right
@@ -217,7 +217,7 @@ class _Message:
         )
 
 
-def _stored(path: Path, value: _Value, dtype: torch.dtype) -> Stored:
+def _stored(path: Path, value: _Value, dtype: torch.dtype) -> LazyTensor:
     held = sum(map(len, value.pieces))
     # A number was saved with dims [0] before MindSpore 2, and without any since.
     dims = [] if value.dims == [0] and held == dtype.itemsize else value.dims
@@ -235,7 +235,7 @@ def _text(path: Path, value: _Value) -> str:
     return bytes(data.numpy().data).decode("utf-32-le", errors="replace").rstrip("\0")
 
 
-def write(path: Path, tensors: StoredTensors, *, checksum: bool = False, chunk_bytes: int = CHUNK_BYTES) -> None:
+def write(path: Path, tensors: LazyTensors, *, checksum: bool = False, chunk_bytes: int = CHUNK_BYTES) -> None:
     """Byte for byte what mindspore.save_checkpoint writes of these tensors in this order; the file is read-only, as its
     are. `checksum`: its `crc_check`.
     """
@@ -252,7 +252,7 @@ def write(path: Path, tensors: StoredTensors, *, checksum: bool = False, chunk_b
     path.chmod(0o400)
 
 
-def _pieces(tag: str, stored: Stored, chunk_bytes: int) -> Iterator[bytes | memoryview]:
+def _pieces(tag: str, stored: LazyTensor, chunk_bytes: int) -> Iterator[bytes | memoryview]:
     kind = _NAME_OF.get(stored.dtype)
     if kind is None:
         raise CheckpointError(f"'{tag}': MindSpore has no tensors of type {stored.dtype}.")

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from gptworks.checkpoint.formats import raw_bytes
-from gptworks.checkpoint.stored import Stored, StoredTensors
+from gptworks.checkpoint.lazy_tensor import LazyTensor, LazyTensors
 from gptworks.errors import CheckpointError
 
 DONE = "snapshot_done"
@@ -43,7 +43,7 @@ _PIECE = 4 * 2**20
 _MOST_ITEMS = 2**62
 
 
-def read(folder: Path) -> dict[str, Stored]:
+def read(folder: Path) -> dict[str, LazyTensor]:
     """All variables. Shapes and sizes of files are compared; numbers are read when asked for."""
     try:
         variables = sorted(each for each in folder.iterdir() if (each / DATA).is_file())
@@ -62,7 +62,7 @@ def is_snapshot(folder: Path) -> bool:
         return False
 
 
-def _variable(folder: Path) -> Stored:
+def _variable(folder: Path) -> LazyTensor:
     file = folder / DATA
     shape, dtype = _described(folder / META)
     try:
@@ -123,7 +123,7 @@ class Writer:
         self.folder = folder
         self.files: list[Path] = []
 
-    def write(self, variables: StoredTensors) -> None:
+    def write(self, variables: LazyTensors) -> None:
         for name, stored in variables.items():
             tensor = stored.read().detach().contiguous()
             if tensor.shape != stored.shape or tensor.dtype != stored.dtype:
@@ -132,7 +132,7 @@ class Writer:
             with file.open("wb") as opened:
                 opened.write(tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
 
-    def fill(self, name: str, like: Stored, value: float) -> None:
+    def fill(self, name: str, like: LazyTensor, value: float) -> None:
         """A variable that has one number everywhere."""
         one = torch.full((max(1, _PIECE // like.dtype.itemsize),), value, dtype=like.dtype)
         piece = one.view(torch.uint8).numpy().data
@@ -145,7 +145,7 @@ class Writer:
         done.touch()
         return [*self.files, done]
 
-    def _begin(self, name: str, stored: Stored) -> Path:
+    def _begin(self, name: str, stored: LazyTensor) -> Path:
         kind = _NAME_OF.get(stored.dtype)
         if kind is None:
             raise CheckpointError(f"'{name}': OneFlow has no variables of type {stored.dtype}.")

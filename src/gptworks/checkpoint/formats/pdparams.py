@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gptworks.checkpoint.formats import raw_bytes
-from gptworks.checkpoint.stored import Stored
+from gptworks.checkpoint.lazy_tensor import LazyTensor
 from gptworks.errors import CheckpointError
 from gptworks.pickle_values import Bytes, Global, Object, shown
 from gptworks.safe_pickle import Meaning, PickleMachine
@@ -44,7 +44,7 @@ _DAMAGED = "It is damaged: copy it again."
 
 @dataclass(frozen=True)
 class PaddleFile:
-    tensors: dict[str, Stored]
+    tensors: dict[str, LazyTensor]
     values: dict[str, Any] = field(default_factory=dict)  # whatever else was saved: steps, nested dictionaries
     unknown: list[str] = field(default_factory=list)  # names of classes and functions that were left alone
 
@@ -70,8 +70,8 @@ def read(path: Path) -> PaddleFile:
             f"{path}: its pickle contradicts itself ({type(error).__name__}: {error}). {_DAMAGED}"
         ) from None
     slices = found.pop(_SLICES, {})
-    tensors = {name: value for name, value in found.items() if isinstance(value, Stored)}
-    values = {name: value for name, value in found.items() if not isinstance(value, Stored)}
+    tensors = {name: value for name, value in found.items() if isinstance(value, LazyTensor)}
+    values = {name: value for name, value in found.items() if not isinstance(value, LazyTensor)}
     return PaddleFile(_joined(path, tensors, slices), values, sorted(arrays.unknown))
 
 
@@ -108,7 +108,7 @@ class _Machine(PickleMachine):
 
 
 class _Arrays(Meaning):
-    """Says which of the calls in the pickle mean arrays: a `Stored` for each."""
+    """Says which of the calls in the pickle mean arrays: a `LazyTensor` for each."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class _Arrays(Meaning):
             return self._stored((), dtype, False, data)
         return super().of_call(call)
 
-    def _array(self, state: Any) -> Stored:
+    def _array(self, state: Any) -> LazyTensor:
         _, shape, dtype, is_fortran, data = self._exactly(state, 5)
         return self._stored(shape, dtype, bool(is_fortran), data)
 
@@ -149,7 +149,7 @@ class _Arrays(Meaning):
             )
         return _DTYPES[code]
 
-    def _stored(self, shape: Any, dtype_call: Any, is_fortran: bool, data: Any) -> Stored:
+    def _stored(self, shape: Any, dtype_call: Any, is_fortran: bool, data: Any) -> LazyTensor:
         dtype = self._dtype(dtype_call)
         if not isinstance(shape, tuple | list) or not all(type(n) is int and n >= 0 for n in shape):
             raise CheckpointError(f"{self.path}: {shown(shape)} is no shape of an array. {_DAMAGED}")
@@ -169,7 +169,7 @@ class _Arrays(Meaning):
                 return flat.view(tuple(reversed(shape))).permute(tuple(reversed(range(len(shape)))))
             return flat.view(tuple(shape))
 
-        return Stored(torch.Size(shape), dtype, tensor)
+        return LazyTensor(torch.Size(shape), dtype, tensor)
 
     def _require_size(self, shape: Any, needed: int, found: int) -> None:
         if found != needed:
@@ -194,7 +194,7 @@ def _raw(path: Path, data: bytes | str | Bytes | _Text) -> Tensor:
     return torch.frombuffer(found, dtype=torch.uint8) if found else torch.empty(0, dtype=torch.uint8)
 
 
-def _joined(path: Path, tensors: dict[str, Stored], slices: Any) -> dict[str, Stored]:
+def _joined(path: Path, tensors: dict[str, LazyTensor], slices: Any) -> dict[str, LazyTensor]:
     """With each array that was saved in slices in one piece."""
     if not isinstance(slices, dict):
         raise CheckpointError(f"{path}: {_SLICES} is a {type(slices).__name__}, needed a dictionary. {_DAMAGED}")
@@ -219,8 +219,10 @@ def _joined(path: Path, tensors: dict[str, Stored], slices: Any) -> dict[str, St
     return found
 
 
-def _in_one_piece(shape: torch.Size, pieces: list[Stored]) -> Stored:
-    return Stored(shape, pieces[0].dtype, lambda: torch.cat([each.read().reshape(-1) for each in pieces]).view(shape))
+def _in_one_piece(shape: torch.Size, pieces: list[LazyTensor]) -> LazyTensor:
+    return LazyTensor(
+        shape, pieces[0].dtype, lambda: torch.cat([each.read().reshape(-1) for each in pieces]).view(shape)
+    )
 
 
 # Writing: protocol 4, one array after the other, by the instructions that numpy's own arrays pickle to.
@@ -229,7 +231,7 @@ _RECONSTRUCT, _NDARRAY, _DTYPE = 0, 1, 2  # places in the memo
 _PIECE = 4 * 2**20
 
 
-def write(path: Path, tensors: Mapping[str, Stored]) -> None:
+def write(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
     """What paddle.save would write of a state of these tensors; each is read, written and forgotten in turn."""
     with path.open("wb") as file:
         file.write(b"\x80\x04}")
@@ -259,7 +261,7 @@ def _get(at: int) -> bytes:
     return b"h" + bytes([at])
 
 
-def _write_array(file: BinaryIO, stored: Stored) -> None:
+def _write_array(file: BinaryIO, stored: LazyTensor) -> None:
     code = _CODE_OF[stored.dtype]
     order = "|" if stored.dtype.itemsize == 1 else "<"
     file.write(_get(_RECONSTRUCT) + _get(_NDARRAY) + b"K\x00\x85C\x01b\x87R")  # _reconstruct(ndarray, (0,), b"b")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gptworks import file_errors
-from gptworks.checkpoint.stored import Stored
+from gptworks.checkpoint.lazy_tensor import LazyTensor
 from gptworks.errors import CheckpointError
 from gptworks.parallel.slices import Region, size_of
 
@@ -29,14 +29,14 @@ def mapped(path: Path, needed: str) -> memoryview:
         raise CheckpointError(f"{path}: cannot be read ({error}). Needed: {needed}.") from None
 
 
-def stored(path: Path, places: Sequence[range], shape: torch.Size, dtype: torch.dtype) -> Stored:
+def stored(path: Path, places: Sequence[range], shape: torch.Size, dtype: torch.dtype) -> LazyTensor:
     """A tensor whose bytes lie in these places of a file, one after the other, its last dim innermost."""
 
     def read_region(region: Region) -> Tensor:
         runs = (range(run.start * dtype.itemsize, run.stop * dtype.itemsize) for run in _runs(shape, region))
         return read_pieces(path, list(_within(places, runs)), dtype).view(size_of(region))
 
-    return Stored(shape, dtype, lambda: read_pieces(path, places, dtype).view(shape), read_region)
+    return LazyTensor(shape, dtype, lambda: read_pieces(path, places, dtype).view(shape), read_region)
 
 
 def _runs(shape: Sequence[int], region: Region) -> Iterator[range]:

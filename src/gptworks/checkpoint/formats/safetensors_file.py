@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gptworks import json_text
 from gptworks.checkpoint.formats import raw_bytes
-from gptworks.checkpoint.stored import Stored
+from gptworks.checkpoint.lazy_tensor import LazyTensor
 from gptworks.errors import CheckpointError
 
 FILE_BYTES = 5 * 10**9  # a larger model is spread over files of this size, as Hugging Face does
@@ -33,7 +33,7 @@ _READ = {
 _TYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
-def read(path: Path) -> dict[str, Stored]:
+def read(path: Path) -> dict[str, LazyTensor]:
     """The header is checked by the safetensors library; tensors are read by their place in the file."""
     try:
         with path.open("rb") as file:  # first: what the library says of a file that may not be read is less
@@ -49,7 +49,7 @@ def read(path: Path) -> dict[str, Stored]:
     return {name: _stored(path, name, about, 8 + size) for name, about in described.items()}
 
 
-def _stored(path: Path, name: str, about: dict[str, Any], start: int) -> Stored:
+def _stored(path: Path, name: str, about: dict[str, Any], start: int) -> LazyTensor:
     dtype = _READ.get(about["dtype"])
     if dtype is None:
         raise CheckpointError(f"{path}: '{name}' is of type {about['dtype']}, which holds no weights of a GPT.")
@@ -78,13 +78,21 @@ def cut_into_files(
 def header(shapes: dict[str, tuple[torch.Size, torch.dtype]]) -> bytes:
     """Length and description of what follows. Tensors stand in the order of their names; all are of one type."""
     described: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, (shape, dtype) in sorted(shapes.items()):
-        begin, end = end, end + num_bytes(shape, dtype)
-        described[name] = {"dtype": _TYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    for name, place in _places(shapes).items():
+        shape, dtype = shapes[name]
+        described[name] = {"dtype": _TYPES[dtype], "shape": list(shape), "data_offsets": [place.start, place.stop]}
     text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+def _places(shapes: dict[str, tuple[torch.Size, torch.dtype]]) -> dict[str, range]:
+    """Of each tensor, behind the header."""
+    found, end = {}, 0
+    for name, (shape, dtype) in sorted(shapes.items()):
+        found[name] = range(end, end + num_bytes(shape, dtype))
+        end = found[name].stop
+    return found
 
 
 def num_bytes(shape: torch.Size, dtype: torch.dtype) -> int:
@@ -92,7 +100,8 @@ def num_bytes(shape: torch.Size, dtype: torch.dtype) -> int:
 
 
 class Writer:
-    """Tensors are given in the order of their names, each whole or in pieces one after the other."""
+    """Tensors are given in the order of their names, each whole or in pieces one after the other; or in any order, each
+    after `begin`."""
 
     def __init__(self, path: Path, shapes: dict[str, tuple[torch.Size, torch.dtype]]) -> None:
         self.path = path
@@ -101,8 +110,14 @@ class Writer:
 
     def __enter__(self) -> Self:
         self.file = self.path.open("wb")
-        self.file.write(header(self.shapes))
+        self.start = self.file.write(header(self.shapes))
+        self.places = _places(self.shapes)
         return self
+
+    def begin(self, name: str) -> None:
+        """What is written next are the pieces of this tensor."""
+        assert self.file is not None
+        self.file.seek(self.start + self.places[name].start)
 
     def write(self, piece: Tensor) -> None:
         assert self.file is not None

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gptworks.checkpoint.formats import raw_bytes
-from gptworks.checkpoint.stored import Stored
+from gptworks.checkpoint.lazy_tensor import LazyTensor
 from gptworks.errors import CheckpointError
 from gptworks.pickle_values import Global, Object, Persistent, shown
 from gptworks.safe_pickle import Meaning, PickleMachine
@@ -43,7 +43,7 @@ _OLD_MAGIC = 0x1950A86A20F9469CFC6C
 
 @dataclass(frozen=True)
 class TorchFile:
-    """`content`: what was saved, with a `Stored` for each tensor and an `Object` for each thing that is not plain."""
+    """`content`: what was saved, with a `LazyTensor` for each tensor and an `Object` for what is not plain."""
 
     content: Any
     unknown: list[str]  # names of classes and functions that were left alone
@@ -134,7 +134,9 @@ class _Meaning(Meaning):
             return call.args[0]
         return super().of_call(call)
 
-    def _tensor(self, storage: Any, offset: Any, size: tuple[int, ...], stride: tuple[int, ...], *kind: Any) -> Stored:
+    def _tensor(
+        self, storage: Any, offset: Any, size: tuple[int, ...], stride: tuple[int, ...], *kind: Any
+    ) -> LazyTensor:
         if not isinstance(storage, Persistent) or not isinstance(storage.id, tuple) or len(storage.id) < 5:
             raise CheckpointError(f"{self.path}: a tensor without a storage. It is damaged.")
         storage_type, key = storage.id[1], _key(storage.id)
@@ -168,7 +170,7 @@ class _Meaning(Meaning):
             flat = raw_bytes.read(self.path, begin, last + 1 - offset, dtype)
             return flat.as_strided(shape, strides)
 
-        return Stored(torch.Size(shape), dtype, read_tensor)
+        return LazyTensor(torch.Size(shape), dtype, read_tensor)
 
 
 def _whole_numbers(path: Path, values: Any) -> tuple[int, ...]:
@@ -269,7 +271,7 @@ def _persistent_ids(machine: PickleMachine) -> Iterator[tuple[Any, ...]]:
 
 
 class _Storage:
-    def __init__(self, key: str, stored: Stored) -> None:
+    def __init__(self, key: str, stored: LazyTensor) -> None:
         self.key, self.stored = key, stored
 
 
@@ -294,14 +296,14 @@ class _Pickler(pickle.Pickler):
 
 
 def write(path: Path, content: Any) -> None:
-    """What torch.save would write of `content`, in which tensors are `Stored`: read, written and forgotten in turn.
+    """What torch.save would write of `content`, in which tensors are `LazyTensor`: read, written and forgotten in turn.
 
-    One `Stored` under two names is saved once, as tied weights are.
+    One `LazyTensor` under two names is saved once, as tied weights are.
     """
     storages: dict[int, _Storage] = {}
 
     def referenced(value: Any) -> Any:
-        if isinstance(value, Stored):
+        if isinstance(value, LazyTensor):
             return _Reference(storages.setdefault(id(value), _Storage(str(len(storages)), value)))
         if isinstance(value, dict):
             return type(value)((key, referenced(item)) for key, item in value.items())
@@ -323,7 +325,7 @@ def write(path: Path, content: Any) -> None:
 _PIECE = 4 * 2**20
 
 
-def _pieces(stored: Stored) -> Iterator[memoryview]:
+def _pieces(stored: LazyTensor) -> Iterator[memoryview]:
     flat = stored.read_bytes()
     for start in range(0, len(flat), _PIECE):
         yield flat[start : start + _PIECE]

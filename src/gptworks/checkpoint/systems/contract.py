@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from gptworks import tokenizer_files
+from gptworks.checkpoint.lazy_tensor import LazyTensor
 from gptworks.checkpoint.rules import Matched
-from gptworks.checkpoint.stored import Stored
-from gptworks.config.load import from_dict
+from gptworks.config.load import flatten, from_dict
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError, ConfigError
 from gptworks.parallel.slices import Region, size_of
@@ -36,13 +36,14 @@ class Opened:
     about: dict[str, Any] = field(default_factory=dict)  # for people: step, layout, QKV order, where numbers came from
     files: list[Path] = field(default_factory=list)  # all that hold weights
     tokenizer: Path | None = None  # folder in which the files of one may lie
-    carried: Callable[[], Tokenizer] | None = None  # the tokenizer inside the file itself
+    embedded_tokenizer: Callable[[], Tokenizer] | None = None  # the tokenizer inside the file itself
     eod_id: int | None = None
+    bos_id: int | None = None  # None: nobody says
     remarks: list[str] = field(default_factory=list)  # what a user should know: ignored tensors, unknown classes
-    overruled: dict[str, object] = field(default_factory=dict)  # what the files say and the user stated otherwise
+    conflicts: dict[str, object] = field(default_factory=dict)  # what the files say and the user stated otherwise
 
     @property
-    def tensors(self) -> dict[str, Stored]:
+    def tensors(self) -> dict[str, LazyTensor]:
         return self.matched.tensors
 
     @property
@@ -52,7 +53,7 @@ class Opened:
             *self.remarks,
             *(
                 f"model.{name} is {getattr(self.model, name)} as stated with -o, and the checkpoint says {said}"
-                for name, said in self.overruled.items()
+                for name, said in self.conflicts.items()
             ),
         ]
 
@@ -78,7 +79,7 @@ class Opened:
 
     def open_tokenizer(self) -> Tokenizer | None:
         """None where there is none; one that is there must be readable."""
-        return self.carried() if self.carried is not None else tokenizer_in(self.tokenizer)
+        return self.embedded_tokenizer() if self.embedded_tokenizer is not None else tokenizer_in(self.tokenizer)
 
     def tensor(self, name: str, shape: torch.Size, region: Region | None = None) -> Tensor:
         if name not in self.tensors:
@@ -98,15 +99,16 @@ class Weights:
     """What a writer gets: our tensors and what else a checkpoint can say."""
 
     model: ModelConfig
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, LazyTensor]
     eod_id: int | None = None
     step: int = 0
     tokenizer: Callable[[], Tokenizer | None] = lambda: None
     notes: list[str] = field(default_factory=list)  # a writer adds what a user should know
+    bos_id: int | None = None  # None: the end of a document begins one too, as in GPT-2
 
 
 @dataclass(frozen=True)
-class Cut:
+class SplitSpec:
     """How the written checkpoint is split. Systems that keep a model whole refuse anything but one."""
 
     tp: int = 1
@@ -128,7 +130,7 @@ class System(Protocol):
     def open(self, path: Path, given: Mapping[str, object]) -> Opened:
         """`given`: numbers of the model section that the user states (-o model.num_heads=16)."""
 
-    def write(self, path: Path, weights: Weights, cut: Cut) -> list[Path]:
+    def write(self, path: Path, weights: Weights, cut: SplitSpec) -> list[Path]:
         """Into a folder that is empty and exists, or the file to make. Gives the files written."""
 
 
@@ -148,7 +150,7 @@ def _has_tokenizer(folder: Path) -> bool:
 
 def model_config(values: Mapping[str, object], where: str) -> ModelConfig:
     """Checked as a config of ours is; what is wrong is the checkpoint's."""
-    for key, value in values.items():
+    for key, value in flatten(dict(values)).items():
         is_plain = value is None or isinstance(value, bool | float | str)
         if not is_plain and not (isinstance(value, int) and abs(value) < 2**63):
             raise CheckpointError(f"{where}: model.{key} is {shown(value)}, needed a number or a word.")
@@ -158,13 +160,13 @@ def model_config(values: Mapping[str, object], where: str) -> ModelConfig:
         raise CheckpointError(str(error)) from None
 
 
-def left_alone(unknown: Sequence[str], file: Path | None = None) -> list[str]:
+def unknown_classes(unknown: Sequence[str], file: Path | None = None) -> list[str]:
     """A remark about classes and functions that a pickle names, and that were not called."""
     where = f"{file}: " if file is not None else ""
     return [f"{where}classes that were left alone: {', '.join(unknown)}"] if unknown else []
 
 
-def require_divisible(model: ModelConfig, cut: Cut) -> None:
+def require_divisible(model: ModelConfig, cut: SplitSpec) -> None:
     """Before any file is made."""
     for what, number in (("heads", model.num_heads), ("vocabulary", model.vocab_size), ("ffn_size", model.ffn_size)):
         if number % cut.tp:

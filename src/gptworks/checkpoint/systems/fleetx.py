@@ -13,18 +13,18 @@ from typing import Any
 import yaml
 
 from gptworks.checkpoint.formats import pdparams
-from gptworks.checkpoint.rules import compare_copies, infer_model, match, overruled, split
-from gptworks.checkpoint.stored import Stored, StoredTensors
+from gptworks.checkpoint.lazy_tensor import LazyTensor, LazyTensors
+from gptworks.checkpoint.rules import compare_copies, conflicts_with, infer_model, match, split
 from gptworks.checkpoint.systems import paddle_names
 from gptworks.checkpoint.systems.contract import (
     EXACT,
-    Cut,
     Opened,
+    SplitSpec,
     Weights,
-    left_alone,
     model_config,
     require_divisible,
     tokenizer_folder,
+    unknown_classes,
 )
 from gptworks.checkpoint.systems.paddle_names import FIXED, NORM, POSITIONS, WORDS
 from gptworks.config import yaml_text
@@ -79,11 +79,11 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         files=[file for rank, file in sorted(files.items()) if rank[1] == 0],
         tokenizer=tokenizer_folder(*_where_configs_are(folder, path)),
         remarks=remarks,
-        overruled=overruled(said, given),
+        conflicts=conflicts_with(said, given),
     )
 
 
-def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008
+def write(path: Path, weights: Weights, cut: SplitSpec = SplitSpec()) -> list[Path]:  # noqa: B008
     model = weights.model
     paddle_names.require_same_network(model, "FleetX")
     require_divisible(model, cut)
@@ -170,7 +170,7 @@ def _where_configs_are(folder: Path, path: Path) -> list[Path]:
 # Tensors
 
 
-def _shards(folder: Path, files: Mapping[Rank, Path]) -> tuple[list[dict[str, Stored]], list[str]]:
+def _shards(folder: Path, files: Mapping[Rank, Path]) -> tuple[list[dict[str, LazyTensor]], list[str]]:
     """Of each tensor-parallel rank, all stages together, under the names of one process."""
     sizes = [1 + max(rank[axis] for rank in files) for axis in range(3)]
     missing = [
@@ -184,10 +184,10 @@ def _shards(folder: Path, files: Mapping[Rank, Path]) -> tuple[list[dict[str, St
     remarks: list[str] = []
     shards = []
     for mp in range(sizes[0]):
-        shard: dict[str, Stored] = {}
+        shard: dict[str, LazyTensor] = {}
         for pp in range(sizes[2]):
             read = pdparams.read(files[mp, 0, pp])
-            remarks += left_alone(read.unknown, files[mp, 0, pp])
+            remarks += unknown_classes(read.unknown, files[mp, 0, pp])
             _require_copies(files, (mp, 0, pp), read.tensors)
             _add_stage(shard, read.tensors, files[mp, 0, pp])
         shards.append(paddle_names.without_head(shard, str(folder)))
@@ -196,7 +196,7 @@ def _shards(folder: Path, files: Mapping[Rank, Path]) -> tuple[list[dict[str, St
     return shards, remarks
 
 
-def _require_copies(files: Mapping[Rank, Path], rank: Rank, tensors: StoredTensors) -> None:
+def _require_copies(files: Mapping[Rank, Path], rank: Rank, tensors: LazyTensors) -> None:
     """Sharding cuts the optimizer, the parameters are saved whole by every rank: names, shapes and small ones agree."""
     for other, file in files.items():
         if other == rank or (other[0], other[2]) != (rank[0], rank[2]):
@@ -217,7 +217,7 @@ def _require_copies(files: Mapping[Rank, Path], rank: Rank, tensors: StoredTenso
             )
 
 
-def _add_stage(shard: dict[str, Stored], tensors: StoredTensors, file: Path) -> None:
+def _add_stage(shard: dict[str, LazyTensor], tensors: LazyTensors, file: Path) -> None:
     for theirs, stored in tensors.items():
         name = paddle_names.plain_name(theirs)
         if name not in shard:
@@ -232,11 +232,11 @@ def _add_stage(shard: dict[str, Stored], tensors: StoredTensors, file: Path) -> 
             raise CheckpointError(f"{file}: '{theirs}' is in two places. The stages belong to different runs.")
 
 
-def _saved_names(tensors: StoredTensors, layers: int, cut: Cut, stage: int) -> dict[str, Stored]:
+def _saved_names(tensors: LazyTensors, layers: int, cut: SplitSpec, stage: int) -> dict[str, LazyTensor]:
     """As FleetX's own wrappers of a model call them: what a rank of this stage has."""
     if cut.pp == 1:
         return {f"_layers.{name}" if cut.tp > 1 else name: stored for name, stored in tensors.items()}
-    found: dict[str, Stored] = {}
+    found: dict[str, LazyTensor] = {}
     first, last = stage * layers // cut.pp, (stage + 1) * layers // cut.pp
     is_end = stage in (0, cut.pp - 1)
     for name, stored in tensors.items():

@@ -1,4 +1,4 @@
-"""GGUF of architecture gpt2, which llama.cpp runs: one file with weights, settings and vocabulary.
+"""GGUF, which llama.cpp runs: one file with weights, settings and vocabulary.
 
 Matrices keep the type they have (f32, f16, bf16); norms, biases and positions are always f32, as llama.cpp wants.
 """
@@ -8,55 +8,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from gptworks.checkpoint.formats import gguf_file, raw_bytes
-from gptworks.checkpoint.formats.gguf_file import BF16, BLOCK, F16, F32, Q8_0, GgufFile, Value
-from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, our_shapes, overruled, split
-from gptworks.checkpoint.systems import gguf_vocabulary
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config
+from gptworks.checkpoint.formats.ggml_blocks import BF16, BLOCKS, F16, F32, NAMES, Q4_0, Q8_0
+from gptworks.checkpoint.formats.gguf_file import GgufFile, Value
+from gptworks.checkpoint.lazy_tensor import LazyTensor
+from gptworks.checkpoint.rules import conflicts_with, infer_model, match, our_shapes, require_layers, settle, split
+from gptworks.checkpoint.systems import gguf_architectures, gguf_vocabulary
+from gptworks.checkpoint.systems.contract import EXACT, Opened, SplitSpec, Weights, model_config
+from gptworks.checkpoint.systems.gguf_architectures import Architecture
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError, TokenizerError
 from gptworks.tokenizer import Tokenizer, gpt2_for
 
 NAME = "gguf"
-TITLE = "GGUF file of llama.cpp"
+TITLE = gguf_architectures.TITLE
 CUTS = False
 SUFFIX = ".gguf"
 TOLERANCE = EXACT
 
-TABLE = Table(
-    TITLE,
-    [
-        Rule("wte.weight", ("token_embd.weight",)),
-        Rule("wpe.weight", ("position_embd.weight",)),
-        *block_rules(
-            {
-                "ln1": "blk.{i}.attn_norm",
-                "attn.qkv": "blk.{i}.attn_qkv",
-                "attn.out": "blk.{i}.attn_output",
-                "ln2": "blk.{i}.ffn_norm",
-                "mlp.up": "blk.{i}.ffn_up",
-                "mlp.down": "blk.{i}.ffn_down",
-            },
-            order="3ad",
-        ),
-        Rule("ln_f.weight", ("output_norm.weight",)),
-        Rule("ln_f.bias", ("output_norm.bias",)),
-        Rule("head.weight", ("output.weight",)),
-    ],
-)
-_FILE_TYPES = {F32: 0, F16: 1, Q8_0: 7, BF16: 32}  # llama.cpp's numbers of "mostly this"
+KNOWN = gguf_architectures.KNOWN
+_FILE_TYPES = {F32: 0, F16: 1, Q4_0: 2, Q8_0: 7, BF16: 32}  # llama.cpp's numbers of "mostly this"
 _PIECE = 2**20  # bytes
 _QUANTISATION = 2  # version of ggml's blocks
-_COUNTS = {
-    "num_layers": "block_count",
-    "hidden_size": "embedding_length",
-    "num_heads": "attention.head_count",
-    "ffn_size": "feed_forward_length",
-    "max_positions": "context_length",
-}
 
 
 def recognise(path: Path) -> bool:
@@ -65,77 +40,95 @@ def recognise(path: Path) -> bool:
 
 def open(path: Path, given: Mapping[str, object]) -> Opened:
     file = gguf_file.read(path)
-    architecture = file.settings.get("general.architecture")
-    if architecture != "gpt2":
-        raise CheckpointError(f"{path}: general.architecture is {architecture!r}, needed 'gpt2'.")
+    name = file.settings.get("general.architecture")
+    if name not in gguf_architectures.ALL:
+        raise CheckpointError(
+            f"{path}: general.architecture is {str(name)[:60]!r}, needed one of {', '.join(gguf_architectures.ALL)}."
+        )
+    architecture = gguf_architectures.ALL[name]
     if (parts := file.settings.get("split.count", 1)) != 1:
         raise CheckpointError(f"{path}: one of {parts} parts. Join them with llama-gguf-split --merge.")
     is_tied = _is_tied(path, file)
-    said = _known(path, file)
-    known = {**said, "tied": is_tied, "gelu": "tanh"}
-    model = model_config(infer_model(TABLE, [file.tensors], known, given, str(path)), str(path))
-    eod_id = file.settings.get("tokenizer.ggml.eos_token_id")
-    has_words = file.settings.get("tokenizer.ggml.model") == "gpt2" or "tokenizer.huggingface.json" in file.settings
-    stored_as = Counter(gguf_file.NAMES[kind] for kind in file.types.values())
+    said = architecture.read(file, str(path))
+    model = _model(path, architecture, file, {**said, "tied": is_tied}, given)
+    gguf_architectures.require_same_slowdowns(file, model, str(path))
+    theirs = architecture.in_our_order(file.tensors, model.head_size)
+    has_words = (
+        file.settings.get("tokenizer.ggml.model") in gguf_vocabulary.KINDS
+        or "tokenizer.huggingface.json" in file.settings
+    )
+    stored_as = Counter(NAMES[kind] for kind in file.types.values())
     about: dict[str, Any] = {"stored as": ", ".join(f"{kind} ({count} tensors)" for kind, count in stored_as.items())}
     about["tokenizer"] = "inside" if has_words else "none"
     remarks = []
     if is_tied and "output.weight" in file.tensors:
         remarks.append("output.weight is the word embedding once more: the head is tied")
+    if (window := file.settings.get(f"{name}.attention.sliding_window")) and architecture.is_llama_kind:
+        remarks.append(f"{name}.attention.sliding_window is {window}: left aside, as llama.cpp does")
     return Opened(
         path,
         NAME,
         model,
-        match(TABLE, [file.tensors], model),
+        match(architecture.table, [theirs], model, where=str(path)),
         about=about,
         files=[path],
-        carried=(lambda: gguf_vocabulary.carried_by(path)) if has_words else None,
-        eod_id=eod_id if type(eod_id) is int and eod_id < model.vocab_size else None,
+        embedded_tokenizer=(lambda: gguf_vocabulary.carried_by(path)) if has_words else None,
+        eod_id=_id_of(file.settings, "eos", model.vocab_size),
+        bos_id=_id_of(file.settings, "bos", model.vocab_size),
         remarks=remarks,
-        overruled=overruled(said, given),
+        conflicts=conflicts_with(said, given),
     )
 
 
-def write(path: Path, weights: Weights, cut: Cut = Cut(), *, quantise: bool = False) -> list[Path]:  # noqa: B008
-    """`quantise`: matrices as q8_0, where their rows are whole blocks, and f16 where they are not."""
+def _id_of(settings: Mapping[str, Any], role: str, vocab_size: int) -> int | None:
+    found = settings.get(f"tokenizer.ggml.{role}_token_id")
+    return found if type(found) is int and found < vocab_size else None
+
+
+def write(path: Path, weights: Weights, cut: SplitSpec = SplitSpec(), *, blocks: int | None = None) -> list[Path]:  # noqa: B008
+    """`blocks`: the type of matrices, where their rows are whole blocks; they are f16 where they are not."""
     model = weights.model
+    architecture = gguf_architectures.for_model(model)
     if model.gelu != "tanh":
         raise CheckpointError(
             f"model.gelu is {model.gelu}, and llama.cpp computes GPT-2 with tanh: it would give other logits. "
             "Write it so all the same with -o model.gelu=tanh."
         )
-    by_name = split(TABLE, weights.tensors, model)
-    theirs = {name: by_name[name] for name in _in_order(model)}
-    types = {}
-    for name, each in theirs.items():
-        if len(each.shape) == 1 or name == "position_embd.weight":
-            types[name] = F32
-        elif quantise:
-            types[name] = F16 if each.shape[-1] % BLOCK else Q8_0
-        else:
-            types[name] = gguf_file.type_of(each.dtype)
-    mostly = types["blk.0.attn_qkv.weight"]
+    by_name = architecture.in_their_order(split(architecture.table, weights.tensors, model), model)
+    theirs = {name: by_name[name] for name in _in_order(architecture, model, by_name)}
+    types = {name: _type_of(name, each, blocks) for name, each in theirs.items()}
+    mostly = types["blk.0.ffn_up.weight"]
     tokenizer = _tokenizer_for(weights)
     vocabulary = gguf_vocabulary.settings_of(tokenizer, model.vocab_size, weights.eod_id, weights.notes)
-    gguf_file.write(path, {**_settings(model, mostly), **vocabulary}, theirs, types)
+    gguf_file.write(path, {**_settings(architecture, model, mostly), **vocabulary}, theirs, types)
     return [path]
 
 
-def _in_order(model: ModelConfig) -> list[str]:
+def _type_of(name: str, tensor: LazyTensor, blocks: int | None) -> int:
+    """Words and the head decide more than the rest: where that has 4 bits they have 8, as llama.cpp does it too."""
+    if len(tensor.shape) == 1 or name == "position_embd.weight":
+        return F32
+    if blocks is None:
+        return gguf_file.type_of(tensor.dtype)
+    if name in ("token_embd.weight", "output.weight"):
+        blocks = Q8_0
+    return F16 if tensor.shape[-1] % BLOCKS[blocks].length else blocks
+
+
+def _in_order(architecture: Architecture, model: ModelConfig, present: Mapping[str, object]) -> list[str]:
     """Of the network, as the file is read from its beginning to its end."""
-    rules = TABLE.at(model)
-    return [rules[name].theirs[0] for name in our_shapes(model)]
+    rules = architecture.table.at(model)
+    found = [theirs for name in our_shapes(model) for theirs in rules[name].theirs]
+    return [*(name for name in present if name not in found), *found]
 
 
-def _settings(model: ModelConfig, mostly: int) -> dict[str, Value]:
+def _settings(architecture: Architecture, model: ModelConfig, mostly: int) -> dict[str, Value]:
     return {
-        "general.architecture": "gpt2",
+        "general.architecture": architecture.name,
         "general.file_type": _FILE_TYPES[mostly],
         "general.quantization_version": _QUANTISATION,
         "general.alignment": 32,
-        **{f"gpt2.{theirs}": getattr(model, ours) for ours, theirs in _COUNTS.items()},
-        "gpt2.attention.layer_norm_epsilon": model.layernorm_eps,
-        "gpt2.vocab_size": model.vocab_size,
+        **architecture.write(model),
     }
 
 
@@ -153,19 +146,18 @@ def _tokenizer_for(weights: Weights) -> Tokenizer | None:
     return found
 
 
-def _known(path: Path, file: GgufFile) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for ours, theirs in _COUNTS.items():
-        value = file.settings.get(f"gpt2.{theirs}")
-        if value is None:
-            continue
-        if type(value) is not int:
-            raise CheckpointError(f"{path}: gpt2.{theirs} is {value!r}, needed a whole number.")
-        found[ours] = value
-    eps = file.settings.get("gpt2.attention.layer_norm_epsilon")
-    if isinstance(eps, float):
-        found["layernorm_eps"] = float(str(np.float32(eps)))  # 1e-05, not 9.999999747378752e-06
-    return found
+def _model(
+    path: Path, architecture: Architecture, file: GgufFile, known: dict[str, object], given: Mapping[str, object]
+) -> ModelConfig:
+    where = str(path)
+    if not architecture.is_llama_kind:
+        known = infer_model(architecture.table, [file.tensors], {**known, "gelu": "tanh"}, given, where)
+        return model_config(known, where)
+    words = file.tensors.get("token_embd.weight")
+    if words is None or len(words.shape) != 2:
+        raise CheckpointError(f"{path}: tensor 'token_embd.weight' is missing, or no matrix. The file is damaged.")
+    require_layers(known["num_layers"], [file.tensors], where)
+    return model_config(settle({**known, "vocab_size": words.shape[0]}, given, where), where)
 
 
 def _is_tied(path: Path, file: GgufFile) -> bool:

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from gptworks.checkpoint.formats.ggml_blocks import Q8_0
 from gptworks.checkpoint.systems import gguf
-from gptworks.checkpoint.systems.contract import Cut, Weights
+from gptworks.checkpoint.systems.contract import SplitSpec, Weights
 
 NAME = "gguf-q8_0"
 TITLE = "GGUF file of llama.cpp, 8 bits"
@@ -14,5 +15,5 @@ recognise = gguf.recognise
 open = gguf.open
 
 
-def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008
-    return gguf.write(path, weights, cut, quantise=True)
+def write(path: Path, weights: Weights, cut: SplitSpec = SplitSpec()) -> list[Path]:  # noqa: B008
+    return gguf.write(path, weights, cut, blocks=Q8_0)

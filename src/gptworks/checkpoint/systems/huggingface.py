@@ -1,6 +1,6 @@
-"""Hugging Face GPT-2: a folder of config.json, model.safetensors (or pytorch_model.bin, or shards), tokenizer files.
+"""Hugging Face: a folder of config.json, model.safetensors (or pytorch_model.bin, or shards), tokenizer files.
 
-It is our portable checkpoint as well.
+It is our portable checkpoint as well. What differs between GPT-2, Llama and others is in `huggingface_families.py`.
 """
 
 import json
@@ -13,79 +13,65 @@ from torch import Tensor
 
 from gptworks import json_text
 from gptworks.checkpoint.formats import safetensors_file, torch_file
-from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, other_head, overruled, settle, split
-from gptworks.checkpoint.stored import Stored, StoredTensors, in_memory
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, left_alone, model_config
+from gptworks.checkpoint.lazy_tensor import LazyTensor, LazyTensors, in_memory
+from gptworks.checkpoint.rules import (
+    conflicts_with,
+    infer_model,
+    match,
+    other_head,
+    settle,
+    split,
+)
+from gptworks.checkpoint.systems import huggingface_families as families
+from gptworks.checkpoint.systems.contract import EXACT, Opened, SplitSpec, Weights, model_config, unknown_classes
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
 from gptworks.pickle_values import shown
-from gptworks.tokenizer import bundled
 
 NAME = "hf"
-TITLE = "Hugging Face GPT-2 folder"
+TITLE = "Hugging Face folder (GPT-2, Llama, Mistral, Qwen2, Qwen3)"
 CUTS = False
 SUFFIX = ""
 TOLERANCE = EXACT
 
-# Their matrices are [in, out], and their QKV is all q, all k, all v.
-TABLE = Table(
-    TITLE,
-    [
-        Rule("wte.weight", ("transformer.wte.weight",)),
-        Rule("wpe.weight", ("transformer.wpe.weight",)),
-        *block_rules(
-            {
-                "ln1": "transformer.h.{i}.ln_1",
-                "attn.qkv": "transformer.h.{i}.attn.c_attn",
-                "attn.out": "transformer.h.{i}.attn.c_proj",
-                "ln2": "transformer.h.{i}.ln_2",
-                "mlp.up": "transformer.h.{i}.mlp.c_fc",
-                "mlp.down": "transformer.h.{i}.mlp.c_proj",
-            },
-            transposed=("attn.qkv", "attn.out", "mlp.up", "mlp.down"),
-            order="3ad",
-        ),
-        Rule("ln_f.weight", ("transformer.ln_f.weight",)),
-        Rule("ln_f.bias", ("transformer.ln_f.bias",)),
-        Rule("head.weight", ("lm_head.weight",)),
-    ],
-)
-_RULES = {rule.ours: rule for rule in TABLE.rules}
+TABLE = families.GPT2.table
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_BUFFERS = r"\.attn\.(bias|masked_bias)$"  # causal masks that old files carry
-_GELU = {"tanh": "gelu_new", "erf": "gelu", "sigmoid": "quick_gelu"}
-_GELU_READ = {
-    "gelu_new": "tanh",
-    "gelu_pytorch_tanh": "tanh",
-    "gelu_fast": "tanh",
-    "gelu": "erf",
-    "quick_gelu": "sigmoid",
-}
+_WHOLE = tuple(name.removesuffix(".index.json") for name in _INDEXES)
 
 
 def recognise(path: Path) -> bool:
     if path.is_file():
-        return _is_file_of_gpt2(path)
+        return _is_file_of_weights(path)
     try:
-        return json_text.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"] == "gpt2"
+        kind = json_text.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"]
     except (OSError, ValueError, TypeError, LookupError):
         return False
+    if not isinstance(kind, str):
+        return False
+    # A folder of another family is one too: opening it says which are known.
+    return kind in families.FAMILIES or any((path / name).is_file() for name in (*_INDEXES, *_WHOLE))
 
 
 def open(path: Path, given: Mapping[str, object]) -> Opened:
     """A folder, or a file of weights: with the config.json beside it, or with numbers from shapes and the user."""
     folder = path.parent if path.is_file() else path
+    if path.is_dir() and (folder / "config.json").is_file():
+        _config_in(folder)  # of another family: that is said before a file is missed
     is_part = path.is_file() and path in _named_by_an_index(folder)
     tensors, files, remarks = _open(folder) if path.is_dir() or is_part else _open_file(path)
-    tensors = _with_prefix(tensors)
     about: dict[str, Any] = {"files": len(files)} if len(files) > 1 else {}
     said: dict[str, object] = {}
-    eod_id = None
+    family, eod_id, bos_id = families.GPT2, None, None
     if path.is_dir() or (folder / "config.json").is_file():
-        said = _said(folder)
+        family, theirs = _config_in(folder)
+        said = family.read(theirs, str(folder / "config.json"))
         model = read_config(folder, given)
-        eod_id = json_text.loads((folder / "config.json").read_text(encoding="utf-8")).get("eos_token_id")
+        tensors = _with_prefix(tensors, family.prefix)
+        ends = theirs.get("eos_token_id")
+        eod_id = ends[0] if isinstance(ends, list) and ends else ends
+        bos_id = theirs.get("bos_token_id")
     else:
+        tensors = _with_prefix(tensors, family.prefix)
         known = {"gelu": "tanh", "layernorm_eps": 1e-5, "tied": other_head(TABLE, [tensors]) is None}
         model = model_config(infer_model(TABLE, [tensors], known, given, str(path)), str(path))
         about["config"] = "none beside it: GPT-2's GELU and epsilon are taken"
@@ -93,19 +79,20 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         path,
         NAME,
         model,
-        match(TABLE, [tensors], model, ignored=_BUFFERS, where=str(path)),
+        match(family.table, [tensors], model, ignored=family.ignored, where=str(path)),
         about=about,
         files=files,
         tokenizer=folder,
         eod_id=eod_id if type(eod_id) is int else None,
+        bos_id=bos_id if type(bos_id) is int else None,
         remarks=remarks,
-        overruled=overruled(said, given),
+        conflicts=conflicts_with(said, given),
     )
 
 
-def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008
+def write(path: Path, weights: Weights, cut: SplitSpec = SplitSpec()) -> list[Path]:  # noqa: B008
     """Spread over files of a few GB, as Hugging Face does, when it is larger."""
-    theirs = split(TABLE, weights.tensors, weights.model)
+    theirs = split(families.family_of(weights.model).table, weights.tensors, weights.model)
     files = safetensors_file.cut_into_files({name: (each.shape, each.dtype) for name, each in theirs.items()})
     for file, names in files.items():
         shapes = {name: (theirs[name].shape, theirs[name].dtype) for name in names}
@@ -117,21 +104,22 @@ def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa
         written.append(write_index(path, files, sum(each.num_bytes for each in theirs.values())))
     dtypes = {each.dtype for each in theirs.values()}
     dtype = str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 else "float32"
-    return [*written, write_config(path, weights.model, eod_id=weights.eod_id, dtype=dtype)]
+    config = write_config(path, weights.model, eod_id=weights.eod_id, bos_id=weights.bos_id, dtype=dtype)
+    return [*written, config]
 
 
-def save(folder: Path, cfg: ModelConfig, weights: Mapping[str, Tensor], *, eod_id: int | None) -> None:
+def save(
+    folder: Path,
+    cfg: ModelConfig,
+    weights: Mapping[str, Tensor],
+    *,
+    eod_id: int | None,
+    bos_id: int | None = None,
+) -> None:
     """A model that is in memory, under our names."""
     folder.mkdir(parents=True, exist_ok=True)
-    write(folder, Weights(cfg, {name: in_memory(tensor.detach()) for name, tensor in weights.items()}, eod_id))
-
-
-def rule_of(name: str) -> Rule:
-    """For one of our tensors."""
-    if not name.startswith("blocks."):
-        return _RULES[name]
-    _, layer, rest = name.split(".", 2)
-    return _RULES[f"blocks.{{i}}.{rest}"].at(int(layer))
+    tensors = {name: in_memory(tensor.detach()) for name, tensor in weights.items()}
+    write(folder, Weights(cfg, tensors, eod_id, bos_id=bos_id))
 
 
 def write_index(folder: Path, files: Mapping[str, list[str]], total_size: int) -> Path:
@@ -144,41 +132,31 @@ def write_index(folder: Path, files: Mapping[str, list[str]], total_size: int) -
     return path
 
 
-def write_config(folder: Path, cfg: ModelConfig, *, eod_id: int | None, dtype: str = "float32") -> Path:
-    path = folder / "config.json"
-    path.write_text(json.dumps(config_json(cfg, eod_id, dtype), indent=2) + "\n", encoding="utf-8")
-    return path
-
-
-def config_json(cfg: ModelConfig, eod_id: int | None, dtype: str = "float32") -> dict[str, Any]:
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "vocab_size": cfg.vocab_size,
-        "n_positions": cfg.max_positions,
-        "n_ctx": cfg.max_positions,
-        "n_embd": cfg.hidden_size,
-        "n_layer": cfg.num_layers,
-        "n_head": cfg.num_heads,
-        "n_inner": cfg.ffn_size,
-        "activation_function": _GELU[cfg.gelu],
-        "embd_pdrop": cfg.dropout_embed,
-        "resid_pdrop": cfg.dropout_hidden,
-        "attn_pdrop": cfg.dropout_attention,
-        "layer_norm_epsilon": cfg.layernorm_eps,
-        "tie_word_embeddings": cfg.tied,
-        "bos_token_id": eod_id,
+def write_config(
+    folder: Path, cfg: ModelConfig, *, eod_id: int | None, bos_id: int | None = None, dtype: str = "float32"
+) -> Path:
+    """Where nothing says what begins a text, the end of a document does, as in GPT-2."""
+    family = families.family_of(cfg)
+    values = {
+        "architectures": [family.class_name],
+        "model_type": family.model_type,
+        **family.write(cfg),
+        "bos_token_id": eod_id if bos_id is None else bos_id,
         "eos_token_id": eod_id,
         "dtype": dtype,
     }
+    path = folder / "config.json"
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    return path
 
 
 def read_config(folder: Path, given: Mapping[str, object] | None = None) -> ModelConfig:
     path = folder / "config.json"
-    return model_config(settle(_said(folder), given or {}, str(path)), str(path))
+    family, theirs = _config_in(folder)
+    return model_config(settle(family.read(theirs, str(path)), given or {}, str(path)), str(path))
 
 
-def _said(folder: Path) -> dict[str, object]:
+def _config_in(folder: Path) -> tuple[families.Family, dict[str, Any]]:
     path = folder / "config.json"
     try:
         theirs = json_text.loads(path.read_text(encoding="utf-8"))
@@ -190,40 +168,21 @@ def _said(folder: Path) -> dict[str, object]:
         raise CheckpointError(f"{path}: not JSON ({error}).") from None
     if not isinstance(theirs, dict):
         raise CheckpointError(f"{path}: holds a {type(theirs).__name__}, needed a JSON object.")
-    if theirs.get("model_type") != "gpt2":
-        raise CheckpointError(f"{path}: model_type is {theirs.get('model_type')!r}, needed 'gpt2'.")
-    for option in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
-        if theirs.get(option):
-            raise CheckpointError(f"{path}: {option} is set, which changes the computation and is not supported.")
-    if theirs.get("scale_attn_weights") is False:
-        raise CheckpointError(f"{path}: scale_attn_weights is off, which changes the computation and is not supported.")
-    gelu = theirs.get("activation_function", "gelu_new")
-    if gelu not in _GELU_READ:
-        raise CheckpointError(f"{path}: activation_function {gelu!r}, needed one of {sorted(_GELU_READ)}.")
-    return {
-        "num_layers": theirs.get("n_layer", 12),
-        "hidden_size": theirs.get("n_embd", 768),
-        "num_heads": theirs.get("n_head", 12),
-        "ffn_size": theirs.get("n_inner"),  # null = 4 x hidden_size, here as there
-        "vocab_size": theirs.get("vocab_size", bundled.SIZE),
-        "max_positions": theirs.get("n_positions", 1024),
-        "tied": theirs.get("tie_word_embeddings", True),
-        "gelu": _GELU_READ[gelu],
-        "dropout_embed": theirs.get("embd_pdrop", 0.1),
-        "dropout_hidden": theirs.get("resid_pdrop", 0.1),
-        "dropout_attention": theirs.get("attn_pdrop", 0.1),
-        "layernorm_eps": theirs.get("layer_norm_epsilon", 1e-5),
-    }
+    kind = theirs.get("model_type")
+    if not isinstance(kind, str) or kind not in families.FAMILIES:
+        known = ", ".join(repr(name) for name in families.FAMILIES)
+        raise CheckpointError(f"{path}: model_type is {kind!r}, needed one of {known}.")
+    return families.FAMILIES[kind], theirs
 
 
-def _with_prefix(tensors: StoredTensors) -> StoredTensors:
-    """Files from the hub leave out the `transformer.` prefix."""
-    if any(name.startswith("transformer.") for name in tensors):
+def _with_prefix(tensors: LazyTensors, prefix: str) -> LazyTensors:
+    """Files from the hub may leave out the prefix, as those of a model without its head do."""
+    if any(name.startswith(prefix) for name in tensors):
         return tensors
-    return {name if name.startswith("lm_head.") else f"transformer.{name}": each for name, each in tensors.items()}
+    return {name if name.startswith("lm_head.") else f"{prefix}{name}": each for name, each in tensors.items()}
 
 
-def _open(folder: Path) -> tuple[StoredTensors, list[Path], list[str]]:
+def _open(folder: Path) -> tuple[LazyTensors, list[Path], list[str]]:
     """Tensors, files, and what a user should know about them."""
     for index in _INDEXES:
         whole = folder / index.removesuffix(".index.json")
@@ -239,7 +198,7 @@ def _open(folder: Path) -> tuple[StoredTensors, list[Path], list[str]]:
                 f"{folder}: {missing[0].name} is missing, which {index} names. Copy the folder again."
             )
         remarks: list[str] = []
-        tensors: dict[str, Stored] = {}
+        tensors: dict[str, LazyTensor] = {}
         for file in files:
             tensors |= _read(file, remarks)
         return tensors, files, remarks
@@ -248,20 +207,23 @@ def _open(folder: Path) -> tuple[StoredTensors, list[Path], list[str]]:
     )
 
 
-def _open_file(path: Path) -> tuple[StoredTensors, list[Path], list[str]]:
+def _open_file(path: Path) -> tuple[LazyTensors, list[Path], list[str]]:
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file or folder.")
     remarks: list[str] = []
     return _read(path, remarks), [path], remarks
 
 
-def _is_file_of_gpt2(path: Path) -> bool:
-    """By the names of its tensors."""
+def _is_file_of_weights(path: Path) -> bool:
+    """By the names of its tensors: of a GPT-2, or of another family with its config.json beside it."""
     try:
         is_known = path.suffix == ".safetensors" or torch_file.is_torch_file(path)
         names = set(_read(path, [])) if is_known else set()
     except CheckpointError:
         return path.name in ("model.safetensors", "pytorch_model.bin")
+    is_llama_kind = any(re.fullmatch(r"(model\.)?layers\.\d+\.self_attn\.q_proj\.weight", name) for name in names)
+    if is_llama_kind and (path.parent / "config.json").is_file():
+        return True
     return any(re.fullmatch(r"(transformer\.)?h\.\d+\.attn\.c_attn\.weight", name) for name in names)
 
 
@@ -269,19 +231,19 @@ def _named_by_an_index(folder: Path) -> list[Path]:
     return [file for name in _INDEXES if (folder / name).is_file() for file in _shards(folder / name)]
 
 
-def _read(file: Path, remarks: list[str]) -> dict[str, Stored]:
+def _read(file: Path, remarks: list[str]) -> dict[str, LazyTensor]:
     return safetensors_file.read(file) if file.suffix == ".safetensors" else _read_pickle(file, remarks)
 
 
-def _read_pickle(file: Path, remarks: list[str]) -> dict[str, Stored]:
+def _read_pickle(file: Path, remarks: list[str]) -> dict[str, LazyTensor]:
     found = torch_file.read(file)
     content = found.content
     if not isinstance(content, dict):
         raise CheckpointError(f"{file}: holds a {type(content).__name__}, needed a dictionary of tensors.")
-    remarks += left_alone(found.unknown, file)
-    if others := [str(name) for name, each in content.items() if not isinstance(each, Stored)]:
+    remarks += unknown_classes(found.unknown, file)
+    if others := [str(name) for name, each in content.items() if not isinstance(each, LazyTensor)]:
         remarks.append(f"{file}: left out what is no tensor: {shown(others)}")
-    return {str(name): each for name, each in content.items() if isinstance(each, Stored)}
+    return {str(name): each for name, each in content.items() if isinstance(each, LazyTensor)}
 
 
 def _shards(index: Path) -> list[Path]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from gptworks.checkpoint.formats import llmc_weights
-from gptworks.checkpoint.rules import Rule, Table, block_rules, match, our_shapes, overruled, settle, split
-from gptworks.checkpoint.stored import Stored
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config
+from gptworks.checkpoint.lazy_tensor import LazyTensor
+from gptworks.checkpoint.rules import Rule, Table, block_rules, conflicts_with, match, our_shapes, settle, split
+from gptworks.checkpoint.systems.contract import EXACT, Opened, SplitSpec, Weights, model_config
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
 
@@ -81,11 +81,11 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         about=about,
         files=[path],
         tokenizer=path.parent,
-        overruled=overruled(numbers, given),
+        conflicts=conflicts_with(numbers, given),
     )
 
 
-def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008
+def write(path: Path, weights: Weights, cut: SplitSpec = SplitSpec()) -> list[Path]:  # noqa: B008
     model = weights.model
     _require_known_shape(model)
     theirs = split(TABLE, weights.tensors, model)
@@ -127,9 +127,9 @@ def _require_known_shape(model: ModelConfig) -> None:
             )
 
 
-def _padded(stored: Stored, rows: int) -> Stored:
+def _padded(stored: LazyTensor, rows: int) -> LazyTensor:
     def read() -> Tensor:
         found = stored.read()
         return torch.cat([found, found.new_zeros(rows - len(found), found.shape[1])])
 
-    return Stored(torch.Size([rows, stored.shape[1]]), stored.dtype, read)
+    return LazyTensor(torch.Size([rows, stored.shape[1]]), stored.dtype, read)

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gptworks.checkpoint.lazy_tensor import LazyTensor
 from gptworks.checkpoint.rules import OrderUnknownError, Rule, Table, block_rules
-from gptworks.checkpoint.stored import Stored
-from gptworks.checkpoint.systems import megatron_folder, megatron_folder_writing
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights
+from gptworks.checkpoint.systems import megatron_folder, megatron_folder_writing, megatron_settings
+from gptworks.checkpoint.systems.contract import EXACT, Opened, SplitSpec, Weights
 from gptworks.errors import CheckpointError
 
 NAME = "megatron"
@@ -65,12 +65,13 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     order = _order(version, str(path))
     said = "not stated, so 0" if remarks else str(version)
     about = {"checkpoint_version": said, "order_of_qkv": _SAID[order]}
-    opened = megatron_folder.open_with(loaded, NAME, TABLES[order], numbers, about)
+    megatron_settings.require_gpt2(loaded, TABLES[order])
+    opened = megatron_settings.open_with(loaded, NAME, TABLES[order], {}, numbers, about)
     opened.remarks.extend(remarks)
     return opened
 
 
-def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008
+def write(path: Path, weights: Weights, cut: SplitSpec = SplitSpec()) -> list[Path]:  # noqa: B008
     return megatron_folder_writing.write(path, weights, cut, TABLES["a3d"], _LAYERS, _nested, {})
 
 
@@ -123,7 +124,7 @@ def _order(version: object, where: str) -> str:
     )
 
 
-def _nested(tensors: dict[str, Stored], tied: bool) -> dict[str, Any]:
+def _nested(tensors: dict[str, LazyTensor], tied: bool) -> dict[str, Any]:
     """As Megatron saves it: dictionaries down to the encoder, dotted names inside."""
     language: dict[str, dict[str, Any]] = {}
     for name, stored in tensors.items():

@@ -1,18 +1,30 @@
 """Megatron core: `decoder.layers.0.self_attention.linear_qkv.weight`, in folders as Megatron-LM always had them.
 
-Matrices are [out, in], QKV is ours. Written are the names of its local layers; those of Transformer Engine, where a
-LayerNorm is part of the matrix after it, are read as well.
+Matrices are [out, in], QKV is ours, also where heads share keys and values. A gate and what it lets through are one
+matrix, the gate first, on every tensor-parallel rank. Written are the names of its local layers; those of Transformer
+Engine, where a norm is part of the matrix after it, are read as well.
 """
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from gptworks import architecture
+from gptworks.architecture import ANY
+from gptworks.checkpoint.lazy_tensor import LazyTensor
 from gptworks.checkpoint.rules import Rule, Table, block_rules
-from gptworks.checkpoint.stored import Stored
-from gptworks.checkpoint.systems import megatron_folder, megatron_folder_writing
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights
+from gptworks.checkpoint.systems import (
+    megatron_core_kinds,
+    megatron_folder,
+    megatron_folder_writing,
+    megatron_settings,
+)
+from gptworks.checkpoint.systems.contract import EXACT, Opened, SplitSpec, Weights
+from gptworks.config.schema import ModelConfig
 
 NAME = "megatron-core"
 TITLE = "Megatron core checkpoint of --ckpt-format torch"
@@ -21,26 +33,51 @@ SUFFIX = ""
 TOLERANCE = EXACT
 
 _LAYERS = "decoder.layers."
-TABLE = Table(
-    TITLE,
-    [
-        Rule("wte.weight", ("embedding.word_embeddings.weight",)),
-        Rule("wpe.weight", ("embedding.position_embeddings.weight",)),
-        *block_rules(
-            {
-                "ln1": _LAYERS + "{i}.input_layernorm",
-                "attn.qkv": _LAYERS + "{i}.self_attention.linear_qkv",
-                "attn.out": _LAYERS + "{i}.self_attention.linear_proj",
-                "ln2": _LAYERS + "{i}.pre_mlp_layernorm",
-                "mlp.up": _LAYERS + "{i}.mlp.linear_fc1",
-                "mlp.down": _LAYERS + "{i}.mlp.linear_fc2",
-            }
-        ),
-        Rule("ln_f.weight", ("decoder.final_layernorm.weight",)),
-        Rule("ln_f.bias", ("decoder.final_layernorm.bias",)),
-        Rule("head.weight", ("output_layer.weight",)),
-    ],
-)
+_INNER = _LAYERS + "{i}.mlp.linear_fc1"
+_HALVES = ("[gate]", "[up]")  # of that matrix, as we call them while it is cut
+
+
+def _table(modules: Mapping[str, str]) -> Table:
+    return Table(
+        TITLE,
+        [
+            Rule("wte.weight", ("embedding.word_embeddings.weight",)),
+            Rule("wpe.weight", ("embedding.position_embeddings.weight",)),
+            *block_rules(
+                {
+                    "ln1": _LAYERS + "{i}.input_layernorm",
+                    "attn.qkv": _LAYERS + "{i}.self_attention.linear_qkv",
+                    "attn.q_norm": _LAYERS + "{i}.self_attention.q_layernorm",
+                    "attn.k_norm": _LAYERS + "{i}.self_attention.k_layernorm",
+                    "attn.out": _LAYERS + "{i}.self_attention.linear_proj",
+                    "ln2": _LAYERS + "{i}.pre_mlp_layernorm",
+                    **modules,
+                    "mlp.down": _LAYERS + "{i}.mlp.linear_fc2",
+                }
+            ),
+            Rule("ln_f.weight", ("decoder.final_layernorm.weight",)),
+            Rule("ln_f.bias", ("decoder.final_layernorm.bias",)),
+            Rule("head.weight", ("output_layer.weight",)),
+        ],
+        known={
+            **architecture.GPT2,
+            "norm": ("rmsnorm",),
+            "positions": ("rope", "none"),
+            "rope_scaling": ("linear", "llama3"),
+            "mlp": ("swiglu",),
+            "num_kv_heads": ANY,
+            "head_size": ANY,
+            "bias": ("qkv", "none"),
+            "qk_norm": (True,),
+            "sliding_window": ANY,
+        },
+    )
+
+
+_TABLES = {
+    "gelu": _table({"mlp.up": _INNER}),
+    "swiglu": _table({"mlp.gate": _INNER + _HALVES[0], "mlp.up": _INNER + _HALVES[1]}),
+}
 _INSIDE = {
     "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
     "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
@@ -53,12 +90,23 @@ def recognise(path: Path) -> bool:
 
 
 def open(path: Path, given: Mapping[str, object]) -> Opened:
-    return megatron_folder.open_with(megatron_folder.load(path, _canonical), NAME, TABLE, given, {})
+    loaded = megatron_folder.load(path, _canonical)
+    kind = megatron_core_kinds.read(loaded.settings or {}, str(path))
+    if not kind:
+        megatron_settings.require_gpt2(loaded, _TABLES["gelu"])
+    if kind.get("mlp") == "swiglu":
+        loaded = replace(loaded, tensors=[_halved(shard) for shard in loaded.tensors])
+    table = _TABLES[str(kind.get("mlp", "gelu"))]
+    return megatron_settings.open_with(loaded, NAME, table, kind, given, {})
 
 
-def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008
+def write(path: Path, weights: Weights, cut: SplitSpec = SplitSpec()) -> list[Path]:  # noqa: B008
+    model: ModelConfig = weights.model
+    table = _TABLES[model.mlp]
+    table.require(model)
     settings = {"transformer_impl": "local", "use_legacy_models": False, "ckpt_format": "torch"}
-    return megatron_folder_writing.write(path, weights, cut, TABLE, _LAYERS, _with_extra_state, settings)
+    settings |= megatron_core_kinds.write(model, cut.tp)
+    return megatron_folder_writing.write(path, weights, cut, table, _LAYERS, _with_extra_state, settings)
 
 
 def _is_mine(name: str) -> bool:
@@ -74,10 +122,45 @@ def _canonical(name: str) -> str | None:
     return name
 
 
-def _with_extra_state(tensors: dict[str, Stored], tied: bool) -> dict[str, Any]:
+def _halved(shard: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    found: dict[str, LazyTensor] = {}
+    for name, stored in shard.items():
+        inner = re.fullmatch(r"(.*\.mlp\.linear_fc1)\.(weight|bias)", name)
+        if inner is None or not stored.shape or stored.shape[0] % 2:
+            found[name] = stored
+            continue
+        half = stored.shape[0] // 2
+        for number, called in enumerate(_HALVES):
+            found[f"{inner[1]}{called}.{inner[2]}"] = _rows(stored, number * half, half)
+    return found
+
+
+def _rows(stored: LazyTensor, begin: int, count: int) -> LazyTensor:
+    shape = torch.Size([count, *stored.shape[1:]])
+    return LazyTensor(shape, stored.dtype, lambda: stored.read()[begin : begin + count])
+
+
+def _joined(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """The gate and what it lets through as one matrix again."""
+    found: dict[str, LazyTensor] = {}
+    for name, stored in tensors.items():
+        if _HALVES[0] in name:
+            other = tensors[name.replace(*_HALVES)]
+            found[name.replace(_HALVES[0], "")] = _beside(stored, other)
+        elif _HALVES[1] not in name:
+            found[name] = stored
+    return found
+
+
+def _beside(first: LazyTensor, second: LazyTensor) -> LazyTensor:
+    shape = torch.Size([first.shape[0] + second.shape[0], *first.shape[1:]])
+    return LazyTensor(shape, first.dtype, lambda: torch.cat([first.read(), second.read()]))
+
+
+def _with_extra_state(tensors: dict[str, LazyTensor], tied: bool) -> dict[str, Any]:
     """Its matrices ask for a state besides their weights, which is None outside of fp8. Loading is strict about it."""
     found: dict[str, Any] = {}
-    for name, stored in tensors.items():
+    for name, stored in _joined(tensors).items():
         found[name] = stored
         if linear := _LINEAR.fullmatch(name):
             found[f"{linear[1]}_extra_state"] = None

@@ -11,35 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gptworks.checkpoint.formats import torch_file
-from gptworks.checkpoint.rules import (
-    Table,
-    compare_copies,
-    infer_model,
-    match,
-    other_head,
-    overruled,
-    zero_biases,
-)
-from gptworks.checkpoint.stored import Stored
-from gptworks.checkpoint.systems.contract import (
-    Cut,
-    Opened,
-    left_alone,
-    model_config,
-    tokenizer_folder,
-)
+from gptworks.checkpoint.lazy_tensor import LazyTensor
+from gptworks.checkpoint.systems.contract import SplitSpec
 from gptworks.errors import CheckpointError
-from gptworks.pickle_values import Object, shown
-from gptworks.tokenizer import bundled
+from gptworks.pickle_values import Object
 
 TRACKER = "latest_checkpointed_iteration.txt"
 FILE = "model_optim_rng.pt"
 _FILES = (FILE, "model_rng.pt")  # the second where the optimizer is saved apart
 _RANK = re.compile(r"mp_rank_(\d{2,3})(?:_(\d{3}))?")
-_QUOTES = "'\""
 _SAVED = re.compile(r"iter_\d{7}|release")
 _LAYER = re.compile(r"(.*\blayers\.)(\d{1,6})(\..*)")
 
@@ -49,7 +30,7 @@ class Loaded:
     """All pieces of a checkpoint: tensors of each tensor-parallel rank with the stages joined, settings, the rest."""
 
     path: Path
-    tensors: list[dict[str, Stored]]  # one per tensor-parallel rank
+    tensors: list[dict[str, LazyTensor]]  # one per tensor-parallel rank
     pp: int
     settings: dict[str, Any] | None  # Megatron's args
     version: object  # checkpoint_version; None when it is not stated
@@ -99,7 +80,7 @@ def load(path: Path, canonical: Callable[[str], str | None]) -> Loaded:
     for rank in range(tp):
         for stage in range(pp):
             if (rank, stage) not in pieces:
-                name = folder_name(rank, stage, Cut(tp, pp))
+                name = folder_name(rank, stage, SplitSpec(tp, pp))
                 raise CheckpointError(
                     f"{path}: {name}/{FILE} is missing; the others make it a checkpoint of {tp} tensor-parallel ranks "
                     f"x {pp} pipeline stages. Copy it as well."
@@ -172,7 +153,7 @@ def _pieces(path: Path) -> dict[tuple[int, int], Path]:
     return found
 
 
-def _folders_of(path: Path) -> list[Path]:
+def folders_of(path: Path) -> list[Path]:
     """That of a rank, of the iteration and of them all: as far as the path tells."""
     found = [path.resolve() if path.is_dir() else path.resolve().parent]
     if _RANK.fullmatch(found[-1].name):
@@ -198,7 +179,7 @@ def _file_in(folder: Path) -> Path | None:
     return next((folder / name for name in _FILES if (folder / name).is_file()), None)
 
 
-def _chunks(content: Mapping[Any, Any], file: Path) -> list[dict[str, Stored]]:
+def _chunks(content: Mapping[Any, Any], file: Path) -> list[dict[str, LazyTensor]]:
     """The model in a file; several of them when stages are interleaved. A bare dictionary of tensors is a model."""
     if "model" in content:
         return [_flat(content["model"])]
@@ -212,7 +193,7 @@ def _chunks(content: Mapping[Any, Any], file: Path) -> list[dict[str, Stored]]:
     return [found]
 
 
-def _flat(value: object, prefix: str = "", depth: int = 0, seen: set[int] | None = None) -> dict[str, Stored]:
+def _flat(value: object, prefix: str = "", depth: int = 0, seen: set[int] | None = None) -> dict[str, LazyTensor]:
     """Dictionaries in dictionaries, as Megatron saved until it went over to dotted names; they may also be mixed.
 
     One that is there under several names is looked at once: all ways through a net of them would have no end.
@@ -221,9 +202,9 @@ def _flat(value: object, prefix: str = "", depth: int = 0, seen: set[int] | None
     if not isinstance(value, dict) or depth > 12 or id(value) in seen:
         return {}
     seen.add(id(value))
-    found: dict[str, Stored] = {}
+    found: dict[str, LazyTensor] = {}
     for key, item in value.items():
-        if isinstance(item, Stored):
+        if isinstance(item, LazyTensor):
             found[f"{prefix}{key}"] = item
         else:
             found |= _flat(item, f"{prefix}{key}.", depth + 1, seen)
@@ -231,10 +212,10 @@ def _flat(value: object, prefix: str = "", depth: int = 0, seen: set[int] | None
 
 
 def _joined(
-    stages: list[list[dict[str, Stored]]], canonical: Callable[[str], str | None], where: str
-) -> dict[str, Stored]:
+    stages: list[list[dict[str, LazyTensor]]], canonical: Callable[[str], str | None], where: str
+) -> dict[str, LazyTensor]:
     """Layers are numbered from 0 in every stage. Interleaved: the first chunk of every stage, then the second."""
-    found: dict[str, Stored] = {}
+    found: dict[str, LazyTensor] = {}
     layers = 0
     for number in range(max(map(len, stages))):
         for stage, chunks in enumerate(stages):
@@ -263,153 +244,15 @@ def _settings(args: object) -> dict[str, Any] | None:
     return {str(key): value for key, value in args.items()} if isinstance(args, dict) else None
 
 
-# What the settings mean
-
 PADDING = 1024  # vocabularies are padded to 128 x tensor-parallel ranks, of which there are 8 at most
 
-_REFUSED = {
-    "swiglu": "gated feed-forward layers (SwiGLU)",
-    "quick_geglu": "gated feed-forward layers",
-    "squared_relu": "squared ReLU",
-    "num_experts": "experts",
-    "use_rotary_position_embeddings": "rotary positions",
-    "apply_layernorm_1p": "LayerNorm weights kept as a difference to one",
-    "apply_residual_connection_post_layernorm": "the residual taken after the LayerNorm",
-    "qk_layernorm": "normalised queries and keys",
-    "multi_latent_attention": "latent attention",
-    "window_size": "attention within a window",
-}
 
-
-def open_with(loaded: Loaded, system: str, table: Table, given: Mapping[str, object], about: dict[str, Any]) -> Opened:
-    where = str(loaded.path)
-    settings = loaded.settings or {}
-    _require_gpt2(settings, where)
-    _require_gpt2_shapes(loaded, table, biases=settings.get("add_bias_linear") is not False)
-    known = _numbers(settings) | {"tied": _is_tied(loaded, table, given)}
-    values = infer_model(table, loaded.tensors, known, given, where)
-    layers = settings.get("num_layers")
-    if type(layers) is int and layers != values["num_layers"]:
-        raise CheckpointError(
-            f"{where}: has {values['num_layers']} layers, and its args say num_layers {layers}. {_one_of_many(loaded)}"
-        )
-    model = model_config(values, where)
-    remarks = left_alone(loaded.unknown)
-    if settings.get("add_bias_linear") is False:
-        for shard in loaded.tensors:
-            shard.update(zero_biases(table, shard, model, ranks=loaded.tp))
-        remarks.append("trained without biases (args.add_bias_linear is off): biases of zero, which compute the same")
-    if (
-        settings.get("tokenizer_type") == "GPT2BPETokenizer"
-        and bundled.SIZE < model.vocab_size < bundled.SIZE + PADDING
-    ):
-        remarks.append(
-            f"the vocabulary is GPT-2's of {bundled.SIZE:,}, padded to {model.vocab_size:,}; converting with "
-            f"-o model.vocab_size={bundled.SIZE} leaves the padding out"
-        )
-    matched = match(table, loaded.tensors, model)
-    remarks += compare_copies(table, loaded.tensors, model, where)
-    if model.tied and (problem := other_head(table, loaded.tensors)):
-        matched.misshapen.insert(0, problem)
-    numbered = {"step": loaded.step} if loaded.step is not None else {}
-    return Opened(
-        loaded.path,
-        system,
-        model,
-        matched,
-        about={**numbered, "layout": f"tp{loaded.tp}.pp{loaded.pp}", **about},
-        files=loaded.files,
-        tokenizer=tokenizer_folder(*_folders_of(loaded.path)),
-        remarks=remarks,
-        overruled=overruled(known if loaded.settings is not None else {}, given),
-    )
-
-
-def _require_gpt2(settings: Mapping[str, Any], where: str) -> None:
-    refused = [(name, what) for name, what in _REFUSED.items() if settings.get(name) not in (None, False)]
-    if settings.get("normalization", "LayerNorm") != "LayerNorm":
-        refused.append(("normalization", "another norm than LayerNorm"))
-    if settings.get("position_embedding_type", "learned_absolute") in ("rope", "rotary", "alibi", "relative", "none"):
-        refused.append(("position_embedding_type", "positions that are not learned"))
-    heads, groups = settings.get("num_attention_heads"), settings.get("num_query_groups")
-    if settings.get("group_query_attention") and groups != heads:
-        refused.append(("num_query_groups", f"heads in groups ({heads} heads)"))
-    channels, hidden = settings.get("kv_channels"), settings.get("hidden_size")
-    sizes = [each for each in (channels, heads, hidden) if type(each) is int]
-    if len(sizes) == 3 and sizes[0] * sizes[1] != sizes[2]:
-        refused.append(("kv_channels", f"{heads} heads of a size that does not make up hidden_size {hidden}"))
-    if refused:
-        name, what = refused[0]
-        raise CheckpointError(
-            f"{where}: its args say {name}={shown(settings[name]).strip(_QUOTES)}: {what}. A GPT-2 has none of "
-            "that, and the weights would compute something else."
-        )
-
-
-def _require_gpt2_shapes(loaded: Loaded, table: Table, *, biases: bool) -> None:
-    """Says what a network is instead, where a list of missing tensors would leave that to be guessed."""
-    first, where = loaded.tensors[0], loaded.path
-    names = {rule.ours: rule.at(0).theirs[0] for rule in table.rules}
-    layer = {kind: first.get(names[f"blocks.{{i}}.{kind}"]) for kind in ("attn.qkv.weight", "attn.out.weight")}
-    layer |= {kind: first.get(names[f"blocks.{{i}}.{kind}"]) for kind in ("mlp.up.weight", "mlp.down.weight")}
-    if any(each is None or len(each.shape) != 2 for each in layer.values()):
-        return  # the first layer is not here: what is missing will be listed
-    qkv, out, up, down = (torch.Size(each.shape) for each in layer.values() if each is not None)
-    hidden = out[0]
-    if out[1] and hidden != out[1] * loaded.tp and hidden % out[1] == 0:
-        raise CheckpointError(
-            f"{where}: cut for {hidden // out[1]} tensor-parallel ranks, and {loaded.tp} of them "
-            f"{'is' if loaded.tp == 1 else 'are'} here. {_one_of_many(loaded)}"
-        )
-    if names["wte.weight"] in first and names["wpe.weight"] not in first:
-        raise CheckpointError(f"{where}: no learned positions in it (they may be rotary): not a GPT-2.")
-    if qkv[0] != 3 * out[1]:
-        raise CheckpointError(
-            f"{where}: its QKV has {qkv[0]} rows, needed {3 * out[1]}: heads in groups, which a GPT-2 has not."
-        )
-    if up[0] == 2 * down[1]:
-        raise CheckpointError(f"{where}: its feed-forward layers are gated (SwiGLU), which those of a GPT-2 are not.")
-    if biases and names["blocks.{i}.ln1.weight"] in first and names["blocks.{i}.ln1.bias"] not in first:
-        raise CheckpointError(f"{where}: its norms have no bias (RMSNorm), where a GPT-2 has LayerNorm.")
-
-
-def _one_of_many(loaded: Loaded) -> str:
+def one_of_many(loaded: Loaded) -> str:
     ranks = loaded.path if loaded.path.is_dir() else loaded.path.parent
     if _RANK.fullmatch(ranks.name):
         return f"{ranks.name} is one rank of several: name the folder above it."
     return "Folders mp_rank_... are missing: copy them as well."
 
 
-def _numbers(settings: Mapping[str, Any]) -> dict[str, object]:
-    """What no shape tells."""
-    found: dict[str, object] = {}
-    for ours, theirs in {
-        "num_heads": ("num_attention_heads",),
-        "layernorm_eps": ("norm_epsilon", "layernorm_epsilon"),
-        "dropout_embed": ("hidden_dropout",),
-        "dropout_hidden": ("hidden_dropout",),
-        "dropout_attention": ("attention_dropout",),
-    }.items():
-        values = [settings[name] for name in theirs if settings.get(name) is not None]
-        found |= {ours: values[0]} if values else {}
-    return found | {"gelu": _gelu(settings)}
-
-
-def _gelu(settings: Mapping[str, Any]) -> str:
-    """Fused with the bias it is the tanh form, and that is the default; otherwise torch's exact one."""
-    if settings.get("openai_gelu"):
-        return "tanh"
-    return "tanh" if settings.get("bias_gelu_fusion", True) and not settings.get("onnx_safe") else "erf"
-
-
-def _is_tied(loaded: Loaded, table: Table, given: Mapping[str, object]) -> bool:
-    if loaded.settings is not None:
-        return not loaded.settings.get("untie_embeddings_and_output_weights")
-    (head,) = next(rule.theirs for rule in table.rules if rule.ours == "head.weight")
-    if head not in loaded.tensors[0] or "tied" in given:
-        return True
-    return other_head(table, loaded.tensors) is None
-
-
-def folder_name(rank: int, stage: int, cut: Cut) -> str:
+def folder_name(rank: int, stage: int, cut: SplitSpec) -> str:
     return f"mp_rank_{rank:02d}_{stage:03d}" if cut.pp > 1 else f"mp_rank_{rank:02d}"

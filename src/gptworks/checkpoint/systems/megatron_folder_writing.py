@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from gptworks.checkpoint.formats import torch_file
+from gptworks.checkpoint.lazy_tensor import LazyTensor, LazyTensors
 from gptworks.checkpoint.rules import (
     Table,
     split,
 )
-from gptworks.checkpoint.stored import Stored, StoredTensors
 from gptworks.checkpoint.systems.contract import (
-    Cut,
+    SplitSpec,
     Weights,
     require_divisible,
 )
@@ -28,21 +28,21 @@ from gptworks.errors import CheckpointError
 def write(
     path: Path,
     weights: Weights,
-    cut: Cut,
+    cut: SplitSpec,
     table: Table,
     layers: str,
-    nest: Callable[[dict[str, Stored], bool], dict[str, Any]],
+    nest: Callable[[dict[str, LazyTensor], bool], dict[str, Any]],
     settings: Mapping[str, object],
 ) -> list[Path]:
     """`layers`: what their layers' names begin with; `nest`: the content of "model" from the tensors of a stage and
-    whether the head is tied."""
+    whether the head is tied; `settings`: args that are other than those of a GPT-2, or more."""
     model = weights.model
     require_divisible(model, cut)
     if model.gelu == "sigmoid":
         raise CheckpointError("model.gelu is sigmoid: Megatron has only tanh and erf. Nothing was written.")
     # Megatron takes iteration 0 for a damaged tracker; weights without a step it calls a release.
     name = f"iter_{weights.step:07d}" if weights.step else "release"
-    args = Namespace(**_args(weights, cut), **settings)
+    args = Namespace(**{**_args(weights, cut), **settings})
     written = []
     for rank in range(cut.tp):
         theirs = split(table, weights.tensors, model, rank=rank, ranks=cut.tp)
@@ -64,14 +64,14 @@ def write(
 
 
 def _stage(
-    theirs: StoredTensors, table: Table, layers: str, model: ModelConfig, stage: int, stages: int
-) -> dict[str, Stored]:
+    theirs: LazyTensors, table: Table, layers: str, model: ModelConfig, stage: int, stages: int
+) -> dict[str, LazyTensor]:
     (words,), (head,), (positions,) = (
         next(rule.theirs for rule in table.rules if rule.ours == ours)
         for ours in ("wte.weight", "head.weight", "wpe.weight")
     )
     each = model.num_layers // stages
-    found: dict[str, Stored] = {}
+    found: dict[str, LazyTensor] = {}
     for name, stored in theirs.items():
         if name.startswith(layers):
             number, rest = name.removeprefix(layers).split(".", 1)
@@ -84,7 +84,7 @@ def _stage(
     return found
 
 
-def _args(weights: Weights, cut: Cut) -> dict[str, object]:
+def _args(weights: Weights, cut: SplitSpec) -> dict[str, object]:
     model = weights.model
     dtypes = {each.dtype for each in weights.tensors.values()}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.checkpoint.formats import mindspore_ckpt
-from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, overruled, split
-from gptworks.checkpoint.stored import Stored
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config, tokenizer_folder
+from gptworks.checkpoint.lazy_tensor import LazyTensor
+from gptworks.checkpoint.rules import Rule, Table, block_rules, conflicts_with, infer_model, match, split
+from gptworks.checkpoint.systems.contract import EXACT, Opened, SplitSpec, Weights, model_config, tokenizer_folder
 from gptworks.config import yaml_text
 from gptworks.errors import CheckpointError, ConfigError
 
@@ -103,11 +103,11 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         ),
         eod_id=eod_id if type(eod_id) is int else None,
         remarks=remarks,
-        overruled=overruled(known if yaml_file is not None else {}, given),
+        conflicts=conflicts_with(known if yaml_file is not None else {}, given),
     )
 
 
-def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008
+def write(path: Path, weights: Weights, cut: SplitSpec = SplitSpec()) -> list[Path]:  # noqa: B008
     """Under the names that MindFormers has had since July 2023."""
     mindspore_ckpt.write(path, split(TABLE, weights.tensors, weights.model))
     return [path]
@@ -140,9 +140,9 @@ def _other_ranks(file: Path) -> list[str]:
     return sorted(each.name for each in file.parent.parent.glob("rank_*") if each.is_dir() and each != file.parent)
 
 
-def _sort(file: Path, tensors: Mapping[str, Stored]) -> tuple[dict[str, Stored], list[str]]:
+def _sort(file: Path, tensors: Mapping[str, LazyTensor]) -> tuple[dict[str, LazyTensor], list[str]]:
     """Weights under the names of the table, with whatever is unknown; and names of what belongs to training."""
-    weights: dict[str, Stored] = {}
+    weights: dict[str, LazyTensor] = {}
     names: dict[str, str] = {}
     left_out = []
     for name, stored in tensors.items():
@@ -163,7 +163,7 @@ def _sort(file: Path, tensors: Mapping[str, Stored]) -> tuple[dict[str, Stored],
     return weights, left_out
 
 
-def _progress(file: Path, tensors: Mapping[str, Stored]) -> dict[str, int]:
+def _progress(file: Path, tensors: Mapping[str, LazyTensor]) -> dict[str, int]:
     """The name tells the step within the epoch; the steps of all epochs are in the file, if at all."""
     for name in ("global_step", "step_num"):
         stored = tensors.get(name)
@@ -176,7 +176,7 @@ def _progress(file: Path, tensors: Mapping[str, Stored]) -> dict[str, int]:
     return {"step": step} if epoch <= 1 else {"epoch": epoch, "step_of_the_epoch": step}
 
 
-def _settings(file: Path, weights: Mapping[str, Stored]) -> tuple[Path | None, dict[str, Any]]:
+def _settings(file: Path, weights: Mapping[str, LazyTensor]) -> tuple[Path | None, dict[str, Any]]:
     """`model_config` of the MindFormers YAML file that lies beside, or above rank_N, and describes this model."""
     table = weights.get("backbone.embedding.word_embedding.embedding_table")
     folders = [file.parent, file.parent.parent] if file.parent.name.startswith("rank_") else [file.parent]

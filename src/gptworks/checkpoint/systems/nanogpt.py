@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.checkpoint.formats import torch_file
+from gptworks.checkpoint.lazy_tensor import LazyTensor
 from gptworks.checkpoint.rules import (
-    Rule,
     Table,
-    block_rules,
+    conflicts_with,
     infer_model,
     match,
     other_head,
-    overruled,
     split,
     zero_biases,
 )
-from gptworks.checkpoint.stored import Stored
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, left_alone, model_config
+from gptworks.checkpoint.systems.contract import EXACT, Opened, SplitSpec, Weights, model_config, unknown_classes
+from gptworks.checkpoint.systems.openai_names import openai_rules
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
 
@@ -32,27 +31,7 @@ CUTS = False
 SUFFIX = ".pt"
 TOLERANCE = EXACT
 
-TABLE = Table(
-    TITLE,
-    [
-        Rule("wte.weight", ("transformer.wte.weight",)),
-        Rule("wpe.weight", ("transformer.wpe.weight",)),
-        *block_rules(
-            {
-                "ln1": "transformer.h.{i}.ln_1",
-                "attn.qkv": "transformer.h.{i}.attn.c_attn",
-                "attn.out": "transformer.h.{i}.attn.c_proj",
-                "ln2": "transformer.h.{i}.ln_2",
-                "mlp.up": "transformer.h.{i}.mlp.c_fc",
-                "mlp.down": "transformer.h.{i}.mlp.c_proj",
-            },
-            order="3ad",
-        ),
-        Rule("ln_f.weight", ("transformer.ln_f.weight",)),
-        Rule("ln_f.bias", ("transformer.ln_f.bias",)),
-        Rule("head.weight", ("lm_head.weight",)),
-    ],
-)
+TABLE = Table(TITLE, openai_rules())
 _FILE = "ckpt.pt"
 _MASK = r"\.attn\.bias$"
 _EPSILON = 1e-5  # written into its code
@@ -80,14 +59,14 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     tensors = {
         re.sub(r"^(module\.|_orig_mod\.)+", "", str(name)): each
         for name, each in state.items()
-        if isinstance(each, Stored)
+        if isinstance(each, LazyTensor)
     }
     said = _numbers(model_args, content.get("gptworks"))
     known = {"gelu": "erf", "layernorm_eps": _EPSILON, **said}
     values = infer_model(TABLE, [tensors], known, given, str(file))
     _require_layers(model_args, values, file)
     model = model_config(values, str(file))
-    remarks = left_alone(found.unknown)
+    remarks = unknown_classes(found.unknown)
     if model_args.get("bias") is False:
         tensors |= zero_biases(TABLE, tensors, model)
         remarks.append("trained without biases (bias=False): biases of zero, which compute the same")
@@ -105,11 +84,11 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         files=[file],
         tokenizer=file.parent,
         remarks=remarks,
-        overruled=overruled(said, given),
+        conflicts=conflicts_with(said, given),
     )
 
 
-def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008
+def write(path: Path, weights: Weights, cut: SplitSpec = SplitSpec()) -> list[Path]:  # noqa: B008
     """What its sample.py and train.py (init_from=resume) read. The optimizer has no moments: it begins anew."""
     model = weights.model
     if not model.tied:
@@ -155,7 +134,7 @@ def _differences(model: ModelConfig) -> list[str]:
     return found
 
 
-def _fresh_optimizer(tensors: Iterable[Stored]) -> dict[str, Any]:
+def _fresh_optimizer(tensors: Iterable[LazyTensor]) -> dict[str, Any]:
     """Of AdamW before its first step, in nanoGPT's two groups: matrices decay, vectors do not."""
     tensors = list(tensors)
     decayed = sum(len(each.shape) > 1 for each in tensors)

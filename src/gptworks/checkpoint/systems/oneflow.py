@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.checkpoint.formats import oneflow_snapshot
+from gptworks.checkpoint.lazy_tensor import LazyTensor
 from gptworks.checkpoint.rules import Rule, Table, block_rules, infer_model, match, split
-from gptworks.checkpoint.stored import Stored
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, model_config, tokenizer_folder
+from gptworks.checkpoint.systems.contract import EXACT, Opened, SplitSpec, Weights, model_config, tokenizer_folder
 from gptworks.errors import CheckpointError
 
 NAME = "oneflow"
@@ -85,7 +85,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     )
 
 
-def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008
+def write(path: Path, weights: Weights, cut: SplitSpec = SplitSpec()) -> list[Path]:  # noqa: B008
     theirs = split(TABLE, weights.tensors, weights.model)
     writer = oneflow_snapshot.Writer(path)
     writer.write(theirs)
@@ -115,7 +115,7 @@ def _snapshots(path: Path) -> dict[int, Path]:
     return {int(name[1]): each for each in inside if (name := _SNAPSHOT.fullmatch(each.name)) and each.is_dir()}
 
 
-def _step(folder: Path, variables: Mapping[str, Stored]) -> int | None:
+def _step(folder: Path, variables: Mapping[str, LazyTensor]) -> int | None:
     counter = next((each for name, each in variables.items() if name.startswith(_STEP)), None)
     if counter is not None and counter.shape.numel() == 1:
         return int(counter.read().item())

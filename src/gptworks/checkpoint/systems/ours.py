@@ -11,8 +11,8 @@ from torch import Tensor
 from gptworks import run_paths
 from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint import manifest as manifests
-from gptworks.checkpoint.rules import Matched, our_shapes, overruled, require_layers, settle
-from gptworks.checkpoint.stored import Stored
+from gptworks.checkpoint.lazy_tensor import LazyTensor
+from gptworks.checkpoint.rules import Matched, conflicts_with, our_shapes, require_layers, settle
 from gptworks.checkpoint.systems import huggingface
 from gptworks.checkpoint.systems.contract import EXACT, Opened, model_config
 from gptworks.parallel.slices import Region, Slice, size_of
@@ -46,7 +46,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     state = step / folders.STATE
     shapes = dcp.shapes(state)
 
-    def stored(name: str, shape: torch.Size) -> Stored:
+    def stored(name: str, shape: torch.Size) -> LazyTensor:
         def read_region(region: Region) -> Tensor:
             """Of the slices that ranks saved, those that have something of it."""
             offsets = torch.Size(each.start for each in region)
@@ -55,7 +55,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
             return part.here
 
         everything = tuple(slice(0, size) for size in shape)
-        return Stored(shape, torch.float32, lambda: read_region(everything), read_region)
+        return LazyTensor(shape, torch.float32, lambda: read_region(everything), read_region)
 
     require_layers(model.num_layers, [shapes], str(step))
     needed = our_shapes(model)
@@ -78,5 +78,5 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         about=about,
         files=sorted(file for file in state.rglob("*") if file.is_file()),
         tokenizer=step / folders.TOKENIZER,
-        overruled=overruled(values, given),
+        conflicts=conflicts_with(values, given),
     )

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from gptworks.checkpoint.lazy_tensor import LazyTensor, LazyTensors
 from gptworks.checkpoint.rules import Rule, Table, block_rules
-from gptworks.checkpoint.stored import Stored, StoredTensors
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
 
@@ -76,11 +76,11 @@ def plain_name(name: str) -> str:
     return f"{BLOCK.replace('{i}', str(layer - 1))}.{rest}"
 
 
-def same(one: Stored, other: Stored) -> bool:
+def same(one: LazyTensor, other: LazyTensor) -> bool:
     return one.shape == other.shape and torch.equal(one.read(), other.read())
 
 
-def without_head(tensors: StoredTensors, where: str) -> dict[str, Stored]:
+def without_head(tensors: LazyTensors, where: str) -> dict[str, LazyTensor]:
     """The head is the word embedding, always."""
     found = dict(tensors)
     for name in HEADS:

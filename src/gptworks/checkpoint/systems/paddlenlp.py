@@ -12,10 +12,10 @@ from typing import Any
 
 from gptworks import json_text
 from gptworks.checkpoint.formats import pdparams
-from gptworks.checkpoint.rules import infer_model, match, overruled, split
-from gptworks.checkpoint.stored import Stored
+from gptworks.checkpoint.lazy_tensor import LazyTensor
+from gptworks.checkpoint.rules import conflicts_with, infer_model, match, split
 from gptworks.checkpoint.systems import paddle_names
-from gptworks.checkpoint.systems.contract import EXACT, Cut, Opened, Weights, left_alone, model_config
+from gptworks.checkpoint.systems.contract import EXACT, Opened, SplitSpec, Weights, model_config, unknown_classes
 from gptworks.checkpoint.systems.paddle_names import FIXED
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
@@ -72,12 +72,12 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         files=[folder / FILE, *([config] if config else [])],
         tokenizer=folder,
         eod_id=eod_id if type(eod_id) is int and eod_id < model.vocab_size else None,
-        remarks=left_alone(read.unknown, folder / FILE),
-        overruled=overruled(known, given),
+        remarks=unknown_classes(read.unknown, folder / FILE),
+        conflicts=conflicts_with(known, given),
     )
 
 
-def write(path: Path, weights: Weights, cut: Cut = Cut()) -> list[Path]:  # noqa: B008
+def write(path: Path, weights: Weights, cut: SplitSpec = SplitSpec()) -> list[Path]:  # noqa: B008
     """QKV in three tensors, as PaddleNLP has it unless told otherwise; the tied head is not written twice."""
     paddle_names.require_same_network(weights.model, "PaddleNLP")
     pdparams.write(path / FILE, split(paddle_names.SEPARATE, weights.tensors, weights.model))
@@ -94,7 +94,7 @@ def _steps(path: Path) -> dict[int, Path]:
     return {int(found[1]): folder for found, folder in named if found and (folder / FILE).is_file()}
 
 
-def _plain_names(tensors: Mapping[str, Stored], file: Path) -> dict[str, Stored]:
+def _plain_names(tensors: Mapping[str, LazyTensor], file: Path) -> dict[str, LazyTensor]:
     """A GPTModel without a task has no `gpt.` before its names."""
     found = {paddle_names.plain_name(name): stored for name, stored in tensors.items()}
     if len(found) < len(tensors):

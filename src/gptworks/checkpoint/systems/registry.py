@@ -22,10 +22,14 @@ _MODULES = {
     "oneflow": "oneflow",
     "nanogpt": "nanogpt",
     "llmc": "llmc",
+    "llama2c": "llama2c",
     "gguf": "gguf",
     "gguf-q8_0": "gguf_q8_0",
+    "gguf-q4_0": "gguf_q4_0",
 }
 NAMES = tuple(_MODULES)
+READ_ONLY = ("llama2c",)
+WRITTEN = tuple(name for name in NAMES if name not in READ_ONLY)
 
 
 def system(name: str) -> System:

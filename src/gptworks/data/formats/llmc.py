@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gptworks.data.formats.contents import Contents, Tokens, bare_stream, blocks, map_stream
-from gptworks.data.formats.megatron import begins_with, beside
+from gptworks.data.formats.file_names import begins_with, beside, files_of_one, sidecar_of_one
 from gptworks.errors import DataError
 
 NAME = "llmc"
@@ -39,12 +39,7 @@ def find(path: Path) -> Path | None:
     return path if path.name.endswith(".bin") and any(begins_with(path, magic) for magic in MAGICS) else None
 
 
-def files(main: Path) -> list[Path]:
-    return [main]
-
-
-def sidecar(main: Path) -> Path:
-    return beside(main, ".json")
+files, sidecar = files_of_one, sidecar_of_one
 
 
 def read(main: Path) -> Contents:

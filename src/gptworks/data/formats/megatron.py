@@ -13,6 +13,7 @@ from typing import BinaryIO
 import numpy as np
 
 from gptworks.data.formats.contents import Contents, blocks, check_sizes_fit_32_bits
+from gptworks.data.formats.file_names import begins_with, beside, files_of_pair, prefix_of, sidecar_of_pair
 from gptworks.errors import DataError
 
 NAME = "megatron"
@@ -46,12 +47,7 @@ def find(path: Path) -> Path | None:
     return index if begins_with(index, MAGIC) else None
 
 
-def files(main: Path) -> list[Path]:
-    return [beside(prefix_of(main), ".bin"), main]
-
-
-def sidecar(main: Path) -> Path:
-    return beside(prefix_of(main), ".json")
+files, sidecar = files_of_pair, sidecar_of_pair
 
 
 def read(main: Path) -> Contents:
@@ -170,19 +166,3 @@ def map_tokens(prefix: Path, index: Index) -> np.ndarray:
     if index.num_tokens == 0:
         return np.empty(0, dtype=index.dtype)
     return np.memmap(beside(prefix, ".bin"), dtype=index.dtype, mode="r")
-
-
-def beside(prefix: Path, suffix: str) -> Path:
-    """PREFIX.suffix."""
-    return prefix.with_name(prefix.name + suffix)  # Path.with_suffix would eat the dot in a prefix such as v1.5
-
-
-def prefix_of(path: Path) -> Path:
-    return path.with_name(path.name.removesuffix(".bin").removesuffix(".idx"))
-
-
-def begins_with(file: Path, magic: bytes) -> bool:
-    if not file.is_file():
-        return False
-    with file.open("rb") as opened:
-        return opened.read(len(magic)) == magic

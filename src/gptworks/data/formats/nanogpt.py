@@ -9,7 +9,7 @@ import numpy as np
 
 from gptworks.data.formats import llmc
 from gptworks.data.formats.contents import Contents, bare_stream, blocks, map_stream
-from gptworks.data.formats.megatron import begins_with, beside, prefix_of
+from gptworks.data.formats.file_names import begins_with, beside, files_of_one, prefix_of, sidecar_of_one
 from gptworks.errors import DataError
 
 NAME = "nanogpt"
@@ -40,12 +40,7 @@ def _lost_its_index(path: Path) -> bool:
     return isinstance(hashes, dict) and ".idx" in hashes
 
 
-def files(main: Path) -> list[Path]:
-    return [main]
-
-
-def sidecar(main: Path) -> Path:
-    return beside(main, ".json")
+files, sidecar = files_of_one, sidecar_of_one
 
 
 def read(main: Path) -> Contents:

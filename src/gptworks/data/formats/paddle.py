@@ -8,7 +8,7 @@ import numpy as np
 
 from gptworks.data.formats import npy
 from gptworks.data.formats.contents import Contents, blocks, check_sizes_fit_32_bits, checked_documents, checked_sizes
-from gptworks.data.formats.megatron import beside
+from gptworks.data.formats.file_names import beside
 from gptworks.errors import DataError
 
 NAME = "paddle"

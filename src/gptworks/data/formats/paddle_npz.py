@@ -11,7 +11,7 @@ import numpy as np
 
 from gptworks.data.formats import npy
 from gptworks.data.formats.contents import Contents, blocks, checked_sizes
-from gptworks.data.formats.megatron import beside
+from gptworks.data.formats.file_names import beside, files_of_one, sidecar_of_one
 from gptworks.errors import DataError
 
 NAME = "paddle-npz"
@@ -41,12 +41,7 @@ def _has_exactly_ids_and_lens(file: Path) -> bool:
         return False
 
 
-def files(main: Path) -> list[Path]:
-    return [main]
-
-
-def sidecar(main: Path) -> Path:
-    return beside(main, ".json")
+files, sidecar = files_of_one, sidecar_of_one
 
 
 def read(main: Path) -> Contents:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gptworks import file_errors
-from gptworks.data.formats import llmc, megatron, mindrecord, nanogpt, paddle, paddle_npz, tnt
+from gptworks.data.formats import file_names, llmc, megatron, mindrecord, nanogpt, paddle, paddle_npz, tnt
 from gptworks.data.formats.contents import Contents
 from gptworks.errors import DataError
 
@@ -122,7 +122,7 @@ def _nearest(path: Path) -> Path | None:
 
 def _nothing_at(path: Path, also: str) -> str:
     kinds = ", ".join(FORMATS)
-    index = megatron.beside(megatron.prefix_of(path), ".idx")
+    index = file_names.beside(file_names.prefix_of(path), ".idx")
     if index.is_file():
         with index.open("rb") as file:
             start = file.read(len(megatron.MAGIC))
@@ -130,13 +130,13 @@ def _nothing_at(path: Path, also: str) -> str:
             f"{index}: begins with {start!r}, needed {megatron.MAGIC!r} (or TNTIDX, the older kind). This is not the "
             "index of a dataset, or it is damaged: copy or prepare it again."
         )
-    tokens = megatron.beside(megatron.prefix_of(path), ".bin")
+    tokens = file_names.beside(file_names.prefix_of(path), ".bin")
     if tokens.is_file() and path.name != tokens.name:
         return (
             f"{index}: no such file. Needed: the pair {tokens.name} and {index.name}. If {tokens.name} is a bare "
             f"stream of tokens, name it in full: {tokens}."
         )
-    if megatron.beside(path, ".part").is_dir():
+    if file_names.beside(path, ".part").is_dir():
         return f"{path}: `gptworks prepare` was stopped before it was whole. The same command goes on."
     if any(path.parent.glob(f"{glob.escape(path.name)}_[0-9]*.bin")):
         return f"{path}: is in shards. Give the folder they are in, or the pattern '{path}_*.bin'."

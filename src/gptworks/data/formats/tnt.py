@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from gptworks.data.formats.contents import Contents, blocks, checked_documents, checked_sizes, map_stream
-from gptworks.data.formats.megatron import CODES, DTYPES, begins_with, beside, prefix_of
+from gptworks.data.formats.file_names import begins_with, beside, files_of_pair, prefix_of, sidecar_of_pair
+from gptworks.data.formats.megatron import CODES, DTYPES
 from gptworks.errors import DataError
 
 NAME = "tnt"
@@ -30,12 +31,7 @@ def find(path: Path) -> Path | None:
     return index if begins_with(index, MAGIC) else None
 
 
-def files(main: Path) -> list[Path]:
-    return [beside(prefix_of(main), ".bin"), main]
-
-
-def sidecar(main: Path) -> Path:
-    return beside(prefix_of(main), ".json")
+files, sidecar = files_of_pair, sidecar_of_pair
 
 
 def read(main: Path) -> Contents:

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 from gptworks import json_text
 from gptworks.errors import DataError
 from gptworks.evaluate.rows import Row, Score
-from gptworks.evaluate.task import Metric, Option, PaddleLog, Published, Task
+from gptworks.evaluate.task import (
+    FLEETX_LOG,
+    FLEETX_README,
+    GPT2_PAPER,
+    Metric,
+    Option,
+    PaddleLog,
+    Published,
+    Task,
+)
 
 if TYPE_CHECKING:
     from gptworks.evaluate.measurement import Measurement
@@ -240,10 +249,7 @@ def _paddle_summary(row: Mapping[str, Any]) -> str:
     )
 
 
-_PAPER = "Radford et al. 2019 (GPT-2), table 3"
 _PADDLE = "PaddleNLP, examples/language_model/gpt, log of run_eval"
-_FLEETX = "FleetX/PaddleFleetX, README of the 345M model"
-_FLEETX_RUN = "FleetX/PaddleFleetX, single-card document, log"
 _STRICT = "strict last word"
 _STRICT_BUGGY = "strict last word; sums slightly off (a batch repeated, the last dropped)"
 _STRICT_CUT = "strict last word; drops the last incomplete batch"
@@ -251,19 +257,19 @@ _OWN_RULE = "last word, with a filter of stop words"
 
 _PUBLISHED = (
     Published("GPT-2 124M (gpt2-en)", "accuracy", 1678 / 5153, _PADDLE, _STRICT),
-    Published("FleetX 345M", "accuracy", 0.4417, _FLEETX, _STRICT_BUGGY),
-    Published("FleetX 345M, single card", "accuracy", 2124 / 5153, _FLEETX_RUN, _STRICT_BUGGY),
+    Published("FleetX 345M", "accuracy", 0.4417, FLEETX_README, _STRICT_BUGGY),
+    Published("FleetX 345M, single card", "accuracy", 2124 / 5153, FLEETX_LOG, _STRICT_BUGGY),
     Published("FleetX 345M, int8 (QAT)", "accuracy", 0.4494, "FleetX/PaddleFleetX, README", _STRICT_BUGGY),
     Published("OneFlow 117M, 500k iterations", "accuracy", 1345 / 5152, "OneFlow-Benchmark", _STRICT_CUT),
     Published("bflm GPT-2", "accuracy", 0.4667, "bflm", "last BPE token"),
-    Published("GPT-2 117M", "accuracy", 0.4599, _PAPER, _OWN_RULE),
-    Published("GPT-2 345M", "accuracy", 0.5548, _PAPER, _OWN_RULE),
-    Published("GPT-2 762M", "accuracy", 0.6012, _PAPER, _OWN_RULE),
-    Published("GPT-2 1542M", "accuracy", 0.6324, _PAPER, _OWN_RULE),
-    Published("GPT-2 117M", "target_perplexity", 35.13, _PAPER, _OWN_RULE),
-    Published("GPT-2 345M", "target_perplexity", 15.60, _PAPER, _OWN_RULE),
-    Published("GPT-2 762M", "target_perplexity", 10.87, _PAPER, _OWN_RULE),
-    Published("GPT-2 1542M", "target_perplexity", 8.63, _PAPER, _OWN_RULE),
+    Published("GPT-2 117M", "accuracy", 0.4599, GPT2_PAPER, _OWN_RULE),
+    Published("GPT-2 345M", "accuracy", 0.5548, GPT2_PAPER, _OWN_RULE),
+    Published("GPT-2 762M", "accuracy", 0.6012, GPT2_PAPER, _OWN_RULE),
+    Published("GPT-2 1542M", "accuracy", 0.6324, GPT2_PAPER, _OWN_RULE),
+    Published("GPT-2 117M", "target_perplexity", 35.13, GPT2_PAPER, _OWN_RULE),
+    Published("GPT-2 345M", "target_perplexity", 15.60, GPT2_PAPER, _OWN_RULE),
+    Published("GPT-2 762M", "target_perplexity", 10.87, GPT2_PAPER, _OWN_RULE),
+    Published("GPT-2 1542M", "target_perplexity", 8.63, GPT2_PAPER, _OWN_RULE),
 )  # fmt: skip
 
 TASK = Task(
@@ -271,9 +277,9 @@ TASK = Task(
     title="LAMBADA accuracy",
     data="JSON lines",
     metrics={
-        "correct": Metric("correct", "{:,}"),
+        "correct": Metric("correct", "{:,}", higher_is_better=True),
         "total": Metric("total", "{:,}"),
-        "accuracy": Metric("accuracy", "{:.3%}"),
+        "accuracy": Metric("accuracy", "{:.3%}", higher_is_better=True),
         "target_perplexity": Metric("target perplexity"),
     },
     counts=("tokens", "shortened"),

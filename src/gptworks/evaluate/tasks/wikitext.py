@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from gptworks.errors import DataError, UsageError
 from gptworks.evaluate.rows import Row, Score
-from gptworks.evaluate.task import Metric, Option, PaddleLog, Published, Task
+from gptworks.evaluate.task import (
+    FLEETX_LOG,
+    FLEETX_README,
+    GPT2_PAPER,
+    Metric,
+    Option,
+    PaddleLog,
+    Published,
+    Task,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -210,9 +219,6 @@ def _paddle_summary(row: Mapping[str, Any]) -> str:
     )
 
 
-_PAPER = "Radford et al. 2019 (GPT-2), table 3"
-_FLEETX = "FleetX/PaddleFleetX, README of the 345M model"
-_FLEETX_RUN = "FleetX/PaddleFleetX, single-card document, log"
 _MINDFORMERS = "MindFormers, document of gpt2"
 _WORDS_2 = "WikiText-2, reversible detokenizers"
 _WORDS_103 = "WikiText-103, reversible detokenizers"
@@ -221,17 +227,17 @@ _ZERO_SHOT = "WikiText-2, zero-shot, exp of the mean of batch losses"
 _BATCHES = "WikiText-2, exp of the mean of batch losses"
 
 _PUBLISHED = (
-    Published("FleetX 345M", "perplexity", 18.01, _FLEETX, _SLIDING),
-    Published("FleetX 345M, single card", "perplexity", 19.21, _FLEETX_RUN, _SLIDING),
-    Published("FleetX 345M, single card", "adjusted_perplexity", 24.948, _FLEETX_RUN, _SLIDING),
-    Published("GPT-2 117M", "adjusted_perplexity", 29.41, _PAPER, _WORDS_2),
-    Published("GPT-2 345M", "adjusted_perplexity", 22.76, _PAPER, _WORDS_2),
-    Published("GPT-2 762M", "adjusted_perplexity", 19.93, _PAPER, _WORDS_2),
-    Published("GPT-2 1542M", "adjusted_perplexity", 18.34, _PAPER, _WORDS_2),
-    Published("GPT-2 117M", "adjusted_perplexity", 37.50, _PAPER, _WORDS_103),
-    Published("GPT-2 345M", "adjusted_perplexity", 26.37, _PAPER, _WORDS_103),
-    Published("GPT-2 762M", "adjusted_perplexity", 22.05, _PAPER, _WORDS_103),
-    Published("GPT-2 1542M", "adjusted_perplexity", 17.48, _PAPER, _WORDS_103),
+    Published("FleetX 345M", "perplexity", 18.01, FLEETX_README, _SLIDING),
+    Published("FleetX 345M, single card", "perplexity", 19.21, FLEETX_LOG, _SLIDING),
+    Published("FleetX 345M, single card", "adjusted_perplexity", 24.948, FLEETX_LOG, _SLIDING),
+    Published("GPT-2 117M", "adjusted_perplexity", 29.41, GPT2_PAPER, _WORDS_2),
+    Published("GPT-2 345M", "adjusted_perplexity", 22.76, GPT2_PAPER, _WORDS_2),
+    Published("GPT-2 762M", "adjusted_perplexity", 19.93, GPT2_PAPER, _WORDS_2),
+    Published("GPT-2 1542M", "adjusted_perplexity", 18.34, GPT2_PAPER, _WORDS_2),
+    Published("GPT-2 117M", "adjusted_perplexity", 37.50, GPT2_PAPER, _WORDS_103),
+    Published("GPT-2 345M", "adjusted_perplexity", 26.37, GPT2_PAPER, _WORDS_103),
+    Published("GPT-2 762M", "adjusted_perplexity", 22.05, GPT2_PAPER, _WORDS_103),
+    Published("GPT-2 1542M", "adjusted_perplexity", 17.48, GPT2_PAPER, _WORDS_103),
     Published("MindFormers gpt2", "perplexity", 25.55, _MINDFORMERS, _ZERO_SHOT),
     Published("MindFormers gpt2, fine-tuned", "perplexity", 22.11, _MINDFORMERS, _BATCHES),
     Published("MindFormers gpt2, LoRA", "perplexity", 22.46, _MINDFORMERS, _BATCHES),

@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from gptworks.errors import GPTWorksError, UsageError
+from gptworks.errors import TRY_AGAIN, GPTWorksError, UsageError
 from gptworks.launch.nodes import PORT
 from gptworks.launch.schedulers import yaml_document
 from gptworks.launch.schedulers.job import ClusterJob, require_stored, require_working_time
@@ -15,7 +15,8 @@ KINDS = ("job", "pytorchjob", "trainjob")
 
 _CONFIG_FOLDER, _CONFIG_FILE = "/etc/gptworks", "run.yaml"
 _STOPPED = 128 + signal.SIGTERM  # exit code of a run that was told to end before it was done, and has saved
-_RUNTIME = "torch-distributed"  # the ClusterTrainingRuntime that Kubeflow Trainer brings
+
+_TRAINER = "trainer.kubeflow.org/v1alpha1"
 
 # Number of the pod, and where the first one is, as both of Kubeflow's operators tell them.
 _OF_TORCHRUN = ("$(PET_NODE_RANK)", "$(PET_MASTER_ADDR):$(PET_MASTER_PORT)")
@@ -104,6 +105,23 @@ def _limits(job: ClusterJob) -> Object:
     return {} if job.working_time is None else {"activeDeadlineSeconds": job.working_time}
 
 
+def _failures(job: ClusterJob) -> Object:
+    """Of a Job of Kubernetes: which exit codes are tried again, and which of these are counted."""
+    rules = [
+        # A mistake that has to be mended. All else is tried again, and counted by backoffLimit, but for a run that has
+        # saved because one of its pods was told to end, and nodes that were drained.
+        {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [GPTWorksError.exit_code]}},
+        {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [_STOPPED]}},
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    ]
+    return {"backoffLimit": job.machine.nodes * job.max_restarts, "podFailurePolicy": {"rules": rules}}
+
+
+def _never_restarted(pod: Object) -> Object:
+    """But replaced: only so does Kubernetes look at the exit code."""
+    return {"restartPolicy": "Never", **pod}
+
+
 # The kinds
 
 
@@ -111,7 +129,7 @@ def _indexed_job(job: ClusterJob) -> list[Object]:
     """Pod K of the Job is node K; a headless service gives it the name NAME-K.NAME."""
     nodes = job.machine.nodes
     command = _command(job, "$(JOB_COMPLETION_INDEX)", f"{job.name}-0.{job.name}:{PORT}")
-    pod = {"restartPolicy": "Never", "subdomain": job.name} | _pod(job, "train", command)
+    pod = {"subdomain": job.name, **_never_restarted(_pod(job, "train", command))}
     service = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -119,23 +137,8 @@ def _indexed_job(job: ClusterJob) -> list[Object]:
         # Pods ask for each other's names before all of them are ready.
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": job.name}},
     }
-    spec = {
-        "completionMode": "Indexed",
-        "completions": nodes,
-        "parallelism": nodes,
-        "backoffLimit": nodes * job.max_restarts,
-        **_limits(job),
-        "podFailurePolicy": {
-            "rules": [
-                # A mistake that has to be mended. All else is tried again, and counted by backoffLimit, but for a run
-                # that has saved because one of its pods was told to end, and nodes that were drained.
-                {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [GPTWorksError.exit_code]}},
-                {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [_STOPPED]}},
-                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-            ]
-        },
-        "template": {"spec": pod},
-    }
+    many = {"completionMode": "Indexed", "completions": nodes, "parallelism": nodes}
+    spec = {**many, **_limits(job), **_failures(job), "template": {"spec": pod}}
     made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job.name}, "spec": spec}
     return [service, made] if nodes > 1 else [made]
 
@@ -143,11 +146,9 @@ def _indexed_job(job: ClusterJob) -> list[Object]:
 def _pytorch_job(job: ClusterJob) -> list[Object]:
     """The operator numbers the pods and says where the first one is, by variables that are meant for torchrun."""
     nodes = job.machine.nodes
-    replica = {
-        # 1 to 127 are for good; a pod that was killed or stopped has 128 or more and is started again.
-        "restartPolicy": "ExitCode",
-        "template": {"spec": _pod(job, "pytorch", _command(job, *_OF_TORCHRUN))},
-    }
+    # By `ExitCode` 1 to 127 are for good; a pod that was killed or stopped has 128 or more and is started again.
+    command = [*_command(job, *_OF_TORCHRUN), "--try-again-code", str(128 + TRY_AGAIN)]
+    replica = {"restartPolicy": "ExitCode", "template": {"spec": _pod(job, "pytorch", command)}}
     replicas = {"Master": {"replicas": 1, **replica}, "Worker": {"replicas": nodes - 1, **replica}}
     spec = {
         "nprocPerNode": str(job.machine.processes),
@@ -158,30 +159,30 @@ def _pytorch_job(job: ClusterJob) -> list[Object]:
 
 
 def _train_job(job: ClusterJob) -> list[Object]:
-    """As a PyTorchJob, by Kubeflow's newer operator. It has no word for the working folder."""
-    volumes, mounts = _volumes(job)
-    pod = {
-        "terminationGracePeriodSeconds": job.grace,
-        "containers": [{"name": "node", "volumeMounts": mounts}],
-        "volumes": volumes,
-    }
-    replicated = [{"name": "node", "template": {"spec": {"template": {"spec": pod}}}}]
-    spec = {
-        "runtimeRef": {"name": _RUNTIME},
-        **_limits(job),
-        "trainer": {
-            "image": job.image,
-            "command": ["env", f"--chdir={job.volumes[0].path}", *_command(job, *_OF_TORCHRUN)],
-            "numNodes": job.machine.nodes,
-            "numProcPerNode": job.machine.processes,
-            "resourcesPerNode": _resources(job),
+    """As a PyTorchJob, by Kubeflow's newer operator. A TrainJob itself cannot say what is tried again, so it brings a
+    runtime of its own: that of PyTorch, with the pod and the rules of an indexed Job."""
+    pod = _never_restarted(_pod(job, "node", _command(job, *_OF_TORCHRUN)))
+    replicated = {
+        "name": "node",
+        "template": {
+            "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
+            "spec": {**_failures(job), "template": {"spec": pod}},
         },
-        "runtimePatches": [
-            {
-                "manager": "gptworks.launch/schedulers",
-                "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": replicated}}},
-            }
-        ],
     }
-    made = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": job.name}}
-    return [made | {"spec": spec}]
+    nodes = job.machine.nodes
+    runtime = {
+        "apiVersion": _TRAINER,
+        "kind": "TrainingRuntime",
+        "metadata": {"name": job.name, "labels": {"trainer.kubeflow.org/framework": "torch"}},
+        "spec": {
+            "mlPolicy": {"numNodes": nodes, "torch": {}},
+            "template": {"spec": {"replicatedJobs": [replicated]}},
+        },
+    }
+    spec = {
+        "runtimeRef": {"name": job.name, "kind": "TrainingRuntime"},
+        **_limits(job),
+        "trainer": {"numNodes": nodes, "numProcPerNode": job.machine.processes, "resourcesPerNode": _resources(job)},
+    }
+    made = {"apiVersion": _TRAINER, "kind": "TrainJob", "metadata": {"name": job.name}, "spec": spec}
+    return [runtime, made]

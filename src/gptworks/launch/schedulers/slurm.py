@@ -25,7 +25,7 @@ time_is_up=
 trap 'time_is_up=yes; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
 
 train() {{
-  srun --kill-on-bad-exit={kill_all} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}}{container} \\
+  srun --kill-on-bad-exit=0{wait} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}}{container} \\
     {command} &
   local step=$!
   wait "$step"
@@ -51,7 +51,7 @@ queue_again() {{
 
 for ((attempt = 0; ; attempt++)); do
   train
-  # 2 is a mistake that has to be mended: the next attempt would end the same way.
+  # 2 is a mistake that has to be fixed: the next attempt would end the same way.
   [[ -n $time_is_up && $code -ne 2 ]] && requeue "The time is up"
   case $code in 0 | 2 | 130 | 143) exit "$code" ;; esac
   if ((attempt >= {restarts})); then
@@ -86,9 +86,10 @@ def render(job: ClusterJob) -> str:
         directives="\n".join(f"#SBATCH {line}" for line in _directives(job)),
         setup=_setup(job),
         grace=job.grace,
-        # A rank that has saved ends with 0: another code means that the others wait in vain. A launcher that was told
-        # to end has a code of its own, while others may still be saving.
-        kill_all=1 if per_gpu else 0,
+        # Ranks that lose one of them end by themselves, with a code that says why; one that Slurm ends has 143, which,
+        # being the highest, would be that of the job. Slurm ends only those that are still there after two minutes,
+        # with 137. A launcher may still be saving when another has ended.
+        wait=" --wait=120" if per_gpu else "",
         container=_pyxis(job) if job.image and not apptainer else "",
         command=shell_lines([*apptainer, *words], "    "),
         restarts=restarts,

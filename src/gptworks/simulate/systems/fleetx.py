@@ -13,6 +13,7 @@ from gptworks.simulate.systems.operations import (
     Norm,
     Recomputed,
     Reduced,
+    TensorParallelLayer,
     dropout,
     gelu,
     new,
@@ -42,16 +43,8 @@ class PaddleLoss(torch.autograd.Function):
         return (out if out.dtype == torch.half else new(out.shape)), None
 
 
-class FleetXLayer:
+class FleetXLayer(TensorParallelLayer):
     """ppfleetx/models/language_model/gpt/dygraph/single_model.py, fused_linear off (needs CUDA 11.6)."""
-
-    def __init__(self, case: Case) -> None:
-        h, t = case.hidden, case.tp
-        self.case = case
-        self.norm1, self.norm2 = (parameter(h), parameter(h)), (parameter(h), parameter(h))
-        self.qkv, self.out = (parameter(3 * h // t, h), parameter(3 * h // t)), (parameter(h, h // t), parameter(h))
-        self.up, self.down = (parameter(4 * h // t, h), parameter(4 * h // t)), (parameter(h, 4 * h // t), parameter(h))
-        self.parameters = [*self.norm1, *self.qkv, *self.out, *self.norm2, *self.up, *self.down]
 
     def core(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         b, heads, s, size = q.shape

@@ -12,6 +12,7 @@ from gptworks.simulate.systems.operations import (
     Norm,
     Recomputed,
     Reduced,
+    TensorParallelLayer,
     dropout,
     new,
     parameter,
@@ -68,16 +69,8 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         return ctx.saved_tensors[0]
 
 
-class MegatronLayer:
+class MegatronLayer(TensorParallelLayer):
     """ParallelTransformerLayer with its defaults: fused softmax, bias+GeLU and bias+dropout+add are on."""
-
-    def __init__(self, case: Case) -> None:
-        h, t = case.hidden, case.tp
-        self.case = case
-        self.norm1, self.norm2 = (parameter(h), parameter(h)), (parameter(h), parameter(h))
-        self.qkv, self.out = (parameter(3 * h // t, h), parameter(3 * h // t)), (parameter(h, h // t), parameter(h))
-        self.up, self.down = (parameter(4 * h // t, h), parameter(4 * h // t)), (parameter(h, 4 * h // t), parameter(h))
-        self.parameters = [*self.norm1, *self.qkv, *self.out, *self.norm2, *self.up, *self.down]
 
     def core(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         s, b, heads, size = q.shape

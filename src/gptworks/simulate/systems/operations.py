@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from gptworks.simulate.systems.case import Case
 from gptworks.simulate.systems.trace import Recorder
 
 
@@ -118,3 +119,15 @@ class Recomputed(torch.autograd.Function):
             out = ctx.function(*inputs)
         torch.autograd.backward(out, gradient)
         return None, *(x.grad for x in inputs)
+
+
+class TensorParallelLayer:
+    """The parameters of a layer on one tensor-parallel rank, in the order in which Megatron and FleetX make them."""
+
+    def __init__(self, case: Case) -> None:
+        h, t = case.hidden, case.tp
+        self.case = case
+        self.norm1, self.norm2 = (parameter(h), parameter(h)), (parameter(h), parameter(h))
+        self.qkv, self.out = (parameter(3 * h // t, h), parameter(3 * h // t)), (parameter(h, h // t), parameter(h))
+        self.up, self.down = (parameter(4 * h // t, h), parameter(4 * h // t)), (parameter(h, 4 * h // t), parameter(h))
+        self.parameters = [*self.norm1, *self.qkv, *self.out, *self.norm2, *self.up, *self.down]

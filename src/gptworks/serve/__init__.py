@@ -1,0 +1,1 @@
+"""Models over HTTP, in the words of OpenAI's API: `gptworks serve`."""

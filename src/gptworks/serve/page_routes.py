@@ -1,0 +1,77 @@
+"""The page at `/`, which looks into the models: its files, and the cards of its models.
+
+Every file has a route of its own and is read once, at the start: nothing of a request becomes a path.
+"""
+
+import asyncio
+import hashlib
+from importlib import resources
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gptworks.serve.api_error import ApiError
+from gptworks.serve.model_card import ModelCards
+from gptworks.serve.responses import json_response
+from gptworks.serve.service import Service
+
+PREFIX = "/page/"
+_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+# Nothing from elsewhere, nothing inline, and no text that becomes markup: `require-trusted-types-for` makes the browser
+# refuse innerHTML itself.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",  # asked again each time, and answered with 304
+}
+
+
+def files() -> dict[str, bytes]:
+    """Name -> contents of all that the page is made of."""
+    folder = resources.files("gptworks.serve").joinpath("page")
+    found = sorted(each.name for each in folder.iterdir() if "." + each.name.rpartition(".")[2] in _KINDS)
+    return {name: folder.joinpath(name).read_bytes() for name in found}
+
+
+def routes(service: Service) -> list[Route]:
+    cards = ModelCards()
+
+    async def card(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in service.models:
+            raise ApiError(404, f"There is no model {name[:100]!r}.", param="model", code="model_not_found")
+        found = await asyncio.to_thread(cards.card, service.models[name])
+        _, port = request.scope.get("server") or ("", None)  # its own, whatever stands between it and the browser
+        return json_response({**found, "port": port}, headers={"cache-control": "no-store"})
+
+    return [*(_file_route(name, text) for name, text in files().items()), Route("/card/{name:path}", card)]
+
+
+def open_paths() -> set[str]:
+    """What is answered without a key: the page, which then asks for it. No model is in it."""
+    return {_path_of(name) for name in files()}
+
+
+def _path_of(name: str) -> str:
+    return "/" if name == "page.html" else PREFIX + name
+
+
+def _file_route(name: str, text: bytes) -> Route:
+    tag = f'"{hashlib.sha256(text).hexdigest()[:32]}"'
+    kind = _KINDS["." + name.rpartition(".")[2]] + "; charset=utf-8"
+
+    async def file(request: Request) -> Response:
+        headers = {**_HEADERS, "etag": tag}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(text, headers=headers, media_type=kind)
+
+    return Route(_path_of(name), file)

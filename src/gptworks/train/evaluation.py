@@ -1,0 +1,108 @@
+"""Evaluation in the middle of training: the held-out loss, tasks, and texts that the model writes."""
+
+import math
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gptworks.checkpoint import portable
+from gptworks.checkpoint.pretrained import PretrainedGPT
+from gptworks.counted import counted
+from gptworks.evaluate import registry
+from gptworks.evaluate import run as evaluating
+from gptworks.evaluate.heldout import HeldOut, held_out_loss
+from gptworks.evaluate.request import Request
+from gptworks.generate import engine
+from gptworks.train import jsonl
+from gptworks.train.metrics import EVALUATIONS, TEXTS
+from gptworks.train.what_is_measured import HELD_OUT_LOSS, is_higher_better
+
+if TYPE_CHECKING:
+    from gptworks.train.run import Run
+
+_WEIGHTS = ".evaluating"  # in the run folder, while the main process reads them
+
+
+def evaluate(run: "Run") -> None:
+    """On all ranks, which know the same afterwards: what follows from it must be the same everywhere."""
+    run.console.doing("evaluating")
+    with run.watch.paused():
+        held_out = _held_out(run)
+        measured: dict[str, float] = {HELD_OUT_LOSS: held_out.loss}
+        if run.cfg.evaluate.tasks or run.cfg.train.sample_prompts:
+            with _whole_weights(run) as folder:
+                measured |= run.ranks.on_main(lambda: _measure_tasks(run, folder))
+                run.ranks.on_main(lambda: _write_texts(run, folder))
+    run.console.doing("")
+    progress = run.progress
+    before = progress.held_out_samples
+    if not progress.measured_on(held_out.samples):
+        run.console.say(
+            f"step {progress.step}: evaluated on {counted(held_out.samples, 'sample')}, before on "
+            f"{before or 'an unknown number'}: the best so far is chosen anew"
+        )
+    progress.held_out_loss = held_out.loss if math.isfinite(held_out.loss) else None
+    is_best = progress.see(run.cfg.checkpoint.best_by, measured, higher_is_better=is_higher_better(run.cfg))
+    run.metrics.log(progress.step, {**measured, "held_out_tokens": held_out.tokens})
+    listed = "".join(f", {name} {value:.4f}" for name, value in measured.items() if name != HELD_OUT_LOSS)
+    run.console.say(
+        f"step {progress.step}: held-out loss {held_out.loss:.4f} over {held_out.tokens:,} tokens{listed}"
+        + (", the best so far" if is_best else "")
+    )
+
+
+def _held_out(run: "Run") -> HeldOut:
+    assert run.setup.held_out is not None
+    mine = held_out_loss(
+        run.part,
+        run.setup.held_out,
+        run.setup.dataset.eod_policy,
+        micro_size=run.setup.batch.micro_size,
+        num_samples=run.cfg.evaluate.batches * run.setup.batch.global_size,
+        device=run.setup.world.device,
+        world=run.setup.world,
+    )
+    return run.ranks.on_main(lambda: mine)  # the same everywhere, to the last bit
+
+
+@contextmanager
+def _whole_weights(run: "Run") -> Iterator[Path]:
+    """The present weights as a folder that `gptworks eval` and `generate` read, from whatever ranks hold them."""
+    folder, tokenizer = run.folder / _WEIGHTS, run.setup.dataset.tokenizer
+    assert tokenizer is not None  # `check` has looked
+    weights = {name.removeprefix("model."): tensor for name, tensor in run.state().items() if name.startswith("model.")}
+    run.ranks.on_main(lambda: shutil.rmtree(folder, ignore_errors=True))
+    portable.write(folder, run.cfg.model, weights, run.ranks, eod_id=tokenizer.eod_id, bos_id=tokenizer.bos_id)
+    run.ranks.on_main(lambda: tokenizer.save(folder))
+    try:
+        yield folder
+    finally:
+        if run.ranks.is_main:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _measure_tasks(run: "Run", folder: Path) -> dict[str, float]:
+    cfg = run.cfg.evaluate
+    found: dict[str, float] = {}
+    for name, data in zip(cfg.tasks, cfg.task_data, strict=True):
+        request = Request(task=name, data=data, limit=cfg.task_limit, device=run.setup.world.device.type)
+        result = evaluating.evaluate([str(folder)], request)
+        row = result["rows"][0]
+        values = {metric: row[metric] for metric in registry.find(name).metrics if row.get(metric) is not None}
+        entry = {"step": run.progress.step, **{key: result[key] for key in ("task", "protocol", "data", "limit")}}
+        jsonl.append(run.folder / EVALUATIONS, {**entry, "values": values})
+        found |= {f"{name}_{metric}": float(value) for metric, value in values.items()}
+    return found
+
+
+def _write_texts(run: "Run", folder: Path) -> None:
+    """Greedy: the same weights write the same text."""
+    cfg = run.cfg.train
+    if not cfg.sample_prompts:
+        return
+    model = PretrainedGPT.from_pretrained(folder, device=run.setup.world.device.type)
+    settings = {"strategy": "greedy", "max_new_tokens": cfg.sample_tokens, "window": "slide", "seed": 0}
+    for written in engine.generations(model, list(cfg.sample_prompts), **settings):
+        jsonl.append(run.folder / TEXTS, {"step": run.progress.step, "prompt": written.prompt, "text": written.text})
