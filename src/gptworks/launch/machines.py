@@ -23,7 +23,7 @@ from gptworks.errors import TRY_AGAIN, UsageError
 from gptworks.launch import failures, nodes, open_files, rank_env, torchrun
 from gptworks.launch.failures import GRACE_S, Failure, say
 from gptworks.launch.job import Job, make_log_dir
-from gptworks.launch.membership import BEAT_S, FAILED, STOPPING, TELL_S, Membership
+from gptworks.launch.membership import FAILED, STOPPING, TELL_S, Membership
 from gptworks.launch.rank_process import (
     BEGUN,
     ENDED_WELL,
@@ -241,8 +241,7 @@ class _Machine:
             f"stopped because node {self.job.nodes.rank} was ended at once by a second Ctrl-C; it may not have saved."
         )
         self.member.tell(FAILED, Failure(0, text, because_of=-1).dump())
-        deadline = time.monotonic() + 1.5 * BEAT_S  # else the others would take what they have seen for a good end
-        while time.monotonic() < deadline and not self.member.is_known(FAILED):
+        while not self.member.is_known(FAILED):  # else the others would take what they have seen for a good end
             time.sleep(_POLL_S)
         for rank in self.rounds[-1].begun().values() if self.rounds else ():
             if _is_alive(rank["pid"]):

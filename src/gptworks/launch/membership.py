@@ -19,7 +19,7 @@ from gptworks.launch.nodes import Nodes, bracketed
 
 BEAT_S = 1.0
 STALE_S = 5.0  # a machine whose entry has not changed for so long is not there
-TELL_S = 3.0  # for which a machine that is about to end waits until the others know
+TELL_S = 5.0  # for which a machine that is about to end waits until the others know
 STOPPING = "stopping"  # a machine was told to save and end: all end then
 FAILED = "failed"  # a machine ends with a failure, which it says, and after which no other start is to be waited for
 LOST_S = 20.0  # after which machine 0, which does not answer, is taken for lost
@@ -41,7 +41,7 @@ class Membership:
         self._me, self._beats = uuid.uuid4().hex, 0
         self._heard = time.monotonic()
         self._store: Any = None
-        self._end = threading.Event()
+        self._end, self._wake = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
     # What the watcher asks and tells
@@ -70,6 +70,7 @@ class Membership:
         """Something that ends the ranks of all machines, which are to know why before machine 0, perhaps, takes the
         store with it."""
         self._told.setdefault(what, (text, time.monotonic()))
+        self._wake.set()
 
     def is_known(self, what: str) -> bool:
         """Whether the others have heard what was told, or have had the time to."""
@@ -78,6 +79,7 @@ class Membership:
 
     def _stop(self) -> None:
         self._end.set()
+        self._wake.set()
         if self._thread is not None:
             self._thread.join(2 * BEAT_S)
         self._thread, self._end = None, threading.Event()
@@ -226,7 +228,7 @@ class Membership:
 
     def _beat(self, end: threading.Event) -> None:
         seen: dict[int, tuple[bytes, float]] = {}
-        while not end.wait(BEAT_S if self._beats else 0):
+        while self._is_next(end):
             try:
                 self._write_entry()
                 if self._has_begun:
@@ -240,6 +242,13 @@ class Membership:
                 self._heard = time.monotonic()
             except RuntimeError:
                 continue  # it may come back; `is_lost` tells for how long it has not
+
+    def _is_next(self, end: threading.Event) -> bool:
+        """Waits for the next beat, which comes sooner while something is told that not all have heard."""
+        is_told = self._told.keys() - self._known
+        self._wake.wait(BEAT_S / 10 if is_told else BEAT_S if self._beats else 0)
+        self._wake.clear()
+        return not end.is_set()
 
     def _tell_and_hear(self) -> None:
         for what in (STOPPING, FAILED):
