@@ -1,6 +1,7 @@
 """What a launched rank does in the tests of the launcher: a little sum per step, saved, with mishaps on demand.
 
-launched_rank.py FOLDER STEPS [--timeout S] [--pause S] [--slow-save S] [--slow-end S] [--mishap RANK:STEP:KIND]
+launched_rank.py FOLDER STEPS [--timeout S] [--pause S] [--slow-begin S] [--slow-save S] [--slow-end S]
+                [--mishap RANK:STEP:KIND]
 """
 
 import argparse
@@ -22,7 +23,11 @@ from gptworks.train.run_folder import Interrupts
 
 
 def train_a_little(args: argparse.Namespace) -> None:
-    world_size = rank_env.read(os.environ).world_size
+    place = rank_env.read(os.environ)
+    world_size = place.world_size
+    if place.rank and args.slow_begin:
+        (args.folder / "slow").touch()
+        time.sleep(args.slow_begin)
     parallel = SimpleNamespace(pp=1, dp=world_size, fsdp=1, tp=1, timeout=args.timeout)
     world = process_group.start(parallel, RunFolderConfig(device="cpu"))  # type: ignore[arg-type]
     attempt = int(os.environ.get(rank_env.ATTEMPT, "0"))
@@ -82,6 +87,7 @@ if __name__ == "__main__":
     parser.add_argument("--timeout", type=int, default=60)
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--mishap", default="")
+    parser.add_argument("--slow-begin", type=float, default=0.0)
     parser.add_argument("--slow-save", type=float, default=0.0)
     parser.add_argument("--slow-end", type=float, default=0.0)
     parsed = parser.parse_args()

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.slow
 
 VOCABULARY, NOWHERE = 600, 590  # the tokenizer has 512: ids from there on are in no text
 STEPS, SAMPLES, LENGTH, RANKS = 300, 16, 64, 4
+Fill = Callable[[int, np.ndarray], np.ndarray]  # so many tokens, and those of the store
 BAD_STEP = range(140, 200)  # one of these reads the document
 SEEDS = (1, 2, 3, 4, 5)
 SETTINGS = [
@@ -66,7 +67,7 @@ def document_of_one_rank(store: Store) -> int:
     return max(found)[1]
 
 
-def poisoned(clean: Path, folder: Path, fill: Callable[[int], np.ndarray]) -> tuple[Path, int]:
+def poisoned(clean: Path, folder: Path, fill: Fill) -> tuple[Path, int]:
     """A copy of the store with other tokens in one document, and which."""
     folder.mkdir()
     for file in clean.parent.glob(f"{clean.name}.*"):
@@ -75,7 +76,7 @@ def poisoned(clean: Path, folder: Path, fill: Callable[[int], np.ndarray]) -> tu
     document = document_of_one_rank(store)
     begin, end = store.document_starts[document : document + 2].tolist()
     tokens = np.memmap(store.file, dtype=store.tokens.dtype, mode="r+")
-    tokens[begin : end - 1] = fill(end - 1 - begin)
+    tokens[begin : end - 1] = fill(end - 1 - begin, tokens)
     tokens.flush()
     return folder / clean.name, document
 
@@ -123,21 +124,35 @@ def a_model_that_overflows(store: Path, folder: Path, seed: int) -> Path:
     return portable
 
 
-def random_ids(count: int) -> np.ndarray:
+def random_ids(count: int, text: np.ndarray) -> np.ndarray:
     return np.random.default_rng(1).integers(0, 512, count)
 
 
-def one_word_again_and_again(count: int) -> np.ndarray:
+def one_word_again_and_again(count: int, text: np.ndarray) -> np.ndarray:
     return np.full(count, 300)
 
 
-def what_overflows(count: int) -> np.ndarray:
+def the_most_common_word_again_and_again(count: int, text: np.ndarray) -> np.ndarray:
+    """Which the model finds neither hard nor easy."""
+    return np.full(count, np.bincount(text).argmax())
+
+
+def what_overflows(count: int, text: np.ndarray) -> np.ndarray:
     return np.full(count, NOWHERE)
 
 
-@pytest.mark.parametrize("fill", [random_ids, one_word_again_and_again, what_overflows], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("fill", "rule"),
+    [
+        (random_ids, "sample_high"),
+        (one_word_again_and_again, "variety"),
+        (the_most_common_word_again_and_again, "variety"),
+        (what_overflows, "nonfinite"),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
 def test_a_poisoned_document_is_found_named_and_passed_over_and_the_model_is_as_good_as_without(
-    fill: Callable[[int], np.ndarray], store: Path, healthy: Healthy, run_layout: Any, tmp_path: Path
+    fill: Fill, rule: str, store: Path, healthy: Healthy, run_layout: Any, tmp_path: Path
 ) -> None:
     path, document = poisoned(store, tmp_path / "data", fill)
     seed, run = healthy.middle_seed, tmp_path / "run"
@@ -154,7 +169,7 @@ def test_a_poisoned_document_is_found_named_and_passed_over_and_the_model_is_as_
     held_out, *others = run_layout(Layout(dp=RANKS), on_a_rank)
     assert others == [held_out] * (RANKS - 1)
     (event,) = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    assert event["step"] in BAD_STEP and event["decision"] == "rollback"
+    assert event["step"] in BAD_STEP and (event["decision"], event["rule"]) == ("rollback", rule)
     assert document in {piece["document"] for piece in event["culprit"]["pieces"]}
     assert event["passed_over"] == [[event["back_to"] * SAMPLES, event["step"] * SAMPLES]]
     spread = healthy.losses.values()

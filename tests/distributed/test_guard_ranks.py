@@ -116,6 +116,7 @@ def test_other_layouts_decide_the_same_and_pass_over_the_same_samples(
     assert last.passed_over == manifests.read(tmp_path / "four" / "checkpoints" / "step-00000075").passed_over
 
 
+@pytest.mark.slow
 def test_an_overflow_of_fp16_in_one_document(small_store: Path, configured: Any, run_layout, tmp_path: Path) -> None:
     """An embedding that fp16 cannot hold: the loss of whatever has this id is not finite, whatever the loss scale."""
     clean = configured(

@@ -333,6 +333,7 @@ def test_repeated_signals_to_all_processes_do_not_interrupt_a_save(
     assert losses(out) == pytest.approx(one_process, abs=5e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stop", pytest.param("late", marks=pytest.mark.slow)])
 def test_a_rank_that_is_suspended_while_all_save_is_named_and_a_slow_one_is_waited_for(
     how: str, settings: list[str], tmp_path: Path
@@ -373,6 +374,7 @@ def one_process(settings: list[str], tmp_path_factory: pytest.TempPathFactory) -
     return losses(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["two nodes", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_s1_11_the_command_on_two_nodes_and_by_torchrun_equals_one_process(
     start: str, settings: list[str], one_process: dict[int, float], tmp_path: Path

@@ -121,6 +121,7 @@ def test_copies_that_are_not_summed_are_noticed(run_layout) -> None:
     assert differences(run_layout(Layout(tp=2), forgetful), wanted)[1] > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", layouts("tp2", "pp2", slow=("pp2.tp2", HYBRID)))
 def test_without_borders_of_documents(run_layout, layout: Layout) -> None:
     """Nobody says positions then: a stage in the middle has to know them, though it sees a cut of the sequence."""
@@ -180,6 +181,7 @@ def test_half_precision_and_recomputation(run_layout, layout: Layout) -> None:
         assert_equal_to_one_process([of_rank[number] for of_rank in ranks], wanted[:2], case.build)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("layout", layouts("fsdp2", slow=("tp2", HYBRID)))
 def test_compiled_blocks(run_layout, compiler: None, layout: Layout) -> None:

@@ -293,7 +293,21 @@ def test_a_signal_to_one_machine_saves_everywhere_however_slowly(
     step = saved_step(tmp_path)
     assert computed(tmp_path) == list(range(1, step + 1))
     assert out.splitlines()[-1] == f"rank 0 ends after step {step}"
-    assert [line for line in (err + err_there).splitlines() if not line.startswith("waiting for node")] == []
+    said = f"{number.name}: the ranks of all machines finish the step, save and end"
+    assert [line for line in (err + err_there).splitlines() if not line.startswith("waiting for node")] == [said]
+
+
+@pytest.mark.slow
+def test_a_signal_before_the_first_step_ends_the_machines_that_wait_for_ranks(cluster: Cluster, tmp_path: Path) -> None:
+    first, second = (cluster.start(k, *LONG, "--timeout", 600, "--slow-begin", 600, restarts=2) for k in range(2))
+    wait_for(second, (tmp_path / "slow").exists)
+    second.send_signal(signal.SIGINT)
+    for process in (second, first):
+        started = family(process.pid)
+        _, err = finish(process, code=130)
+        assert "SIGINT: stopped before a step was done; there was nothing to save" in err and "error:" not in err
+        assert "starting again" not in err
+        assert all(is_gone(pid) for pid in started)
 
 
 @pytest.mark.slow
@@ -356,9 +370,22 @@ def test_a_killed_launcher_leaves_no_process(cluster: Cluster, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_who_does_not_come_is_named(cluster: Cluster) -> None:
-    _, err = finish(cluster.start(0, 3, join=8), code=2)
-    assert f"waiting for node 1 at {cluster.where}" in err
-    assert f"error: node 1 of 2 has not come to {cluster.where} within 8 s." in err
+    addresses = [machine.address for machine in cluster.machines]
+    given = {"node_ips": ",".join(addresses), "node_rank": 0, "master": cluster.where}
+    _, err = finish(cluster.start(0, 3, join=30, nodes=given), code=2)
+    assert f"waiting for node 1 ({addresses[1]}) at {cluster.where}" in err
+    assert f"error: node 1 ({addresses[1]}) of 2 has not come to {cluster.where} within 30 s." in err
+
+
+@pytest.mark.slow
+@needs_cables
+def test_an_address_that_is_not_that_of_machine_0(cluster: Cluster) -> None:
+    """torch would try for half a minute and end with pages of its own."""
+    process = cluster.start(0, 3, nodes={"nnodes": "2", "node_rank": 0, "master": "10.77.0.99"}, restarts=3)
+    started = family(process.pid)
+    _, err = finish(process, code=2)
+    assert "error: --master: 10.77.0.99:29400 does not lead to this machine (" in err and "Traceback" not in err
+    assert "starting it again" not in err and all(is_gone(pid) for pid in started)
 
 
 @pytest.mark.slow

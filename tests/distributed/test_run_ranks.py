@@ -194,7 +194,7 @@ def test_saving_beside_training_gives_the_same_run(configured, run_layout: RunLa
 
     def slowly(world: World, out: Path, *extra: str) -> Any:
         publish, done = CheckpointFolder._publish, []
-        report, overtaken = runs.Run.count, threading.Event()
+        report, overtaken = runs.Run.record, threading.Event()
 
         def slow(self: CheckpointFolder, *arguments: Any) -> None:
             if arguments[0].step == 1 and extra:
@@ -208,7 +208,7 @@ def test_saving_beside_training_gives_the_same_run(configured, run_layout: RunLa
                 overtaken.set()
             report(self, step, *arguments)
 
-        CheckpointFolder._publish, runs.Run.count = slow, count  # type: ignore[method-assign]
+        CheckpointFolder._publish, runs.Run.record = slow, count  # type: ignore[method-assign]
         result, _ = train(configured(*settings, *extra, out=out), world)
         return result.step, done
 
@@ -242,14 +242,14 @@ def test_a_signal_stops_all_at_the_end_of_the_next_step(received, by_all, config
     """It travels with the numbers of that step."""
 
     def interrupted(world: World) -> Any:
-        count = runs.Run.count
+        count = runs.Run.record
 
         def count_and_raise(self: runs.Run, step: int, *arguments: Any) -> None:
             count(self, step, *arguments)
             if step == 3 and world.rank in received:
                 signal.raise_signal(received[world.rank])
 
-        runs.Run.count = count_and_raise  # type: ignore[method-assign]
+        runs.Run.record = count_and_raise  # type: ignore[method-assign]
         return train(configured("train.steps=100", "checkpoint.every=0"), world)
 
     for result, _ in run_layout(TWO, interrupted):

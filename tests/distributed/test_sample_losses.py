@@ -1,4 +1,4 @@
-"""The loss of each sample of a step: all ranks of every layout read the same, in the order of samples."""
+"""The loss of each sample of a step and how varied its tokens are: all ranks of every layout read the same."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +13,7 @@ from gptworks.config.schema import ScalerConfig
 from gptworks.data.loader import IGNORED
 from gptworks.launch.world import World
 from gptworks.model import NOT_SCORED
+from gptworks.train import variety
 from gptworks.train.precision import LossScaler
 from gptworks.train.step import Gradients, backward
 
@@ -28,8 +29,11 @@ def read(world: World, case: Case = CASE) -> Gradients:
     return backward(part, batches, world, scaler, seed=1, step=1)  # nothing is left of the step before
 
 
-def losses(world: World) -> tuple[float, ...]:
-    return read(world).sample_losses
+def of_samples(world: World) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(variety, "_FEWEST", 4)  # these samples are short
+        gradients = read(world)
+    return gradients.sample_losses, gradients.sample_varieties
 
 
 def by_their_definition() -> list[float]:
@@ -66,6 +70,9 @@ def test_asking_for_them_changes_no_bit_of_the_step() -> None:
 
 @pytest.mark.parametrize("layout", layouts("dp4", "fsdp2.tp2", "pp2.dp2", slow=("tp4", "pp2.tp2", "dp2.fsdp2")))
 def test_all_ranks_of_every_layout_read_the_same(layout: Layout, run_layout: Callable[..., list[Any]]) -> None:
-    first, *others = run_layout(layout, losses)
+    first, *others = run_layout(layout, of_samples)
     assert others == [first] * (layout.world_size - 1), "to the last bit"
-    assert first == pytest.approx(by_their_definition(), abs=2e-6)
+    losses, varieties = first
+    assert losses == pytest.approx(by_their_definition(), abs=2e-6)
+    assert varieties[:4] == (NOT_SCORED,) * 4 and min(varieties[4:]) > 0.8 and len(varieties) == ROWS
+    assert varieties == of_samples(ONE)[1]

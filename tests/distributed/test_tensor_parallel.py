@@ -184,6 +184,7 @@ def test_training_without_document_borders_equals_one_process(run_layout) -> Non
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "sequence"), [("full", True), slow("full_attn", False)])
 def test_compiling_blocks_equals_one_process(run_layout, compiler: None, mode: str, sequence: bool) -> None:
     cfg = config(num_layers=1)
@@ -398,6 +399,7 @@ def test_ranks_drop_differently_what_is_cut_and_alike_what_is_whole(run_layout, 
         assert abs(both - 0.81) < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sequence", "attention"), [(True, "auto"), slow(False, "math")])
 def test_dropout_repeats_itself_also_where_it_is_recomputed(run_layout, sequence: bool, attention: str) -> None:
     def run(world: World) -> list[float]:

@@ -51,6 +51,7 @@ def compared(run_layout: Callable[..., list[Any]], tmp_path: Path) -> Compare:
     return compare
 
 
+@pytest.mark.slow
 def test_tp2_pp2_equals_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The whole command, with its launcher."""
     recipe = tmp_path / "run.yaml"
@@ -211,7 +212,7 @@ def test_a_model_that_does_not_fit_is_shrunk_unless_asked_not_to(monkeypatch: py
     cfg = load(preset="1.3B", overrides=["batch.global_size=8", "batch.micro_size=1", "run.device=cpu"])
     monkeypatch.setattr(machine, "memory_available", lambda: 4e9)
     notes = "\n".join(plan(cfg, Layout(tp=2), steps=3, shrink="auto").notes)
-    assert "a small twin is compared: tp2 needs about" in notes and "4.0 GB are free" in notes
+    assert "a smaller model is compared, cut in the same way: tp2 needs about" in notes and "4.0 GB are free" in notes
     assert "model.num_layers 24 -> 2; model.hidden_size 2048 -> 64" in notes
     assert "batch.global_size 8 -> 2" in notes
     with pytest.raises(UsageError, match=r"--full: tp2 needs about .* Leave out --full"):
@@ -263,7 +264,7 @@ def test_refused_before_anything_runs(layout: Layout, settings: list[str], said:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "verify: of what? Needed: a dataset, run or checkpoint, or -c FILE --layout tp2.pp2"),
+        ([], "verify: nothing to verify. Needed: a dataset, run or checkpoint, or -c FILE --layout tp2.pp2"),
         (["--preset", "tiny", "--layout", "tp2.xx3"], "'xx3' is not an axis and a number"),
         (["--preset", "tiny", "--layout", "tp2", "--steps", "0"], "--steps: 0. Needed: 1 or more."),
         (["--preset", "tiny"], "--layout: 1 is one process"),

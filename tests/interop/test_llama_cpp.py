@@ -21,18 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ModelConfig(num_layers=2, hidden_size=64, num_heads=2, max_positions=128)
 PROMPTS = ["The sea was calm", "今天天气", "x = [1, 2"]
 
-WRITE = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from generate import write_gguf
-from gptworks.config.schema import ModelConfig
-from gptworks.tokenizer import Tokenizer
-cfg = ModelConfig(num_layers=2, hidden_size=64, num_heads=2, max_positions=128)
-for kind in ("f32", "q8_0"):
-    write_gguf(Path(f"{kind}.gguf"), Path("hf"), cfg, kind, Tokenizer.from_pretrained("gpt2"))
-"""
-
 
 @pytest.fixture(scope="module")
 def python() -> str:
@@ -50,7 +38,8 @@ def folder(python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = {name: p.detach() for name, p in model.named_parameters()}
     huggingface.save(folder / "hf", CONFIG, weights, eod_id=tokenizer.eod_id)
     tokenizer.save(folder / "hf")
-    run(python, "-c", WRITE, ROOT / "benchmarks", cwd=folder)
+    for file, kind in {"f32.gguf": "gguf", "q8_0.gguf": "gguf-q8_0"}.items():
+        run(sys.executable, "-m", "gptworks", "convert", "hf", file, "--to", kind, cwd=folder)
     return folder
 
 
@@ -98,7 +87,7 @@ def test_sampling_repeats_itself_with_its_seed(python: str, folder: Path) -> Non
     ("more", "message"),
     [
         (["--strategy", "beam", "--num-beams", "2"], "beam"),
-        (["--no-repeat-ngram", "2"], "generate.no_repeat_ngram: is set, but --engine llama.cpp has no such setting"),
+        (["--no-repeat-ngram", "2"], "--no-repeat-ngram: is set, but --engine llama.cpp has no such setting"),
         (["--weights", "int8"], "--weights int8: a GGUF file says itself"),
         (["--max-new-tokens", "400"], "the model's context is 128"),
     ],

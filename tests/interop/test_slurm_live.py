@@ -195,6 +195,16 @@ def test_a_job_is_told_to_save_is_requeued_and_goes_on(
     assert f"resuming from {folder}/checkpoints/step-{saved:08}" in slurm.log(job)
 
 
+def test_slurm_itself_tells_the_job_before_its_limit(slurm: Slurm, run: Callable[..., Path]) -> None:
+    folder = run("--time", "3m", "--grace", "60", steps=1_000_000)
+    job = slurm.submit("tiny.sbatch")
+    slurm.wait_for(job, lambda: slurm.job(job)["JobState"] == "PENDING" and slurm.job(job)["Restarts"] == "1")
+    saved = steps_of(folder)[-1]
+    assert (folder / "checkpoints" / f"step-{saved:08}").is_dir(), slurm.log(job)
+    assert f"The time is up; job {job} goes back into the queue" in slurm.log(job)
+    slurm.do("scancel", job)
+
+
 def test_a_killed_rank_starts_all_again_from_the_last_checkpoint(slurm: Slurm, run: Callable[..., Path]) -> None:
     folder = run()
     job = slurm.submit("tiny.sbatch")

@@ -14,7 +14,7 @@ import pytest
 from torch import distributed
 
 from gptworks.errors import UsageError
-from gptworks.launch import machines, membership, nodes, torchrun
+from gptworks.launch import membership, nodes, terminal_pipe, torchrun
 from gptworks.launch.membership import FAILED, STOPPING, Membership
 from gptworks.launch.nodes import Nodes, free_port
 
@@ -159,8 +159,38 @@ def test_another_program_at_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_address_that_nobody_knows() -> None:
-    with pytest.raises(UsageError, match=r"--master: no-such-machine\.invalid:29400: the address is not known here"):
-        nodes.require_free("no-such-machine.invalid", 29400)
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nodes, "KNOWN_S", 0.5)
+        with pytest.raises(UsageError, match=r"--master: no-such-machine\.invalid: the address is not known here"):
+            nodes.wait_until_known("no-such-machine.invalid", said.append, idle)
+    assert len(said) == 1 and said[0].startswith(
+        "waiting at most 0.5 s until the name no-such-machine.invalid is known"
+    )
+
+
+def test_the_name_of_a_pod_that_is_known_a_while_after_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = socket.getaddrinfo
+    answers: list[Any] = [socket.gaierror(-2, "Name or service not known")] * 2
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: known("127.0.0.1", None) if not answers else throw(answers))
+    said: list[str] = []
+    nodes.wait_until_known("run-0.run", said.append, idle)
+    assert answers == [] and len(said) == 1
+
+
+def throw(errors: list[Exception]) -> None:
+    raise errors.pop()
+
+
+def test_an_address_that_does_not_lead_to_machine_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "STALE_S", 0.4)
+    with socket.create_server(("127.0.0.1", 0)) as agents_store:
+        port = agents_store.getsockname()[1]
+        member = Membership(Nodes(2, 2, 0, "127.0.0.9", port), print)
+        member.host()
+        wait_until(lambda: bool(member.refused))
+        member.leave()
+    assert member.refused.startswith(f"--master: 127.0.0.9:{port} does not lead to this machine (")
 
 
 # The command
@@ -192,6 +222,8 @@ def test_what_is_shown_to_be_started_by_hand_goes_on_after_a_restart() -> None:
     shown, started = job(count=2, master="10.0.0.1"), torchrun.described(job(count=2, master="10.0.0.1"))
     assert torchrun.by_hand(shown) == f"{started} --resume auto"
     assert torchrun.by_hand(replace(shown, max_restarts=0)).endswith("train --master a")
+    asked = replace(shown, command=(*shown.command, "--dry-run"))
+    assert torchrun.by_hand(asked) == torchrun.by_hand(shown), "else it would train nothing"
     resumed = replace(shown, command=(*shown.command, "--resume=runs/a"))
     assert torchrun.by_hand(resumed) == torchrun.described(resumed)
 
@@ -207,7 +239,7 @@ def test_all_that_rank_0_wrote_to_stderr_is_shown_before_the_end(
         return len(text)
 
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=write, flush=lambda: None))
-    copied = machines._Stderr(tmp_path / "stderr")
+    copied = terminal_pipe.TerminalPipe(tmp_path / "stderr")
     for number in range(2):  # two starts of rank 0
         with copied.path.open("w") as pipe:
             pipe.write(f"{number}" * 200_000)

@@ -98,7 +98,7 @@ def _refuse_absent(count: int) -> None:
 
 
 def identity(device: torch.device) -> str:
-    """Of a CUDA device, the same for every process that uses it, whatever number it sees; empty for others."""
+    """The name of a CUDA device, the same in every process, whatever number it has there; empty for other devices."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 

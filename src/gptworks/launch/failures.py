@@ -111,7 +111,7 @@ class Connection:
         self.heartbeat.watch(self._end_silent, self._end_hung if is_step_watched else None)
 
     def take_the_last_word(self) -> None:
-        """Of the main thread, which ends: the heartbeat has not begun to end this process, and will not."""
+        """Called by the main thread as it ends: the heartbeat has not begun to end this process, and will not."""
         self._end.acquire()
 
     def tell(self, failure: Failure) -> None:

@@ -111,7 +111,7 @@ class ForkServer:
                 self._end()
 
     def _end(self) -> None:
-        """Of the process itself: it has nothing left to tell, or is gone, and no copy outlives it."""
+        """Note that the server itself has ended or has nothing left to tell; no rank outlives it."""
         os.close(self._news)
         self._news = -1
         code = self._process.wait() or -signal.SIGKILL

@@ -160,7 +160,7 @@ class Heartbeat:
         return f"{waited_in}: no answer, and no word from anybody."
 
     def describe_silence(self, rank: int, place: str) -> str:
-        """Of a rank that `watch` has found silent."""
+        """What to say about a rank that `watch` has found silent."""
         last = self._others.get(rank)
         return self._silent(rank, last.where if last else "", f"was in {place}")
 

@@ -4,7 +4,6 @@ The rendezvous, the ranks' processes and their restarts are torch's. What went w
 torchrun's own account, which is in its log, is shown only when nobody wrote anything.
 """
 
-import codecs
 import json
 import os
 import re
@@ -12,10 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,6 +24,7 @@ from gptworks.launch.membership import FAILED, STOPPING, TELL_S, Membership
 from gptworks.launch.rank_process import (
     BEGUN,
     ENDED_WELL,
+    SAVES,
     STOPPED,
     end_with_parent,
     last_lines,
@@ -34,9 +32,11 @@ from gptworks.launch.rank_process import (
     unspoken_failure,
 )
 from gptworks.launch.signals import Interrupted, Received
+from gptworks.launch.terminal_pipe import TerminalPipe
 
 REJOIN_S = 120  # for which a machine that has lost machine 0 waits for it to come back
 _POLL_S = 0.1
+_UNSEEN_S = 1.0  # for which torchrun may not have seen that a rank has died: it writes down only the first that it sees
 _EXIT_CODE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")  # of torchrun's log
 
 
@@ -63,7 +63,8 @@ class _Round:
     """One start of all ranks: what those of this machine have written."""
 
     folder: Path
-    unexplained: dict[int, float] = field(default_factory=dict)  # ranks that ended without a word, and since when
+    dead: dict[int, float] = field(default_factory=dict)  # ranks that are gone without a word, and since when
+    unexplained: dict[int, float] = field(default_factory=dict)  # those that have got one, without a cause, and when
 
     def begun(self) -> dict[int, dict[str, int]]:
         return {int(path.name[len(BEGUN) :]): json.loads(path.read_text()) for path in self.folder.glob(f"{BEGUN}*")}
@@ -78,13 +79,16 @@ class _Round:
     def note_deaths(self, job: Job, exit_codes: Callable[[], dict[int, int]]) -> None:
         """A rank that ended without a word of its own gets one, which the others may be waiting for; and another one
         when torchrun has written down how it ended, which it does after it has ended the others."""
-        begun = self.begun()
+        begun, now = self.begun(), time.monotonic()
         for rank in begun.keys() - self.spoken():
             if _is_alive(begun[rank]["pid"]) or rank in self.spoken():  # it may have spoken between the questions
                 continue
+            has_waited = now - self.dead.setdefault(rank, now) > _UNSEEN_S
+            if not has_waited and begun[rank]["pid"] not in exit_codes():
+                continue  # at a word of ours the others would end too, perhaps before torchrun has seen who was first
             text = "killed, or it crashed: it left no word. If nobody did that, memory ran out (dmesg tells)."
             Failure(rank, f"{text} Its log: {log_file(job.log_dir, rank)}").write(self.folder)
-            self.unexplained[rank] = time.monotonic()
+            self.unexplained[rank] = now
         codes = exit_codes() if self.unexplained else {}
         for rank in [rank for rank in self.unexplained if codes.get(begun[rank]["pid"])]:
             known = unspoken_failure(rank, codes[begun[rank]["pid"]], log_file(job.log_dir, rank))
@@ -102,11 +106,16 @@ class _Round:
         return len(self.ended()) == nproc
 
     @property
+    def saves(self) -> bool:
+        """Whether a rank has come so far that it saves when a signal ends it."""
+        return any(self.folder.glob(f"{SAVES}*"))
+
+    @property
     def was_stopped(self) -> bool:
         return (self.folder / STOPPED).exists()
 
     def cause(self) -> Failure:
-        """Of a start that has failed, in the words of the rank itself."""
+        """Why a start has failed, in the words of the rank itself."""
         cause = failures.first(failures.read_all(self.folder))
         assert cause is not None
         return cause
@@ -120,7 +129,7 @@ class _Machine:
     def __init__(self, job: Job, member: Membership, received: Received, folder: Path) -> None:
         self.job, self.member, self.received, self.folder = job, member, received, folder
         self.agent: subprocess.Popen[bytes] | None = None
-        self.stderr = _Stderr(folder / "stderr")
+        self.stderr = TerminalPipe(folder / "stderr")
         log = torchrun.log_file(job)
         self._log_start = log.stat().st_size if log.exists() else 0  # after what earlier runs have left
         self.rounds: list[_Round] = []
@@ -143,7 +152,7 @@ class _Machine:
         """Whether the agent has ended though it might have started the ranks again: it was killed, or it has lost the
         machine that keeps the rendezvous."""
         assert self.agent is not None
-        if self.received.received or self.member.refused or self._ended_well() or self.agent.returncode == 0:
+        if self._told_to_stop() or self.member.refused or self._ended_well() or self.agent.returncode == 0:
             return False
         if FAILED in self.member.heard:
             return False
@@ -160,6 +169,7 @@ class _Machine:
         if job.nodes.rank:
             self.member.enter(self.received.leave_if_received, torchrun.JOIN_TIMEOUT_S if is_first else REJOIN_S)
         elif is_first:
+            nodes.wait_until_known(job.nodes.master, say, self.received.leave_if_received)
             nodes.require_free(job.nodes.master, job.nodes.port)
         told = torchrun.environment(job) | {rank_env.ROUNDS: str(self.folder)}
         told[rank_env.TERMINAL] = str(self.stderr.path)
@@ -229,12 +239,20 @@ class _Machine:
             if self.received.ends_at_once:
                 self._end_at_once()
             else:
-                self.member.tell(STOPPING)
+                self.member.tell(STOPPING, str(number))
+                if self.rounds and not self._to_pass_on:  # rank 0, which says the rest, may be on another machine
+                    say(f"{signal.Signals(number).name}: the ranks of all machines finish the step, save and end")
                 self._to_pass_on = self._to_pass_on or number
+        # Ranks that train hear of it from each other. Those that still wait for the others, who have ended, do not.
+        self._to_pass_on = self._to_pass_on or self._told_to_stop()
         if self._to_pass_on and not self._has_passed_on and self.member.is_known(STOPPING):
             assert self.agent is not None
             self._has_passed_on = True  # at the third, the agent ends itself, and its ranks in the middle of a save
             self.agent.send_signal(self._to_pass_on)
+
+    def _told_to_stop(self) -> int:
+        """The signal's number, to whichever machine it came; 0: none has."""
+        return next(iter(self.received.received), int(self.member.heard.get(STOPPING, "0")))
 
     def _end_at_once(self) -> None:
         text = (
@@ -253,6 +271,8 @@ class _Machine:
 
     def _look_at_rounds(self) -> None:
         for path in sorted(self._new_rounds(), key=lambda path: path.stat().st_mtime):
+            if self.rounds:  # torchrun has written down how its ranks ended before it started these
+                self.rounds[-1].note_deaths(self.job, self._exit_codes)
             self._say_why_again()
             self.rounds.append(_Round(path))
             self._has_shown = False
@@ -277,18 +297,18 @@ class _Machine:
             print(f"{text} of {first['world_size']}; logs in {self.job.log_dir}", flush=True)
 
     def _say_why_again(self) -> None:
-        """Of a start that is over, once: why there is or will be another."""
+        """Say once of a start that is over why there is or will be another."""
         if self._restarts_told == len(self.rounds):
             return
         present, failure = self.rounds[-1], self.rounds[-1].failure()
         if failure is None:
-            if self.received.received or not present.ended():
+            if self._told_to_stop() or not present.ended():
                 return
             # All have saved and ended, and yet there is another start: the agent has asked them to.
             if present.ended_well(self.job.nproc) and not self._new_rounds():
                 return
             say("another node joins; so all start again.")
-        elif failure.can_restart and self._number(present) < self.job.max_restarts and not self.received.received:
+        elif failure.can_restart and self._number(present) < self.job.max_restarts and not self._told_to_stop():
             again = f"({self._number(present) + 1} of {self.job.max_restarts})"
             say(f"{failure.message}\nstarting again from the last checkpoint {again}")
         self._restarts_told = len(self.rounds)
@@ -310,7 +330,9 @@ class _Machine:
             say(f"waiting for {self._missing()} at {self.member.where}")
 
     def _missing(self) -> str:
-        return "node " + ", ".join(str(node) for node in self.member.missing)
+        addresses = self.job.nodes.addresses
+        named = [f"{node} ({addresses[node]})" if addresses else str(node) for node in self.member.missing]
+        return "node " + ", ".join(named)
 
     # The end
 
@@ -328,8 +350,8 @@ class _Machine:
     def _ended_well(self) -> bool:
         """Not where the agent has ended its ranks for the sake of another start, and has then failed."""
         assert self.agent is not None
-        was_meant = self.agent.returncode == 0 or self._is_complete or bool(self.received.received)
-        was_meant = (was_meant or STOPPING in self.member.heard) and FAILED not in self.member.heard
+        was_meant = self.agent.returncode == 0 or self._is_complete or bool(self._told_to_stop())
+        was_meant = was_meant and FAILED not in self.member.heard
         return was_meant and bool(self.rounds) and self.rounds[-1].ended_well(self.job.nproc)
 
     def _verdict(self) -> int:
@@ -340,11 +362,15 @@ class _Machine:
         if self._ended_well():
             # The same on all machines, of which only one may have got the signal.
             return (self.job.stopped_code or 0) if self.rounds[-1].was_stopped else 0
-        failure = self._last_failure()
+        failure, stop = self._last_failure(), self._told_to_stop()
+        has_begun = bool(self.rounds) and self.rounds[-1].saves
+        if stop and not has_begun and (failure is None or failure.can_restart):
+            say(f"{signal.Signals(stop).name}: stopped before a step was done; there was nothing to save")
+            return 128 + stop
         if failure is not None:
             return failures.say_failure(failure)
-        if self.received.received:
-            return 128 + self.received.received[0]
+        if stop:
+            return 128 + stop
         if self.member.refused:
             raise UsageError(self.member.refused)
         if self.job.nodes.rank and (self.member.is_lost or not self.member.does_node_0_answer()):
@@ -378,7 +404,7 @@ class _Machine:
         return not failure.can_restart or self._number(self.rounds[-1]) >= self.job.max_restarts
 
     def _exit_codes(self) -> dict[int, int]:
-        """Of processes that torchrun has seen end badly, by their numbers."""
+        """The exit codes of processes that torchrun has seen end badly, by their numbers."""
         with torchrun.log_file(self.job).open("rb") as log:
             log.seek(self._log_start)
             found = _EXIT_CODE.findall(log.read().decode(errors="replace"))
@@ -400,31 +426,3 @@ def _is_alive(pid: int) -> bool:
     except (OSError, IndexError):
         return False
     return True
-
-
-class _Stderr:
-    """A pipe by whose name rank 0 writes to the stderr of this process; the agent's own stderr is a log."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        os.mkfifo(path)
-        self._is_last = False
-        self._thread = threading.Thread(target=self._copy, name="stderr", daemon=True)
-        self._thread.start()
-
-    def _copy(self) -> None:
-        while not self._is_last:  # each rank 0 opens the pipe anew
-            decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a piece may end within a character
-            with self.path.open("rb", buffering=0) as pipe:
-                while piece := pipe.read(65536):
-                    sys.stderr.write(decoder.decode(piece))
-                    sys.stderr.flush()
-
-    def close(self) -> None:
-        """Once the ranks have ended: come back when all that they wrote is shown."""
-        deadline = time.monotonic() + GRACE_S
-        self._is_last = True
-        while self._thread.is_alive() and time.monotonic() < deadline:
-            with suppress(OSError):  # wakes it where it waits for another rank 0
-                os.close(os.open(self.path, os.O_WRONLY | os.O_NONBLOCK))
-            self._thread.join(_POLL_S / 2)

@@ -105,13 +105,26 @@ class Membership:
         self._thread.start()
 
     def _host(self, end: threading.Event) -> None:
+        open_since = 0.0
         while not end.wait(0.1):
-            if store_client.knock(self.nodes.master, self.nodes.port) == "":
+            reason = store_client.knock(self.nodes.master, self.nodes.port)
+            if not reason:
                 with suppress(RuntimeError):
                     self._store = self._connect()
                     break
+            elif store_client.knock("127.0.0.1", self.nodes.port) == "":
+                open_since = open_since or time.monotonic()
+                if time.monotonic() - open_since > STALE_S:
+                    self.refused = self._no_address_of_mine(reason)
+                    return
         self._heard = time.monotonic()
         self._beat(end)
+
+    def _no_address_of_mine(self, reason: str) -> str:
+        return (
+            f"--master: {self.where} does not lead to this machine ({platform.node()}), which is node 0: the port is "
+            f"open here, but not by that address ({reason}). Needed: an address of node 0 that the others reach too."
+        )
 
     # The others, before their agent starts
 

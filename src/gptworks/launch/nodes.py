@@ -1,9 +1,13 @@
 """The machines of a run: how many, which one this is, and where they meet."""
 
+import ipaddress
 import os
+import re
 import socket
 import struct
 import sys
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +17,8 @@ from gptworks.errors import UsageError
 from gptworks.launch import rank_table
 
 PORT = 29400
+# Machine 0 waits so long until its name is known: that of a pod is, some seconds after the pod has begun.
+KNOWN_S = 60
 _SIOCGIFADDR = 0x8915  # sockios.h of Linux
 
 
@@ -25,6 +31,7 @@ class Nodes:
     port: int = PORT
     devices: tuple[int, ...] = ()  # of this machine, one for each process; empty = as they come
     nproc: tuple[int, ...] = ()  # processes of each machine, where a rank table says so
+    addresses: tuple[str, ...] = ()  # of all machines, where they are given
 
 
 def solve(
@@ -47,15 +54,18 @@ def solve(
         if lonely:
             raise UsageError(f"{lonely[0]}: of how many machines? Give --nnodes or --node-ips too.")
         return Nodes()
+    if master:
+        _require_addresses([master], "--master")
     if table:
         return _of_table(Path(table), ranks, node_rank, master)
     if node_ips:
         addresses = [address.strip() for address in node_ips.split(",") if address.strip()]
         if len(set(addresses)) < len(addresses) or not addresses:
             raise UsageError(f"--node-ips: {node_ips!r}. Needed: the address of each machine once, such as a,b.")
+        _require_addresses(addresses, "--node-ips")
         rank = _which_is_mine(addresses, node_rank, "--node-ips")
         address, port = _endpoint(master or addresses[0])
-        return Nodes(len(addresses), len(addresses), rank, address, port)
+        return Nodes(len(addresses), len(addresses), rank, address, port, addresses=tuple(addresses))
     return _of_count(nnodes, node_rank, master)
 
 
@@ -77,7 +87,8 @@ def _of_count(nnodes: str, node_rank: int | None, master: str) -> Nodes:
 
 def _of_table(path: Path, ranks: str, node_rank: int | None, master: str) -> Nodes:
     table = rank_table.read(path)
-    count = len(table.servers)
+    addresses, count = tuple(server.address for server in table.servers), len(table.servers)
+    _require_addresses(addresses, str(path))
     if ranks:
         rank = table.server_of(rank_table.parse_range(ranks, "--rank-range"))
         if node_rank not in (None, rank):
@@ -85,7 +96,7 @@ def _of_table(path: Path, ranks: str, node_rank: int | None, master: str) -> Nod
     elif count == 1:
         rank = 0
     else:
-        rank = _which_is_mine([server.address for server in table.servers], node_rank, str(path))
+        rank = _which_is_mine(addresses, node_rank, str(path))
     address, port = _endpoint(master or table.servers[0].address)
     return Nodes(
         count,
@@ -95,6 +106,7 @@ def _of_table(path: Path, ranks: str, node_rank: int | None, master: str) -> Nod
         port,
         tuple(device.device for device in table.servers[rank].devices),
         tuple(len(server.devices) for server in table.servers),
+        addresses,
     )
 
 
@@ -116,17 +128,32 @@ def require_local_ranks(path: Path, ranks: str) -> None:
     )
 
 
-def _endpoint(text: str) -> tuple[str, int]:
+def _endpoint(text: str, source: str = "--master") -> tuple[str, int]:
     """ADDRESS, ADDRESS:PORT, [IPV6]:PORT"""
     address, colon, port = text.rpartition(":")
     if not colon or (text.count(":") > 1 and not text.startswith("[")):
         return text, PORT
     if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UsageError(f"--master: {text!r}. Needed: ADDRESS or ADDRESS:PORT, such as 10.0.0.1:{PORT}.")
+        raise UsageError(f"{source}: {text!r}. Needed: ADDRESS or ADDRESS:PORT, such as 10.0.0.1:{PORT}.")
     return address.strip("[]"), int(port)
 
 
-def _which_is_mine(addresses: list[str], node_rank: int | None, source: str) -> int:
+def _require_addresses(texts: Sequence[str], source: str) -> None:
+    """What can be no machine's, such as 10.0.0.300, is not waited for."""
+    for text in texts:
+        address = _endpoint(text, source)[0]
+        try:
+            if re.fullmatch(r"[\d.]+|.*:.*", address):
+                ipaddress.ip_address(address)
+            elif not re.fullmatch(r"[\w.-]+", address) or not address.encode("idna"):
+                raise ValueError
+        except ValueError:  # a UnicodeError is one
+            raise UsageError(
+                f"{source}: {text!r} is no address. Needed: such as 10.0.0.1, or a machine's name."
+            ) from None
+
+
+def _which_is_mine(addresses: Sequence[str], node_rank: int | None, source: str) -> int:
     if node_rank is not None:
         _check_rank(node_rank, len(addresses))
         return node_rank
@@ -166,6 +193,26 @@ def bracketed(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
+def wait_until_known(master: str, say: Callable[[str], None], idle: Callable[[], None]) -> None:
+    """On machine 0. `idle`: called meanwhile; what it raises ends it."""
+    started, has_said = time.monotonic(), False
+    while True:
+        try:
+            socket.getaddrinfo(master, None)
+            return
+        except socket.gaierror as error:
+            reason = error.strerror
+        if time.monotonic() - started >= KNOWN_S:
+            raise UsageError(
+                f"--master: {master}: the address is not known here ({reason}). Needed: an address of machine 0."
+            )
+        if not has_said:
+            say(f"waiting at most {KNOWN_S:g} s until the name {master} is known here ({reason})")
+            has_said = True
+        idle()
+        time.sleep(0.2)
+
+
 def require_free(master: str, port: int) -> None:
     """On machine 0, before it opens that port."""
     where = f"{bracketed(master)}:{port}"
@@ -179,10 +226,6 @@ def require_free(master: str, port: int) -> None:
         return  # nobody is there, as it should be
     except TimeoutError:
         return  # the same, behind a firewall
-    except socket.gaierror as error:
-        raise UsageError(
-            f"--master: {where}: the address is not known here ({error.strerror}). Needed: an address of machine 0."
-        ) from None
     except OSError as error:
         raise UsageError(
             f"--master: {where}: port {port} of this machine cannot be used ({error.strerror}): another program or "

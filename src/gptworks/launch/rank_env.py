@@ -31,10 +31,10 @@ def read(environment: Mapping[str, str]) -> Placement:
     starter = _starter(environment)
     if starter is None:
         return Placement()
-    found = _read(environment, starter)
+    placement = _read(environment, starter)
     if starter.variables == _TORCHRUN:
-        _refuse_other_rank(environment, found)
-    return found
+        _refuse_other_rank(environment, placement)
+    return placement
 
 
 def is_supervised(environment: Mapping[str, str]) -> bool:
@@ -58,7 +58,7 @@ def pod_options(environment: Mapping[str, str]) -> dict[str, str]:
             f"it. Or let torchrun read what is there: torchrun -m gptworks train. {_told(environment)}"
         )
     if environment["PET_NNODES"] == "1":
-        found = {}
+        options = {}
     else:
         port = environment.get("PET_MASTER_PORT", "")
         master = environment["PET_MASTER_ADDR"] + (f":{port}" if port else "")
@@ -68,10 +68,10 @@ def pod_options(environment: Mapping[str, str]) -> dict[str, str]:
                 f"PET_NODE_RANK: {rank}, but RANK is {environment['RANK']} of WORLD_SIZE {environment['WORLD_SIZE']}. "
                 f"Needed: the same, as a PyTorchJob sets them. {_told(environment)}"
             )
-        found = {"nnodes": environment["PET_NNODES"], "node_rank": rank, "master": master}
+        options = {"nnodes": environment["PET_NNODES"], "node_rank": rank, "master": master}
     if environment.get("PET_NPROC_PER_NODE", "").isdecimal():
-        found["nproc"] = environment["PET_NPROC_PER_NODE"]  # else auto, cpu or gpu, which the layout answers
-    return found
+        options["nproc"] = environment["PET_NPROC_PER_NODE"]  # else auto, cpu or gpu, which the layout answers
+    return options
 
 
 def guess(environment: Mapping[str, str]) -> Placement | None:
@@ -182,30 +182,30 @@ _SHOWN = re.compile(
 def _told(environment: Mapping[str, str]) -> str:
     """All that was said to this process about its place."""
     mpi = {name for names in _MPI for name in names}
-    found = [f"{name}={environment[name]}" for name in sorted(environment) if _SHOWN.fullmatch(name) or name in mpi]
-    return f"Found: {', '.join(found)}."
+    variables = [f"{name}={environment[name]}" for name in sorted(environment) if _SHOWN.fullmatch(name) or name in mpi]
+    return f"Found: {', '.join(variables)}."
 
 
-def _refuse_other_rank(environment: Mapping[str, str], found: Placement) -> None:
+def _refuse_other_rank(environment: Mapping[str, str], placement: Placement) -> None:
     """RANK as a script has set it, beside what the program says that has started the script once for each rank."""
     if "TORCHELASTIC_RUN_ID" in environment or is_supervised(environment):
         return  # torchrun has started this one, whatever started torchrun
     for rank, size in (*(names[:2] for names in _MPI), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
-        if environment.get(size) == str(found.world_size) != "1" and environment.get(rank, "") not in (
+        if environment.get(size) == str(placement.world_size) != "1" and environment.get(rank, "") not in (
             "",
-            str(found.rank),
+            str(placement.rank),
         ):
             raise UsageError(
-                f"RANK: {found.rank}, but {rank} is {environment[rank]}. Needed: the same. Leave RANK and WORLD_SIZE "
-                f"out: what {rank} says is understood. {_told(environment)}"
+                f"RANK: {placement.rank}, but {rank} is {environment[rank]}. Needed: the same. Leave RANK and "
+                f"WORLD_SIZE out: what {rank} says is understood. {_told(environment)}"
             )
 
 
 def first_node(nodes: str) -> str:
     """gpu[003-006,9],cpu1 -> gpu003"""
-    found = re.match(r"([^\[,]*)(?:\[(\w+)[^\]]*\]([^,]*))?", nodes.strip())
-    assert found is not None
-    return found[1] + (found[2] or "") + (found[3] or "")
+    name = re.match(r"([^\[,]*)(?:\[(\w+)[^\]]*\]([^,]*))?", nodes.strip())
+    assert name is not None
+    return name[1] + (name[2] or "") + (name[3] or "")
 
 
 def _tasks_here(environment: Mapping[str, str], world_size: int) -> int | None:

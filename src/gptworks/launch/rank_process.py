@@ -23,6 +23,7 @@ from gptworks.launch.failures import Failure
 
 _PR_SET_PDEATHSIG = 1  # prctl.h
 BEGUN, ENDED_WELL = "begun-", "ended-"  # and the rank: files by which a rank tells that it has begun, and ended well
+SAVES = "saves-"  # the same, of a rank that saves at a signal from now on
 STOPPED = "stopped"  # a file beside them: a signal has stopped the run before its end
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
@@ -153,6 +154,12 @@ def unspoken_failure(rank: int, code: int, log: Path) -> Failure:
         return Failure(rank, f"killed by {signal.Signals(-code).name}.{memory} Its log: {log}")
     text = "\n".join([f"ended with exit code {code}. Its log, {log}, ends with:", *last_lines(log)])
     return Failure(rank, text, is_fault=code == 1, can_restart=code != GPTWorksError.exit_code)
+
+
+def note_saves() -> None:
+    """To what started this rank, if anything did."""
+    if rank_env.FAILURES in os.environ:
+        (Path(os.environ[rank_env.FAILURES]) / f"{SAVES}{os.environ['RANK']}").touch()
 
 
 def note_stopped() -> None:

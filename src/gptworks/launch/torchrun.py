@@ -74,11 +74,13 @@ def inherited() -> dict[str, str]:
 
 
 def by_hand(job: Job) -> str:
-    """The same for a user who starts it instead of us: torchrun does not tell its ranks to go on where they were."""
-    is_given = any(word.partition("=")[0] == "--resume" for word in job.command)
+    """The same for a user who starts it instead of us, and who was shown it by --dry-run: torchrun does not tell its
+    ranks to go on where they were."""
+    words = [word for word in job.command if word != "--dry-run"]
+    is_given = any(word.partition("=")[0] == "--resume" for word in words)
     if job.max_restarts and not is_given:
-        job = replace(job, command=(*job.command, "--resume", "auto"))
-    return described(job)
+        words += ["--resume", "auto"]
+    return described(replace(job, command=tuple(words)))
 
 
 def described(job: Job) -> str:

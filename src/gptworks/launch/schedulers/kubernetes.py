@@ -58,7 +58,7 @@ def _config_map(job: ClusterJob) -> Object:
 
 
 def _command(job: ClusterJob, node_rank: str, master: str) -> list[str]:
-    """Of one pod, which is one node. $(NAME) is filled in by Kubernetes, from the variables of the pod."""
+    """The command of one pod, which is one node. Kubernetes fills in $(NAME), from the variables of the pod."""
     words = [*job.train_words("-c", f"{_CONFIG_FOLDER}/{_CONFIG_FILE}"), *job.launcher_words(node_rank, master)]
     return [*words, "--stopped-code", str(_STOPPED)]  # 0 would be taken for the end of the training
 
@@ -106,7 +106,7 @@ def _limits(job: ClusterJob) -> Object:
 
 
 def _failures(job: ClusterJob) -> Object:
-    """Of a Job of Kubernetes: which exit codes are tried again, and which of these are counted."""
+    """The failure policy of a Kubernetes Job: which exit codes are tried again, and which of these are counted."""
     rules = [
         # A mistake that has to be mended. All else is tried again, and counted by backoffLimit, but for a run that has
         # saved because one of its pods was told to end, and nodes that were drained.

@@ -44,7 +44,7 @@ def check(job: ClusterJob) -> None:
     for volume in job.volumes:
         if not volume.source.startswith(_BUCKETS):
             raise UsageError(
-                f"--volume: {volume.source} is no bucket. Needed: an address such as s3://my-bucket "
+                f"--volume: {volume.source} is not a bucket. Needed: an address such as s3://my-bucket "
                 f"({', '.join(_BUCKETS)})."
             )
     if job.machine.has_gpus and not job.devices:
