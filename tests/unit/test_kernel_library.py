@@ -4,11 +4,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gptworks import child_process, cpu, model_hub
+from gptworks import child_process, cpu, model_hub, staging_folder
 from gptworks.errors import UsageError
 from gptworks.generate import fast_decode, kernel_library
 from gptworks.generate.kernel_library import INSTRUCTION_SETS
@@ -34,6 +37,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_it_is_built_once_and_kept(built: Path) -> None:
     (library,) = (built / "kernels").iterdir()
@@ -50,6 +54,86 @@ def test_a_damaged_library_is_built_anew(built: Path, tmp_path: Path) -> None:
     library.write_bytes(b"not a library")
     assert _why_not(tmp_path / "home") == "None"
     assert len(library.read_bytes()) == len(whole)
+
+
+SOURCE = """
+extern "C" {
+const char* gptworks_instructions() { return "tiny"; }
+long gptworks_read(void*, void*) { return -1; }
+long gptworks_work_size(void*, void*) { return 0; }
+}
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[kernel_library.Functions | None, str]]:
+    """Builds and opens a library of three functions that do nothing, in a home of its own."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "read.cpp").write_text(SOURCE)
+    compiler = kernel_library.cxx_compilers()[0]
+    monkeypatch.setattr(kernel_library, "SOURCES", tmp_path / "source")
+    monkeypatch.setattr(kernel_library, "cxx_compilers", lambda: [compiler])
+    monkeypatch.setattr(kernel_library, "possible", lambda: [INSTRUCTION_SETS[-1]])
+    monkeypatch.setenv(model_hub.HOME, str(tmp_path / "home"))
+    return lambda: kernel_library.loaded.__wrapped__(lambda _: iter(()))
+
+
+def _cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def _zeros(data: bytes) -> bytes:
+    """As after a power failure: the name and the size are there, some blocks are not."""
+    return data[:4096] + bytes(len(data) - 4096)
+
+
+@needs_compiler
+@pytest.mark.skipif(not child_process.POSSIBLE, reason="what dies does so in a forked child")
+@pytest.mark.parametrize("damage", [_cut, _zeros, lambda _: b"", lambda data: data[:-1] + bytes([data[-1] ^ 1])])
+def test_a_library_that_was_cut_short_is_never_loaded(
+    damage: Callable[[bytes], bytes], tiny: Any, tmp_path: Path
+) -> None:
+    """The loader would map what is not there, and the process would end with SIGBUS, each time it is started."""
+
+    def in_a_child() -> tuple[list[Any], str]:
+        outcome = child_process.run(lambda: iter([tiny()[1]]))
+        return outcome.answers, outcome.failure
+
+    assert in_a_child() == ([None], "")
+    (library,) = (tmp_path / "home" / "kernels").iterdir()
+    whole = library.read_bytes()
+    library.write_bytes(damage(whole))
+    assert in_a_child() == ([None], "")
+    assert kernel_library._is_whole(library) and len(library.read_bytes()) == len(whole)
+
+
+@needs_compiler
+def test_what_a_killed_process_left_is_removed_and_a_refusal_that_is_no_text_is_said(tiny: Any, tmp_path: Path) -> None:
+    assert tiny()[1] is None
+    (library,) = (tmp_path / "home" / "kernels").iterdir()
+    with staging_folder.beside(library) as work:
+        left = shutil.copytree(work, work.with_name(f"{work.name}x"))
+    library.with_suffix(".refused").write_bytes(b"\xff dies")
+    library.unlink()
+    assert tiny()[1].endswith("(portable): \ufffd dies")
+    library.with_suffix(".refused").write_bytes(b"")  # the power went before the reason was there
+    assert tiny()[1] is None
+    assert library.is_file() and not left.exists()
+
+
+@needs_compiler
+def test_two_processes_build_at_once(tiny: Any, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        assert [reason for _, reason in pool.map(lambda _: tiny(), range(3))] == [None] * 3
+    (library,) = (tmp_path / "home" / "kernels").iterdir()
+    assert kernel_library._is_whole(library)
+
+
+def test_without_a_place_for_it_that_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    told = _why_not(tmp_path / "file")
+    assert told.startswith(f"{tmp_path / 'file' / 'kernels'}: {tmp_path / 'file'} is not a folder.")
+    assert told.count("not a folder") == 1
 
 
 def test_it_can_be_switched_off(tmp_path: Path) -> None:

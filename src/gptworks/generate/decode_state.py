@@ -32,9 +32,9 @@ class DecodeState:
 
     def read_prompts(self) -> list[Tensor]:
         """The logits after each prompt."""
-        found = {row: self._anew(row) for row in range(len(self.tokens)) if row not in self._cached}
-        found |= self._extend({row: self.tokens[row] for row in self._cached})
-        return [found[row] for row in range(len(self.tokens))]
+        logits_of = {row: self._anew(row) for row in range(len(self.tokens)) if row not in self._cached}
+        logits_of |= self._extend({row: self.tokens[row] for row in self._cached})
+        return [logits_of[row] for row in range(len(self.tokens))]
 
     def select(self, rows: Sequence[int]) -> None:
         """Row i becomes what row rows[i] was."""
@@ -51,18 +51,18 @@ class DecodeState:
         full = {row for row, length in zip(self._cached, self._lengths, strict=True) if length == self.limit}
         if full:
             self._keep({row: place for place, row in enumerate(self._cached) if row not in full})
-        found = self._extend({row: [tokens[row]] for row in self._cached if row in tokens})
-        found |= {row: self._anew(row) for row in tokens if row not in self._cached}
-        return {row: found[row] for row in tokens}
+        logits_of = self._extend({row: [tokens[row]] for row in self._cached if row in tokens})
+        logits_of |= {row: self._anew(row) for row in tokens if row not in self._cached}
+        return {row: logits_of[row] for row in tokens}
 
     def read_each(self, tokens: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
         """Some more tokens for some rows, and the logits [T, V] after each of them. More than one needs `room`."""
         single = {row: more[0] for row, more in tokens.items() if len(more) == 1 and not self.room(row)}
-        found = {row: logits_V[None] for row, logits_V in self.read(single).items()} if single else {}
+        logits_of = {row: logits_V[None] for row, logits_V in self.read(single).items()} if single else {}
         several = {row: more for row, more in tokens.items() if row not in single}
         for row, more in several.items():
             self.tokens[row] += more
-        return found | self._extend_each(several)
+        return logits_of | self._extend_each(several)
 
     def room(self, row: int) -> int:
         """How many tokens of a row can still be read without forgetting its first ones."""
@@ -123,8 +123,8 @@ class DecodeState:
         for place, row in enumerate(self._cached):
             tokens_BT[place, : counts[place]] = torch.tensor(tokens.get(row, ()))
         self._cache.counts_B = torch.tensor(counts, device=self.device) if min(counts) < max(counts) else None
-        found = self.model(tokens_BT, cache=self._cache, last_only=last_only)
-        logits_BTV = self._usable(found)[:, None] if last_only else self._usable(found)
+        logits = self.model(tokens_BT, cache=self._cache, last_only=last_only)
+        logits_BTV = self._usable(logits)[:, None] if last_only else self._usable(logits)
         self._lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
         self._cache.used = max(self._lengths)
         return {

@@ -14,7 +14,7 @@ def draft_model(name: str, model: GPT, tokenizer: Tokenizer | None) -> GPT:
     """The model of this folder, on the same device, its matrices kept alike; an error where its tokens are others."""
     if not Path(name).is_dir():
         raise GenerationError(
-            f"generate.speculate: got {name!r}, which is no folder. Needed: ngram, or the folder of a smaller model "
+            f"generate.speculate: got {name!r}, which is not a folder. Needed: ngram, or the folder of a smaller model "
             "with the same vocabulary."
         )
     draft = _loaded(name, model.device.type, _kind_of(model))
@@ -51,5 +51,6 @@ def _loaded(name: str, device: str, weights: str) -> PretrainedGPT:
 
 def _kind_of(model: GPT) -> str:
     kinds = {"torch.bfloat16": "bf16", "torch.int8": "int8", "torch.uint8": "int4"}
-    stored = next((module for module in model.modules() if isinstance(module, StoredMatrix)), None)
+    # Of a block: words may have more bits.
+    stored = next((module for module in model.blocks.modules() if isinstance(module, StoredMatrix)), None)
     return "fp32" if stored is None else kinds[str(stored.values.dtype)]

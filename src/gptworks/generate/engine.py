@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
+from pydantic import ValidationError
 
 from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.config.load import from_dict
@@ -37,7 +38,7 @@ class NativeEngine:
         return stream_text(self.model, prompt, **settings)
 
     def new_tokens_that_fit(self, prompts: list[str], **settings: object) -> list[int | None]:
-        """Of each prompt: fewer than usual, where nobody asked for a number; else None."""
+        """For each prompt, how many new tokens fit where these are fewer than the settings ask for; else None."""
         return new_tokens_that_fit(self.model, prompts, settings)
 
 
@@ -204,7 +205,10 @@ def settings_of(settings: Mapping[str, object]) -> GenerateConfig:
     biases = given.get("logit_bias")
     if isinstance(biases, Mapping):
         given["logit_bias"] = tuple(f"{token}:{bias}" for token, bias in biases.items())
-    return from_dict({"generate": given}, "generate").generate
+    try:
+        return GenerateConfig.model_validate({key: value for key, value in given.items() if value is not None})
+    except ValidationError:  # said in the words of all configurations
+        return from_dict({"generate": given}, "generate").generate
 
 
 def require_tokenizer(model: PretrainedGPT) -> Tokenizer:

@@ -11,7 +11,6 @@ import os
 import platform
 import stat
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +18,14 @@ from typing import Any
 
 import torch  # noqa: F401  its OpenMP is the one that the libraries use
 
-from gptworks import child_process, cpu, model_hub
+from gptworks import child_process, cpu, file_errors, model_hub, staging_folder
 from gptworks.compilers import cxx_compilers
+from gptworks.durable import sync
 from gptworks.errors import UsageError
 
 OFF = "GPTWORKS_KERNELS"  # in the environment: an instruction set, or "off" for torch alone
 SOURCES = Path(__file__).parent / "kernels"
+_SEAL_BYTES = hashlib.sha256().digest_size
 # Not linked with OpenMP: the function shares the threads of the OpenMP that torch has loaded. Nothing is fused that the
 # source does not fuse, so that the numbers of a token do not depend on how a loop was compiled.
 _FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", "-fPIC")
@@ -53,7 +54,7 @@ INSTRUCTION_SETS = (  # the fastest first
 
 @dataclass(frozen=True)
 class Functions:
-    """Of a library that has been opened."""
+    """The functions of a library that has been opened."""
 
     instructions: str
     read: Any  # (model, batch) -> place of the first token that cannot be read, or -1
@@ -86,6 +87,8 @@ def loaded(trial: Trial) -> tuple[Functions | None, str | None]:
     """The functions, or the reason why there are none."""
     if os.environ.get(OFF) == "off":
         return None, f"{OFF}=off"
+    if reason := no_place():
+        return None, reason
     reasons = []
     for compiler in cxx_compilers():
         for instructions in possible():
@@ -97,12 +100,7 @@ def loaded(trial: Trial) -> tuple[Functions | None, str | None]:
 
 
 def opened(compiler: str, instructions: InstructionSet, trial: Trial) -> Functions:
-    library = built(compiler, instructions, trial)
-    try:
-        return _open(library)
-    except OSError:  # cut short or overwritten since it was built
-        library.unlink(missing_ok=True)
-        return _open(built(compiler, instructions, trial))
+    return _open(built(compiler, instructions, trial))
 
 
 def built(compiler: str, instructions: InstructionSet, trial: Trial) -> Path:
@@ -121,17 +119,14 @@ def library_of(
     sources = [path.read_text(encoding="utf-8") for path in sorted(source.parent.iterdir())]
     # The processor too: home folders are shared between machines, and what was tried was tried on one.
     key = "\n".join([*sources, *flags, *instructions.compiler_flags, version, " ".join(cpu.flags()) or cpu.name()])
-    folder = model_hub.home() / "kernels"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _require_ours(folder)  # what lies there is run
-    library = folder / f"{source.stem}-{instructions.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    library = _folder() / f"{source.stem}-{instructions.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     refused = library.with_suffix(".refused")
-    if library.is_file():
+    if _is_whole(library):
         return library
-    if refused.is_file():
-        raise OSError(refused.read_text(encoding="utf-8"))
-    with tempfile.TemporaryDirectory(dir=folder) as work:
-        compiled, linked = Path(work) / "a.o", Path(work) / "a.so"
+    if refused.is_file() and (reason := refused.read_text(encoding="utf-8", errors="replace").strip()):
+        raise OSError(reason)
+    with staging_folder.beside(library) as work:
+        compiled, linked = work / "a.o", work / "a.so"
         compile_one = [*flags, *instructions.compiler_flags, "-c", source, "-o", compiled]
         for command in (compile_one, ["-shared", compiled, "-o", linked]):
             subprocess.run([compiler, *map(str, command)], capture_output=True, text=True, check=True, timeout=300)
@@ -139,8 +134,43 @@ def library_of(
             # Written down: the next process need not build it again to know.
             refused.write_text(f"what it builds dies of {died} on {cpu.name()}", encoding="utf-8")
             raise OSError(refused.read_text(encoding="utf-8"))
+        _seal(linked)
         linked.replace(library)  # in one go: another process may be waiting for it
     return library
+
+
+def no_place() -> str | None:
+    """Why no library can be kept here, or None."""
+    try:
+        _folder()
+    except OSError as error:
+        return file_errors.explain(error) or str(error)
+    return None
+
+
+def _folder() -> Path:
+    folder = model_hub.home() / "kernels"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _require_ours(folder)  # what lies there is run
+    return folder
+
+
+def _seal(library: Path) -> None:
+    """Puts the hash of a library behind it, where no loader looks, and syncs it: to load one that was cut short, as a
+    power failure or a full disk leaves it, would end the process."""
+    with library.open("r+b") as file:
+        digest = hashlib.file_digest(file, "sha256").digest()
+        file.seek(0, os.SEEK_END)
+        file.write(digest)
+    sync(library)
+
+
+def _is_whole(library: Path) -> bool:
+    try:
+        sealed = library.read_bytes()
+    except FileNotFoundError:
+        return False
+    return hashlib.sha256(sealed[:-_SEAL_BYTES]).digest() == sealed[-_SEAL_BYTES:]
 
 
 def _require_ours(folder: Path) -> None:

@@ -77,7 +77,7 @@ class LlamaCpp:
         return min(self._llama.n_ctx(), int(about[f"{about['general.architecture']}.context_length"]))
 
     def new_tokens_that_fit(self, prompts: list[str], **settings: object) -> list[int | None]:
-        """Of each prompt: fewer than usual, where nobody asked for a number; else None."""
+        """For each prompt, how many new tokens fit where these are fewer than the settings ask for; else None."""
         cfg = _checked(settings)
         rooms = [self._context - len(self._encode(number, text, cfg)) for number, text in enumerate(prompts, start=1)]
         return [room if room < cfg.max_new_tokens else None for room in rooms]

@@ -14,9 +14,8 @@ from gptworks.generate.result import Finish, Generation
 
 KEY = "GPTWORKS_API_KEY"  # in the environment: sent with every request
 _SECONDS = 600.0  # without a word from the server
-# setting -> field of the request
-_FIELDS = {
-    "max_new_tokens": "max_tokens",
+# key of the section `generate` -> field of a request; the server reads this table too
+FIELDS = {
     "min_new_tokens": "min_tokens",
     "top_p": "top_p",
     "top_k": "top_k",
@@ -27,7 +26,6 @@ _FIELDS = {
     "frequency_penalty": "frequency_penalty",
     "no_repeat_ngram": "no_repeat_ngram_size",
     "ignore_eod": "ignore_eos",
-    "num_return_sequences": "n",
 }
 
 
@@ -79,12 +77,14 @@ class RemoteEngine:
                     f"{name}: {getattr(cfg, name)} cannot be asked of a server. Leave it out, or --server."
                 )
         body: dict[str, Any] = {
-            field: getattr(cfg, name) for name, field in _FIELDS.items() if getattr(cfg, name) != getattr(usual, name)
+            field: getattr(cfg, name) for name, field in FIELDS.items() if getattr(cfg, name) != getattr(usual, name)
         }
         body |= {"seed": cfg.seed, "temperature": 0 if cfg.strategy == "greedy" else cfg.temperature}
         body["max_tokens"] = cfg.max_new_tokens
         if cfg.stop:
             body["stop"] = list(cfg.stop)
+        if cfg.num_return_sequences != usual.num_return_sequences:
+            body["n"] = cfg.num_return_sequences
         if cfg.best_of:
             body["best_of"] = cfg.best_of
         if cfg.logit_bias:

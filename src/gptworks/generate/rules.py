@@ -105,7 +105,7 @@ def _mindformers_distribution(log_V: Tensor, cfg: GenerateConfig) -> Tensor:
 
 
 def require_a_choice(scores: Tensor) -> Tensor:
-    """Of one row or of several that compete; what a user's settings or a damaged model may leave none of."""
+    """The scores of a row, or of several that compete, if they leave a choice: settings or a damaged model may not."""
     largest = float(scores.max())  # NaN where any is
     if math.isnan(largest) or largest == math.inf:
         raise GenerationError(

@@ -106,28 +106,31 @@ void pack(const float* x, int64_t depth, bool is_int4, const Packed& to, int64_t
 // Rows of int8, 32 numbers at a time.
 struct WholeBytes {
   const int8_t* values;
-  int64_t stride;
+  int64_t stride, distance = 0;  // distance: bytes that are fetched ahead
+
+  INLINE WholeBytes tile(int64_t n, int64_t num_rows, Apart apart) const {
+    return {values + n * stride, apart.rows * stride, apart.distance(num_rows, stride)};
+  }
 
   template <int T, int R>
-  static INLINE void add(const int16_t* x, int64_t x_stride, const int8_t* w, int64_t w_stride,
-                         Ints (&sums)[T][R][kPieces]) {
+  INLINE void add(const int16_t* x, int64_t x_stride, const int8_t* w, int64_t w_stride,
+                  Ints (&sums)[T][R][kPieces]) const {
     for (int piece = 0; piece < kPieces; ++piece) {
       Shorts numbers[T];
       for (int t = 0; t < T; ++t) numbers[t] = load<Shorts>(x + t * x_stride + piece * 2 * kWidth);
       for (int r = 0; r < R; ++r) {
         const Shorts weights = widen_to_shorts(w + r * w_stride + piece * 2 * kWidth);
-        if (piece == 0) fetch_ahead(w + r * w_stride, R * w_stride);
+        if (piece == 0) fetch_ahead(w + r * w_stride, distance);
         for (int t = 0; t < T; ++t) sums[t][r][piece] = add_pairs(weights, numbers[t], sums[t][r][piece]);
       }
     }
   }
 
   template <int T, int R>
-  INLINE void chunk(const Packed& x, int64_t token, int64_t n, int64_t k, int64_t size,
-                    Floats (&to)[T][R][kPieces]) const {
+  INLINE void chunk(const Packed& x, int64_t token, int64_t k, int64_t size, Floats (&to)[T][R][kPieces]) const {
     Ints sums[T][R][kPieces] = {};
     const int16_t* numbers = x.at(token, k);
-    const int8_t* w = values + n * stride + k;
+    const int8_t* w = values + k;
     int64_t i = 0;
     for (; i + kGroup <= size; i += kGroup) add(numbers + i, x.padded, w + i, stride, sums);
     if (i < size) {
@@ -147,7 +150,14 @@ struct WholeBytes {
 struct Nibbles {
   const uint8_t* values;
   const uint16_t* scale;
-  int64_t groups, outputs;
+  int64_t groups, left;              // of a row; from the last row of a tile to the end of the matrix
+  int64_t stride = 0, distance = 0;  // groups from one row of a tile to the next; bytes that are fetched ahead
+  static constexpr int64_t kBytes = kGroup / 2;
+
+  INLINE Nibbles tile(int64_t n, int64_t num_rows, Apart apart) const {
+    const int64_t first = n * groups, between = apart.rows * groups, distance = apart.distance(num_rows, groups * kBytes);
+    return {values + first * kBytes, scale + first, groups, left - first - (num_rows - 1) * between, between, distance};
+  }
 
   static INLINE Floats scales_of(const uint16_t* from, [[maybe_unused]] int piece) {
 #if defined(GPTWORKS_AVX512)
@@ -163,14 +173,14 @@ struct Nibbles {
   }
 
   template <int T, int R>
-  static INLINE void add(const int16_t* x, int64_t x_stride, const int32_t* offsets, const uint8_t* w, int64_t w_stride,
-                         const uint16_t* scale, int64_t scale_stride, Floats (&sums)[T][R][kPieces]) {
+  INLINE void add(const int16_t* x, int64_t x_stride, const int32_t* offsets, const uint8_t* w, int64_t w_stride,
+                  const uint16_t* scale, int64_t scale_stride, Floats (&sums)[T][R][kPieces]) const {
     const Shorts lowest = Shorts{} + 15;
     for (int piece = 0; piece < kPieces; ++piece)
       for (int r = 0; r < R; ++r) {
         using Unsigned = uint16_t __attribute__((vector_size(4 * kWidth)));
         const Unsigned words = load<Unsigned>(w + r * w_stride + piece * 4 * kWidth);
-        if (piece == 0) fetch_ahead(w + r * w_stride, R * w_stride);
+        if (piece == 0) fetch_ahead(w + r * w_stride, distance);
         const Shorts parts[4] = {(Shorts)words & lowest, (Shorts)(words >> 4) & lowest, (Shorts)(words >> 8) & lowest,
                                  (Shorts)(words >> 12)};
         const Floats scales = scales_of(scale + r * scale_stride, piece);
@@ -184,27 +194,25 @@ struct Nibbles {
   }
 
   template <int T, int R>
-  INLINE void chunk(const Packed& x, int64_t token, int64_t n, int64_t k, int64_t size,
-                    Floats (&to)[T][R][kPieces]) const {
+  INLINE void chunk(const Packed& x, int64_t token, int64_t k, int64_t size, Floats (&to)[T][R][kPieces]) const {
     for (int t = 0; t < T; ++t)
       for (int r = 0; r < R; ++r)
         for (int piece = 0; piece < kPieces; ++piece) to[t][r][piece] = Floats{};
-    constexpr int64_t kBytes = kGroup / 2;
-    const int64_t first = n * groups + k / kGroup, end = (size + kGroup - 1) / kGroup;
+    const int64_t first = k / kGroup, end = (size + kGroup - 1) / kGroup;
     int64_t group = 0;
     const auto step = [&](const uint8_t* w, int64_t w_stride, const uint16_t* scales, int64_t scale_stride) {
       const int64_t at = k + group * kGroup;
       add(x.at(token, at), x.padded, x.offsets_at(token, at), w, w_stride, scales, scale_stride, to);
     };
     // Behind the end of a row the token has zeros: what is read there, of the next row, is multiplied by them.
-    const int64_t direct = (outputs - n - R) * groups >= 3 ? end : end / 4 * 4;
+    const int64_t direct = left - groups >= 3 ? end : end / 4 * 4;
     for (; group < direct; group += 4)
-      step(values + (first + group) * kBytes, groups * kBytes, scale + first + group, groups);
+      step(values + (first + group) * kBytes, stride * kBytes, scale + first + group, stride);
     if (group >= end) return;
     uint8_t rest[R][4 * kBytes] = {};
     uint16_t scales[R][4] = {};
     for (int r = 0; r < R; ++r) {
-      const int64_t from = first + r * groups + group;
+      const int64_t from = first + r * stride + group;
       std::memcpy(rest[r], values + from * kBytes, (end - group) * kBytes);
       std::memcpy(scales[r], scale + from, (end - group) * sizeof(uint16_t));
     }
@@ -213,27 +221,31 @@ struct Nibbles {
 };
 
 template <int T, int R, typename Rows>
-INLINE void whole_tile(const Product& product, const Packed& x, const Rows& rows, int64_t token, int64_t n) {
+INLINE void whole_tile(const Product& product, const Packed& x, const Rows& all, int64_t token, int64_t n,
+                       Apart apart = {1}) {
+  const Rows rows = all.tile(n, R, apart);
   float totals[T][R] = {};
   const int64_t depth = product.matrix.depth;
   for (int64_t k = 0; k < depth; k += kChunk) {
     Floats sums[T][R][kPieces];
-    rows.chunk(x, token, n, k, std::min(depth - k, kChunk), sums);
+    rows.chunk(x, token, k, std::min(depth - k, kChunk), sums);
     for (int t = 0; t < T; ++t) {
       const float scale = x.scales[(token + t) * x.chunks + k / kChunk];
       for (int r = 0; r < R; ++r) totals[t][r] += fold(sums[t][r]) * scale;
     }
   }
   for (int t = 0; t < T; ++t)
-    for (int r = 0; r < R; ++r) product.finish(token + t, n + r, totals[t][r]);
+    for (int r = 0; r < R; ++r) product.finish(token + t, n + r * apart.rows, totals[t][r]);
 }
 
 template <typename Rows>
 void multiply_whole(const Product& product, const Packed& x, const Rows& rows) {
   const int64_t outputs = product.matrix.outputs, tokens = product.tokens;
   if (tokens <= kFew) {
-    for_tiles(tokens, outputs_of_thread(outputs, tokens),
-              [&](auto T, auto R, int64_t token, int64_t n) { whole_tile<T, R>(product, x, rows, token, n); });
+    const auto one = [&](auto T, auto R, int64_t token, int64_t n, Apart apart) {
+      whole_tile<T, R>(product, x, rows, token, n, apart);
+    };
+    for_tiles<kStreams>(tokens, outputs_of_thread(outputs, tokens), product.is_apart, one);
     return;
   }
   const int64_t blocks = (outputs + kBlock - 1) / kBlock, panels = (tokens + kPanel - 1) / kPanel;
@@ -252,12 +264,13 @@ void multiply_whole(const Product& product, const Packed& x, const Rows& rows) {
 
 void multiply_whole(const Product& product, const Packed& x) {
   const Matrix& matrix = product.matrix;
+  const int64_t groups = (matrix.depth + kGroup - 1) / kGroup;
   if (matrix.type == kInt8)
     multiply_whole(product, x, WholeBytes{static_cast<const int8_t*>(matrix.values), matrix.depth});
   else
     multiply_whole(product, x, Nibbles{static_cast<const uint8_t*>(matrix.values),
                                        static_cast<const uint16_t*>(matrix.scale),
-                                       (matrix.depth + kGroup - 1) / kGroup, matrix.outputs});
+                                       groups, matrix.outputs * groups});
 }
 
 }  // namespace

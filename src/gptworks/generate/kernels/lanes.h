@@ -3,6 +3,7 @@
 // A sum always has sixteen partial sums, which are folded in halves, and products are fused into it: so AVX-512, AVX2
 // and NEON give the same bits. Only the portable form, which may have no fused instruction, differs in the last ones.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -43,11 +44,20 @@ constexpr int kFew = 8;  // tokens: so many wait at each tile of rows, and every
 
 constexpr int rows_of_tile(int tokens) { return tokens == 1 ? kStreams : kOutputs; }
 
-// Rows follow each other in memory and are read a tile at a time: what is wanted from the next tile, or from the one
-// after it where a tile is small.
-INLINE void fetch_ahead(const void* at, int64_t tile_bytes) {
-  __builtin_prefetch(static_cast<const char*>(at) + (tile_bytes > 8192 ? tile_bytes : 8192));
-}
+// What is wanted next of a row, or of one behind it. Into all caches: past the second one an Intel Xeon reads at half
+// the speed.
+INLINE void fetch_ahead(const void* at, int64_t distance) { __builtin_prefetch(static_cast<const char*>(at) + distance); }
+
+// The rows that are multiplied together: side by side in memory, or spread over all rows of a thread, so that each is
+// in a stream of its own, which the processor foresees by itself.
+struct Apart {
+  int64_t rows;  // from one to the next
+
+  INLINE int64_t distance(int64_t num_rows, int64_t row_bytes) const {
+    if (rows > 1) return 2048;
+    return num_rows == 1 ? 8192 : std::max<int64_t>(num_rows * row_bytes, 8192);
+  }
+};
 
 using Floats = float __attribute__((vector_size(4 * kWidth)));
 using Ints = int32_t __attribute__((vector_size(4 * kWidth)));

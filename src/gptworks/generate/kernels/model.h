@@ -33,6 +33,7 @@ struct Model {
   Norm ln_f;
   int64_t num_layers, hidden, num_heads, num_kv_heads, head_size, ffn, max_positions;
   int64_t is_rms, window, gelu;  // window: tokens that a token sees, 0 = all; gelu: 0 tanh, 1 erf, 2 sigmoid
+  int64_t is_apart;              // rows that are multiplied together are not neighbours; changes no number
   float eps;
 };
 

@@ -21,13 +21,19 @@ constexpr int64_t kGroup = 32;    // numbers of an int4 matrix that share a scal
 // Rows of fp32 or bf16 from some place on. widen: a register of the numbers of row n at k.
 template <typename T>
 struct PlainRows {
+  // Side by side, rows of fp32 are read one after the other where there is one token: several at a time keep the memory
+  // waiting. With bf16 that is no faster.
+  static constexpr int kSideBySide = sizeof(T) == 4 ? 1 : kStreams;
   const T* values;
-  int64_t stride;
-  INLINE PlainRows from(int64_t n, int64_t k) const { return {values + n * stride + k, stride}; }
+  int64_t stride, distance = 0;  // distance: bytes that are fetched ahead
+  INLINE PlainRows from(int64_t n, int64_t k) const { return {values + n * stride + k, stride, distance}; }
   INLINE Floats widen(int64_t n, int64_t k) const { return ::widen(values + n * stride + k); }
   INLINE float one(int64_t n, int64_t k) const { return widen_one(values[n * stride + k]); }
-  INLINE void fetch(int64_t n, int64_t tile, int64_t k) const {  // once for a line of 64 bytes
-    if (k * sizeof(T) % 64 == 0) fetch_ahead(values + n * stride + k, tile * stride * sizeof(T));
+  INLINE PlainRows tile(int64_t n, int64_t num_rows, Apart apart) const {
+    return {values + n * stride, apart.rows * stride, apart.distance(num_rows, stride * sizeof(T))};
+  }
+  INLINE void fetch(int64_t n, int64_t k) const {  // once for a line of 64 bytes
+    if (k * sizeof(T) % 64 == 0) fetch_ahead(values + n * stride + k, distance);
   }
 };
 
@@ -42,7 +48,7 @@ INLINE void chunk_tile(const float* x, int64_t x_stride, const Rows& rows, int64
       for (int t = 0; t < T; ++t) values[t] = load(x + t * x_stride + k + piece * kWidth);
       for (int r = 0; r < R; ++r) {
         const Floats weights = rows.widen(r, k + piece * kWidth);
-        if (is_fetching && piece == 0) rows.fetch(r, R, k);
+        if (is_fetching && piece == 0) rows.fetch(r, k);
         for (int t = 0; t < T; ++t) sums[t][r][piece] = fused(values[t], weights, sums[t][r][piece]);
       }
     }
@@ -81,6 +87,7 @@ struct Product {
   float* y;
   int64_t tokens;
   Then then;
+  bool is_apart;  // see Apart
 
   INLINE void finish(int64_t token, int64_t n, float total) const {
     if (matrix.type == kInt8) total *= static_cast<const float*>(matrix.scale)[n];
@@ -103,38 +110,44 @@ INLINE Range outputs_of_thread(int64_t outputs, int64_t tokens) {
   return {first, std::min(first + share, outputs)};
 }
 
-// call(T, R, token, n) for tiles of all tokens and some outputs; the rows of a tile are in the first cache for all but
-// the first tokens.
-template <typename Function>
-INLINE void for_tiles(int64_t tokens, Range outputs, Function&& call) {
-  const auto all_tokens = [&](auto R, int64_t n) {
-    for (int64_t token = 0; token < tokens; token += kTokens)
-      with_constant<kTokens>(std::min<int64_t>(tokens - token, kTokens), [&](auto T) { call(T, R, token, n); });
-  };
+// call(T, R, token, n, apart) for tiles of all tokens and some outputs; of a single token side_by_side outputs at a time,
+// or kStreams. The rows of a tile are in the first cache for all but the first tokens.
+template <int side_by_side, typename Function>
+INLINE void for_tiles(int64_t tokens, Range outputs, bool is_apart, Function&& call) {
   int64_t n = outputs.first;
-  if (tokens == 1)
-    for (; n + kStreams <= outputs.end; n += kStreams) call(Constant<1>{}, Constant<kStreams>{}, 0, n);
-  else
-    for (; n + kOutputs <= outputs.end; n += kOutputs) all_tokens(Constant<kOutputs>{}, n);
-  for (; n < outputs.end; ++n) all_tokens(Constant<1>{}, n);
+  const auto all_tokens = [&](auto R, int64_t n, Apart apart) {
+    for (int64_t token = 0; token < tokens; token += kTokens)
+      with_constant<kTokens>(std::min<int64_t>(tokens - token, kTokens), [&](auto T) { call(T, R, token, n, apart); });
+  };
+  const auto one_token = [&](auto R, int64_t n, Apart apart) { call(Constant<1>{}, R, 0, n, apart); };
+  const auto all_outputs = [&](auto R, const auto& multiply) {
+    const int64_t tiles = (outputs.end - n) / R;
+    for (int64_t i = 0; i < tiles; ++i) multiply(R, n + (is_apart ? i : i * R), Apart{is_apart ? tiles : 1});
+    n += tiles * R;
+  };
+  if (tokens > 1) all_outputs(Constant<kOutputs>{}, all_tokens);
+  else if (is_apart) all_outputs(Constant<kStreams>{}, one_token);
+  else all_outputs(Constant<side_by_side>{}, one_token);
+  for (; n < outputs.end; ++n) all_tokens(Constant<1>{}, n, Apart{1});
 }
 
 // At most kFew tokens: the matrix is widened in registers.
 template <int T, int R, typename Rows>
-INLINE void few_outputs(const Product& product, const Rows& rows, int64_t token, int64_t n) {
+INLINE void few_outputs(const Product& product, const Rows& rows, int64_t token, int64_t n, Apart apart) {
   float totals[T][R];
   const int64_t depth = product.matrix.depth;
-  tile<true>(product.x + token * depth, depth, rows.from(n, 0), depth, totals);
+  tile<true>(product.x + token * depth, depth, rows.tile(n, R, apart), depth, totals);
   for (int t = 0; t < T; ++t)
-    for (int r = 0; r < R; ++r) product.finish(token + t, n + r, totals[t][r]);
+    for (int r = 0; r < R; ++r) product.finish(token + t, n + r * apart.rows, totals[t][r]);
 }
 
 template <typename Rows>
 void multiply_few(const Product& product, const Rows& rows) {
   const Range mine = outputs_of_thread(product.matrix.outputs, product.tokens);
-  for_tiles(product.tokens, mine, [&](auto T, auto R, int64_t token, int64_t n) {
-    few_outputs<T, R>(product, rows, token, n);
-  });
+  const auto one = [&](auto T, auto R, int64_t token, int64_t n, Apart apart) {
+    few_outputs<T, R>(product, rows, token, n, apart);
+  };
+  for_tiles<Rows::kSideBySide>(product.tokens, mine, product.is_apart, one);
 }
 
 template <typename Rows>

@@ -115,8 +115,9 @@ struct Thread {
   const Work& work;
   float *widened, *scores, *normed;
   char* packed;
+  bool is_apart;
 
-  Thread(const Model& model, const Work& of) : work(of) {
+  Thread(const Model& model, const Work& of) : work(of), is_apart(model.is_apart) {
     widened = work.of_threads + omp_get_thread_num() * work.per_thread;
     scores = widened + kBlock * kChunk;
     normed = scores + work.scores_floats;
@@ -140,7 +141,7 @@ struct Thread {
 
   // Of few tokens the threads do not wait for each other at the end.
   void linear(const Matrix& matrix, const float* x, float* y, int64_t tokens, Then then = Then::kStore) const {
-    const Product product{matrix, x, y, tokens, then};
+    const Product product{matrix, x, y, tokens, then, is_apart};
     if (is_whole(matrix)) multiply_whole(product, packed_for(matrix, x, tokens));
     else if (matrix.type == kBf16) multiply_floats<uint16_t>(product, widened);
     else multiply_floats<float>(product, widened);

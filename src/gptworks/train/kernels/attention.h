@@ -4,11 +4,13 @@
 #include <vector>
 
 #include "elementwise.h"
-#include "product.h"
+#include "small_product.h"
 
 namespace {
 
-constexpr int64_t kQueries = 64;  // at a time: their scores stay in the cache
+// At a time. What they may not see of each other is multiplied in vain, which is much of a short row; of a long one the
+// gradients of keys and values would be read and written too often.
+inline int64_t queries_of(int64_t tokens) { return tokens <= 128 ? 16 : 64; }
 
 // Of one head of one row of the batch. Strides are those from one token to the next.
 struct Head {
@@ -29,74 +31,131 @@ struct HeadGradient {
 
 INLINE int64_t first_of(const Head& head, int64_t token) { return head.first ? head.first[token] : 0; }
 
-// The keys from `begin` to the last query of the block are multiplied; `begin` is the first that any of them may see.
-INLINE int64_t begin_of(const Head& head, int64_t from, int64_t to) {
-  int64_t begin = first_of(head, from);
-  for (int64_t i = from + 1; i < to; i++) begin = std::min(begin, first_of(head, i));
-  return begin;
+// Queries from..to and the keys they are multiplied with: begin..to, of which `low` to `high` may be seen by one.
+struct Queries {
+  int64_t from, to, begin, keys, wide, stride;  // stride: from one row to the next, no power of two
+  Queries(const Head& head, int64_t from) : from(from), to(std::min(from + queries_of(head.tokens), head.tokens)) {
+    begin = first_of(head, from);
+    for (int64_t i = from + 1; i < to; i++) begin = std::min(begin, first_of(head, i));
+    begin = begin / kLanes * kLanes;
+    keys = to - begin;
+    wide = padded(keys);
+    stride = wide + kLanes;
+  }
+  int64_t count() const { return to - from; }
+  int64_t low(const Head& head, int64_t query) const { return first_of(head, query) - begin; }
+  int64_t high(int64_t query) const { return query + 1 - begin; }
+};
+
+INLINE float* cut(float*& memory, int64_t size) {
+  float* found = memory;
+  memory += padded(size);
+  return found;
 }
 
-INLINE void attend(const Gemm& gemm, const Head& head, std::vector<float>& work) {
-  const float scale = 1.0f / std::sqrt(static_cast<float>(head.size));
-  work.resize(std::max<size_t>(work.size(), kQueries * head.tokens));
-  float* scores = work.data();
-  for (int64_t from = 0; from < head.tokens; from += kQueries) {
-    const int64_t to = std::min(from + kQueries, head.tokens), begin = begin_of(head, from, to), keys = to - begin;
-    const float *q = head.q + from * head.stride, *k = head.k + begin * head.stride, *v = head.v + begin * head.stride;
-    gemm.times_transposed({q, head.stride}, {k, head.stride}, {scores, keys}, to - from, keys, head.size, scale, 0.0f);
-    for (int64_t i = from; i < to; i++) {
-      float* row = scores + (i - from) * keys;
-      const int64_t low = first_of(head, i) - begin, high = i + 1 - begin;
-      float most = -std::numeric_limits<float>::infinity(), sum = 0.0f;
-#pragma omp simd reduction(max : most)
-      for (int64_t j = low; j < high; j++) most = row[j] > most ? row[j] : most;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t j = low; j < high; j++) sum += row[j] = exponential(row[j] - most);
-      const float inverse = 1.0f / sum;
+// A row is gone through by whole vectors: what is left over by a vector would cost as much as many of them. `task` gets
+// the place of a vector and, as numbers within it, the first that is seen and the first behind them.
+template <typename Task>
+INLINE void by_vectors(int64_t low, int64_t high, int64_t wide, const Task& task) {
+  for (int64_t at = 0; at < wide; at += kLanes)
+    task(at, static_cast<int32_t>(low - at), static_cast<int32_t>(high - at));
+}
+
+// Of the numbers low..high of a row; others become 0. Returns the logarithm of the sum of exponentials.
+INLINE float softmax(float* row, int64_t low, int64_t high, int64_t wide) {
+  const float none = -std::numeric_limits<float>::infinity();
+  float highest[kLanes], total[kLanes] = {};
+  std::fill_n(highest, kLanes, none);
+  by_vectors(low, high, wide, [&](int64_t at, int32_t from, int32_t to) {
 #pragma omp simd
-      for (int64_t j = low; j < high; j++) row[j] *= inverse;
-      std::fill(row, row + low, 0.0f);
-      std::fill(row + high, row + keys, 0.0f);
-      head.log_sums[i * head.log_sums_stride] = most + std::log(sum);
+    for (int32_t i = 0; i < kLanes; i++) {
+      const float x = i >= from && i < to ? row[at + i] : none;
+      highest[i] = x > highest[i] ? x : highest[i];
     }
-    float* mixed = head.mixed + from * head.mixed_stride;
-    gemm.times({scores, keys}, {v, head.stride}, {mixed, head.mixed_stride}, to - from, head.size, keys, 1.0f, 0.0f);
+  });
+  float most = none, sum = 0.0f;
+#pragma omp simd reduction(max : most)
+  for (int32_t i = 0; i < kLanes; i++) most = highest[i] > most ? highest[i] : most;
+  by_vectors(low, high, wide, [&](int64_t at, int32_t from, int32_t to) {
+#pragma omp simd
+    for (int32_t i = 0; i < kLanes; i++) {
+      const float power = exponential(row[at + i] - most);
+      row[at + i] = i >= from && i < to ? power : 0.0f;
+      total[i] += row[at + i];
+    }
+  });
+#pragma omp simd reduction(+ : sum)
+  for (int32_t i = 0; i < kLanes; i++) sum += total[i];
+  const float inverse = 1.0f / sum;
+  by_vectors(low, high, wide, [&](int64_t at, int32_t, int32_t) {
+#pragma omp simd
+    for (int32_t i = 0; i < kLanes; i++) row[at + i] *= inverse;
+  });
+  return most + std::log(sum);
+}
+
+INLINE void attend(const Head& head, std::vector<float>& work) {
+  const int64_t T = head.tokens, H = head.size, HP = padded(H), most = queries_of(T);
+  const float scale = 1.0f / std::sqrt(static_cast<float>(H));
+  work.resize(std::max<size_t>(work.size(), panels_size(T, H) + T * HP + most * (padded(T) + kLanes)));
+  float* memory = work.data();
+  float *k = cut(memory, panels_size(T, H)), *v = cut(memory, T * HP), *scores = memory;
+  pack_transposed(head.k, head.stride, T, H, k);
+  pack(head.v, head.stride, T, H, v);
+  for (int64_t from = 0; from < T; from += most) {
+    const Queries part(head, from);
+    const Left q{head.q + from * head.stride, head.stride, 1};
+    multiply_panels(q, part.count(), k, H, part.begin, part.begin + part.wide, scale, scores, part.stride);
+    for (int64_t i = from; i < part.to; i++) {
+      float* row = scores + (i - from) * part.stride;
+      const float log_sum = softmax(row, part.low(head, i), part.high(i), part.wide);
+      head.log_sums[i * head.log_sums_stride] = log_sum;
+    }
+    multiply({scores, part.stride, 1}, part.count(), v + part.begin * HP, HP, part.keys, 1.0f, false,
+             head.mixed + from * head.mixed_stride, head.mixed_stride, H);
   }
 }
 
-INLINE void attend_backward(const Gemm& gemm, const Head& head, const HeadGradient& grad, std::vector<float>& work) {
-  const float scale = 1.0f / std::sqrt(static_cast<float>(head.size));
-  work.resize(std::max<size_t>(work.size(), 2 * kQueries * head.tokens));
-  float *weights = work.data(), *changes = weights + kQueries * head.tokens;
-  for (int64_t from = 0; from < head.tokens; from += kQueries) {
-    const int64_t to = std::min(from + kQueries, head.tokens), begin = begin_of(head, from, to);
-    const int64_t keys = to - begin, queries = to - from, stride = head.stride;
-    const float *q = head.q + from * stride, *k = head.k + begin * stride, *v = head.v + begin * stride;
-    const Rows mixed_grad{grad.mixed + from * head.mixed_stride, head.mixed_stride};
-    gemm.times_transposed({q, stride}, {k, stride}, {weights, keys}, queries, keys, head.size, scale, 0.0f);
-    gemm.times_transposed(mixed_grad, {v, stride}, {changes, keys}, queries, keys, head.size, 1.0f, 0.0f);
-    for (int64_t i = from; i < to; i++) {
-      float *weight = weights + (i - from) * keys, *change = changes + (i - from) * keys;
-      const int64_t low = first_of(head, i) - begin, high = i + 1 - begin;
-      const float *out = head.mixed + i * head.mixed_stride, *out_grad = grad.mixed + i * head.mixed_stride;
+INLINE void attend_backward(const Head& head, const HeadGradient& grad, std::vector<float>& work) {
+  const int64_t T = head.tokens, H = head.size, HP = padded(H), stride = head.stride, panels = panels_size(T, H);
+  const int64_t most = queries_of(T), scores = most * (padded(T) + kLanes);
+  const float scale = 1.0f / std::sqrt(static_cast<float>(H));
+  work.resize(std::max<size_t>(work.size(), 2 * panels + (T + 2 * most) * HP + 2 * scores));
+  float* memory = work.data();
+  float *k_panels = cut(memory, panels), *v_panels = cut(memory, panels), *k = cut(memory, T * HP);
+  float *q = cut(memory, most * HP), *mixed_grad = cut(memory, most * HP);
+  float *weights = cut(memory, scores), *changes = memory;
+  pack_transposed(head.k, stride, T, H, k_panels);
+  pack_transposed(head.v, stride, T, H, v_panels);
+  pack(head.k, stride, T, H, k);
+  for (int64_t from = 0; from < T; from += most) {
+    const Queries part(head, from);
+    const int64_t count = part.count(), wide = part.wide, row = part.stride, begin = part.begin;
+    pack(head.q + from * stride, stride, count, H, q);
+    pack(grad.mixed + from * head.mixed_stride, head.mixed_stride, count, H, mixed_grad);
+    multiply_panels({q, HP, 1}, count, k_panels, H, begin, begin + wide, scale, weights, row);
+    multiply_panels({mixed_grad, HP, 1}, count, v_panels, H, begin, begin + wide, 1.0f, changes, row);
+    for (int64_t i = from; i < part.to; i++) {
+      float *weight = weights + (i - from) * row, *change = changes + (i - from) * row;
+      const int64_t low = part.low(head, i), high = part.high(i);
+      const float *out = head.mixed + i * head.mixed_stride, *out_grad = mixed_grad + (i - from) * HP;
       const float log_sum = head.log_sums[i * head.log_sums_stride];
       float along = 0.0f;
 #pragma omp simd reduction(+ : along)
-      for (int64_t j = 0; j < head.size; j++) along += out[j] * out_grad[j];
+      for (int64_t j = 0; j < H; j++) along += out[j] * out_grad[j];
+      by_vectors(low, high, wide, [&](int64_t at, int32_t seen_from, int32_t seen_to) {
 #pragma omp simd
-      for (int64_t j = low; j < high; j++) {
-        weight[j] = exponential(weight[j] - log_sum);
-        change[j] = weight[j] * (change[j] - along);
-      }
-      for (float* row : {weight, change}) {
-        std::fill(row, row + low, 0.0f);
-        std::fill(row + high, row + keys, 0.0f);
-      }
+        for (int32_t j = 0; j < kLanes; j++) {
+          const bool is_seen = j >= seen_from && j < seen_to;
+          const float share = exponential(weight[at + j] - log_sum);
+          weight[at + j] = is_seen ? share : 0.0f;
+          change[at + j] = is_seen ? share * (change[at + j] - along) * scale : 0.0f;
+        }
+      });
     }
-    float *k_grad = grad.k + begin * stride, *v_grad = grad.v + begin * stride;
-    gemm.transposed_times({weights, keys}, mixed_grad, {v_grad, stride}, keys, head.size, queries, 1.0f, 1.0f);
-    gemm.transposed_times({changes, keys}, {q, stride}, {k_grad, stride}, keys, head.size, queries, scale, 1.0f);
-    gemm.times({changes, keys}, {k, stride}, {grad.q + from * stride, stride}, queries, head.size, keys, scale, 0.0f);
+    multiply({weights, 1, row}, part.keys, mixed_grad, HP, count, 1.0f, true, grad.v + begin * stride, stride, H);
+    multiply({changes, 1, row}, part.keys, q, HP, count, 1.0f, true, grad.k + begin * stride, stride, H);
+    multiply({changes, row, 1}, count, k + begin * HP, HP, part.keys, 1.0f, false, grad.q + from * stride, stride, H);
   }
 }
 

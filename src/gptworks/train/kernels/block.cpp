@@ -1,7 +1,8 @@
 // One block of a GPT and its gradients, in fp32, for training on a CPU: what `model/gpt.py` computes, a second time.
 //
 // All threads go through a block together: a thread has some of the tokens, or of the heads, or of the rows of a weight's
-// gradient, and they wait for each other four times. So a product is computed by one thread alone, on what it has just
+// gradient, and they wait for each other as seldom as can be: once in the backward pass where each has whole rows of the
+// batch, and twice more each way where it has not. So a product is computed by one thread alone, on what it has just
 // written, and nothing is handed out operator by operator: at small sizes that takes longer than the products.
 #include <omp.h>
 
@@ -70,6 +71,8 @@ struct Pass {  // of a thread through a block
   const Norm norm1{block.is_rms != 0, static_cast<float>(block.eps), block.weights.ln1_weight, block.weights.ln1_bias};
   const Norm norm2{block.is_rms != 0, static_cast<float>(block.eps), block.weights.ln2_weight, block.weights.ln2_bias};
   const Share tokens{R};
+  // Where rows can be shared out evenly, a thread's tokens are whole rows, and it attends within what it has itself written.
+  const bool has_whole_rows = block.rows % omp_get_num_threads() == 0;
 
   // out[r] = x[r] weight^T (+ what is there), of this thread's tokens
   void linear(const float* x, int64_t inputs, const float* weight, float* out, int64_t outputs, bool add) const {
@@ -128,7 +131,7 @@ struct Pass {  // of a thread through a block
     const Share share(block.rows * block.heads);
     for (int64_t task = share.from; task < share.to; task++) {
       const int64_t number = task % block.heads;
-      attend(gemm, head(task / block.heads, number / group, number % group), attention_work);
+      attend(head(task / block.heads, number / group, number % group), attention_work);
     }
   }
 
@@ -141,7 +144,7 @@ struct Pass {  // of a thread through a block
       for (int64_t t = 0; t < block.tokens; t++) std::fill_n(own + t * Q + group * H, 2 * H, 0.0f);
       for (int64_t member = 0; member < group; member++) {
         const float* mixed = grad.mixed + start * NH + (kv * group + member) * H;
-        attend_backward(gemm, head(row, kv, member), {mixed, own + member * H, own + group * H, own + (group + 1) * H},
+        attend_backward(head(row, kv, member), {mixed, own + member * H, own + group * H, own + (group + 1) * H},
                         attention_work);
       }
     }
@@ -155,6 +158,12 @@ struct Pass {  // of a thread through a block
     }
   }
 
+  void wait_for_parts_of_rows() const {
+    if (!has_whole_rows) {
+#pragma omp barrier
+    }
+  }
+
   void forward() const {
     const Weights& w = block.weights;
     for (int64_t r = tokens.from; r < tokens.to; r++)
@@ -162,9 +171,9 @@ struct Pass {  // of a thread through a block
     if (w.qkv_bias) begin_with(block.qkv, nullptr, w.qkv_bias, Q);
     linear(block.normal1, D, w.qkv_weight, block.qkv, Q, w.qkv_bias != nullptr);
     turn_all(block.qkv, 1.0f);
-#pragma omp barrier
+    wait_for_parts_of_rows();
     attention();
-#pragma omp barrier
+    wait_for_parts_of_rows();
     begin_with(block.middle, block.x, w.out_bias, D);
     linear(block.mixed, NH, w.out_weight, block.middle, D, true);
     for (int64_t r = tokens.from; r < tokens.to; r++)
@@ -224,9 +233,9 @@ struct Pass {  // of a thread through a block
     std::fill_n(sums, 4 * D, 0.0f);
     feed_forward_backward(grad, sums + 2 * D);
     linear_input(grad.middle, D, block.weights.out_weight, grad.mixed, NH);
-#pragma omp barrier
+    wait_for_parts_of_rows();
     attention_backward(grad);
-#pragma omp barrier
+    wait_for_parts_of_rows();
     turn_all(grad.qkv, -1.0f);
     linear_input(grad.qkv, Q, block.weights.qkv_weight, grad.normal, D);
     norm_backward(norm1, block.x, block.stats1, grad.normal, grad.middle, grad.x, sums);
