@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+import gptworks
 from gptworks.data.store import Store
+from gptworks.train import loop
 
 Call = Callable[..., Any]
 EVALUATED = ["evaluate.every=2", "evaluate.batches=1"]
@@ -100,6 +102,49 @@ def test_what_cannot_be_measured_is_refused(recipe, tmp_path: Path, call: Call, 
     done = call("train", "-c", recipe, "--out", tmp_path / "run", *EVALUATED, *settings, expect=2)
     assert said in done.err
     assert not (tmp_path / "run").exists()
+
+
+def test_data_that_cannot_be_measured_are_refused_before_the_first_step(
+    recipe: Path, tmp_path: Path, call: Call, passages: Path, corpus_file: Path
+) -> None:
+    long, broken, empty = tmp_path / "long.jsonl", tmp_path / "broken.jsonl", tmp_path / "empty.txt"
+    long.write_text(passages.read_text() + json.dumps({"text": corpus_file.read_text()[:800]}) + "\n")
+    broken.write_text(passages.read_text() + "{\n")
+    empty.write_text("\n")
+    for task, data, said in (
+        ("lambada", long, "passage 13 has"),
+        ("lambada", broken, "line 13: not JSON"),
+        ("wikitext", empty, "empty.txt: empty"),
+    ):
+        given = [f"evaluate.tasks={task}", f"evaluate.task_data={data}"]
+        done = call("train", "-c", recipe, "--out", tmp_path / "run", *EVALUATED, *given, expect=2)
+        assert f"evaluate.task_data: the task {task} cannot be measured: {tmp_path}" in done.err and said in done.err
+        assert not (tmp_path / "run").exists()
+    given = ["evaluate.tasks=lambada", f"evaluate.task_data={long}", "evaluate.task_protocols=nonsense"]
+    done = call("train", "-c", recipe, "--out", tmp_path / "run", *EVALUATED, *given, expect=2)
+    assert "evaluate.task_protocols: lambada has none called 'nonsense'. Protocols: strict, last-token" in done.err
+    given[-1] = "evaluate.task_protocols=openai"  # which lets long passages lose their beginning
+    call("train", "-c", recipe, "--out", tmp_path / "run", *EVALUATED, *given)
+    assert all(each["protocol"].startswith("openai: ") for each in lines(tmp_path / "run", "evaluations.jsonl"))
+
+
+def test_data_that_go_while_training_cost_no_steps(recipe: Path, tmp_path: Path, call: Call, passages: Path) -> None:
+    data, run = tmp_path / "passages.jsonl", tmp_path / "run"
+    data.write_text(passages.read_text())
+    given = ["evaluate.tasks=lambada", f"evaluate.task_data={data}", "checkpoint.every=0"]
+
+    def remove(line: dict[str, Any]) -> None:
+        if line["step"] == 3:
+            data.unlink()
+
+    config = gptworks.load_config(recipe, overrides=[*EVALUATED, *given, f"run.out={run}"])
+    with pytest.raises(gptworks.GPTWorksError, match=r"step 4: the evaluation failed, .*passages\.jsonl") as failed:
+        loop.train(config, observers=[remove])
+    assert "--resume auto" in str(failed.value)
+    assert (run / "latest").read_text().strip() == "step-00000004"
+    data.write_text(passages.read_text())
+    call("train", "-c", recipe, "--out", run, *EVALUATED, *given, "--resume", "auto")
+    assert [line["step"] for line in lines(run) if "loss" in line][-2:] == [5, 6]
 
 
 def test_a_line_tells_time_and_memory(recipe: Path, tmp_path: Path, call: Call) -> None:

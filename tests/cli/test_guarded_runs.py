@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from gptworks.checkpoint import manifest as manifests
 from gptworks.data.store import Store
+from gptworks.train import loop
 
 Call = Callable[..., Any]
 DOCUMENT = 80
@@ -86,6 +88,7 @@ def test_a_bad_document_is_skipped_and_named(train: Call, tmp_path: Path, metric
     assert json.loads(call("inspect", tmp_path / "skip", "--events", "--json").out) == found
 
 
+@pytest.mark.slow
 def test_a_bad_document_is_seen_by_its_samples_alone(train: Call, tmp_path: Path) -> None:
     """Where the means of the step are not judged; and nothing is seen where the samples are not judged either."""
     blind = ["train.guard.loss_z=0", "train.guard.grad_norm_z=0", "train.guard.sample_low_z=0"]
@@ -97,6 +100,7 @@ def test_a_bad_document_is_seen_by_its_samples_alone(train: Call, tmp_path: Path
     assert not (tmp_path / "blind" / "events.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_warning_changes_nothing(train: Call, tmp_path: Path, metrics: Call) -> None:
     train("off", "off")
     train("warn", "warn")
@@ -170,11 +174,55 @@ def test_without_a_checkpoint_a_rollback_is_a_skip(train: Call, tmp_path: Path) 
     assert "for want of a good checkpoint to go back to" in done.out
 
 
+@pytest.mark.parametrize("fault", ["manifest", "state"])
+def test_a_rollback_goes_past_a_damaged_checkpoint(
+    fault: str, train: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was damaged since this very run wrote it: it is neither loaded nor does it end the run."""
+    run, folder = tmp_path / "run", tmp_path / "run" / "checkpoints"
+    backward = loop.backward
+
+    def breaking(*arguments: Any, step: int, **options: Any) -> Any:
+        if step == 24:
+            newest = folder / "step-00000020"
+            victim = newest / "manifest.json" if fault == "manifest" else next((newest / "state").glob("*.distcp"))
+            if newest.is_dir():
+                data = bytearray(victim.read_bytes())
+                data[data.index(b'"step": 20') + 9 if fault == "manifest" else len(data) // 2] ^= 1  # 20 -> 21
+                victim.write_bytes(data)
+        gradients = backward(*arguments, step=step, **options)
+        return replace(gradients, loss=float("nan")) if 400 in gradients.sample_ids else gradients  # in the 26th step
+
+    monkeypatch.setattr(loop, "backward", breaking)
+    done = train("run", "rollback", "train.steps=30", "checkpoint.every=10")
+    (event,) = events(run)
+    assert (event["decision"], event["back_to"], event["passed_over"]) == ("rollback", 10, [[160, 416]])
+    told = "does not fit its own checksum" if fault == "manifest" else "contents have changed"
+    assert f"  damaged: {folder / 'step-00000020'}" in done.out and told in done.out
+    assert (folder / "damaged-step-00000020").is_dir()
+    assert {each.name for each in folder.glob("step-*")} == {"step-00000010", "step-00000020", "step-00000030"}
+
+
+def test_a_stop_beside_a_damaged_checkpoint_still_says_why(
+    train: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = tmp_path / "run" / "checkpoints" / "step-00000020" / "manifest.json"
+    backward = loop.backward
+
+    def breaking(*arguments: Any, **options: Any) -> Any:
+        gradients = backward(*arguments, **options)
+        if 400 not in gradients.sample_ids:
+            return gradients
+        manifest.write_bytes(b"")
+        return replace(gradients, loss=float("nan"))
+
+    monkeypatch.setattr(loop, "backward", breaking)
+    done = train("run", "warn", "train.steps=30", "checkpoint.every=10", expect=2)
+    assert "step 26: loss nan" in done.err and "so training stopped (train.nonfinite: stop)" in done.err
+    assert f"The last good checkpoint is {tmp_path / 'run' / 'checkpoints' / 'step-00000010'}" in done.err
+
+
 def test_what_is_not_finite_goes_the_same_way(train: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
-    from gptworks.train import loop
-
     backward = loop.backward
 
     def broken(*arguments: Any, **options: Any) -> Any:

@@ -4,9 +4,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from gptworks.config.schema import GuardConfig
+from gptworks.model import IGNORED, NOT_SCORED
 from gptworks.train.guard import Guard
+from gptworks.train.variety import varieties
 
 
 def guard(action: str = "skip", window: int = 8, **more: float) -> Guard:
@@ -80,8 +83,8 @@ def test_a_poisoned_step_does_not_enter_the_window() -> None:
         (0.1, 1e-6, ""),  # better than ever is not bad
         (3.17, 1.0, ""),
         (3.19, 1.0, "loss"),  # 6 times 1 % of the usual loss, the least deviation
-        (3.0, math.exp(0.39), ""),
-        (3.0, math.exp(0.41), "grad_norm"),  # 8 times 0.05
+        (3.0, math.exp(1.99), ""),
+        (3.0, math.exp(2.01), "grad_norm"),  # 8 times 0.25
         (9.0, 90.0, "loss"),
         (math.nan, 1.0, "nonfinite"),
         (3.0, math.inf, "nonfinite"),
@@ -126,3 +129,43 @@ def test_what_it_remembers_is_exact() -> None:
     assert longer.judge(90.0, 90.0).rule == "", "half of the longer window is not known yet"
     shorter = Guard(GuardConfig(action="skip", window=4), first.state())
     assert shorter.judge(3.2, 1.3) == fed(guard(window=4), losses, norms).judge(3.2, 1.3)
+
+
+def by_counting(sample: list[int]) -> float:
+    _, counts = np.unique(sample, return_counts=True)
+    shares = counts / len(sample)
+    return float(-(shares * np.log(shares)).sum() / math.log(len(sample)))
+
+
+def test_how_varied_the_tokens_of_a_sample_are() -> None:
+    draws = np.random.default_rng(6)
+    samples = [np.full(64, 7), np.tile([3, 4], 32), np.arange(64), draws.integers(0, 20, 64), draws.zipf(1.5, 64) % 99]
+    found = varieties(torch.tensor(np.array(samples)))
+    assert found.tolist() == pytest.approx([by_counting(sample.tolist()) for sample in samples])
+    assert found[:3].tolist() == pytest.approx([0.0, math.log(2) / math.log(64), 1.0])
+
+
+def test_only_what_is_scored_counts_and_a_short_answer_is_not_judged() -> None:
+    labels = torch.full((3, 64), IGNORED)
+    labels[0, 20:] = torch.tensor([5, 6, 6, 9] * 11)
+    labels[1, 33:] = 5  # 31 tokens
+    assert varieties(labels).tolist() == pytest.approx([by_counting([5, 6, 6, 9] * 11), NOT_SCORED, NOT_SCORED])
+
+
+def test_a_sample_that_repeats_itself() -> None:
+    """By its share of the usual, whatever its loss; and not while the usual is not known."""
+    watch = guard()
+    for _ in range(7):
+        watch.learn(3.0, 1.0, [3.0] * 4, [0.7, 0.8, 0.9, NOT_SCORED])
+    assert watch.judge(3.0, 1.0, [3.0] * 4, [0.8, 0.8, 0.8, 0.0]).rule == ""
+    watch.learn(3.0, 1.0, [3.0] * 4, [0.8, 0.8, 0.8, 0.0])
+    assert watch.judge(3.0, 1.0, [3.0] * 4, [0.8, 0.8, 0.21, NOT_SCORED]).rule == "", "a quarter, and a little"
+    verdict = watch.judge(3.0, 1.0, [3.0] * 4, [0.8, 0.8, 0.16, NOT_SCORED])
+    assert verdict.rule == "variety" and verdict.share_of_variety == pytest.approx(0.2)
+    assert "20% of the usual variety" in str(verdict)
+    assert watch.judge(3.0, 1.0, [3.0] * 4, [0.0] * 4).rule == "variety", "all of them do"
+    assert watch.judge(3.0, 1.0, [3.0] * 4, [NOT_SCORED] * 4).share_of_variety is None
+    again = Guard(watch.cfg, watch.state())
+    assert again.judge(3.0, 1.0, [3.0] * 4, [0.8, 0.8, 0.16, 0.8]).rule == "variety"
+    not_asked = Guard(GuardConfig(action="skip", window=8, variety=0.0), watch.state())
+    assert not_asked.judge(3.0, 1.0, [3.0] * 4, [0.0] * 4).rule == ""

@@ -2,15 +2,17 @@
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gptworks.checkpoint import manifest as manifests
 from gptworks.config.load import flatten
 from gptworks.config.schema import OptimConfig
-from gptworks.errors import CheckpointError, TrainingError
-from gptworks.train import event_file, events, guard, resume, schedule
+from gptworks.errors import CheckpointError, DamagedCheckpoint, TrainingError
+from gptworks.launch.ranks import Ranks
+from gptworks.train import event_file, guard, resume, schedule
 from gptworks.train.guard import Verdict
 from gptworks.train.metrics import NONFINITE
 from gptworks.train.step import Gradients
@@ -29,6 +31,7 @@ class Decision:
     action: str
     why: str = ""  # of a stop
     good: Path | None = None
+    damaged: dict[Path, str] = field(default_factory=dict)  # newer checkpoints, and what is wrong with them
 
 
 def decide(run: "Run", step: int, gradients: Gradients) -> Decision:
@@ -36,7 +39,7 @@ def decide(run: "Run", step: int, gradients: Gradients) -> Decision:
 
     A bad step is written down with its samples. Raises where training is to stop.
     """
-    numbers = gradients.loss, gradients.grad_norm, gradients.sample_losses
+    numbers = gradients.loss, gradients.grad_norm, gradients.sample_losses, gradients.sample_varieties
     verdict = run.guard.judge(*numbers)
     if not verdict.rule:
         run.guard.learn(*numbers)
@@ -48,7 +51,8 @@ def decide(run: "Run", step: int, gradients: Gradients) -> Decision:
     decision = _decision(run, verdict, is_overflow=is_overflow)
     event = None
     if run.cfg.train.guard.action != "off" and not is_overflow:
-        event = events.record(run, step, gradients, verdict, decision.action, sample_ids, **_of_rollback(run, decision))
+        more = {"decision": decision.action, **run.guard.expected(), **_of_rollback(run, decision)}
+        event = run.events.record(step, gradients, verdict, sample_ids, **more)
     if decision.action == STOP:
         raise TrainingError(_told(run, step, gradients, verdict, decision.why, sample_ids))
     if decision.action == UPDATE:
@@ -77,12 +81,30 @@ def _decision(run: "Run", verdict: Verdict, *, is_overflow: bool) -> Decision:
     if action == "rollback":
         if run.progress.rollbacks >= cfg.guard.max_rollbacks:
             return Decision(STOP, f"train.guard.max_rollbacks: {cfg.guard.max_rollbacks}")
-        good = run.saving.newest_sound(run.losses, scheduled=True)
+        good, damaged = _newest_sound_and_whole(run, scheduled=True)
         if good is not None:
-            return Decision(ROLLBACK, good=good)
+            return Decision(ROLLBACK, good=good, damaged=damaged)
     if run.progress.skipped_in_a_row + 1 >= cfg.max_skips:
         return Decision(STOP, f"train.max_skips: {cfg.max_skips} in a row")
     return Decision(SKIP)
+
+
+def _newest_sound_and_whole(run: "Run", *, scheduled: bool = False) -> tuple[Path | None, dict[Path, str]]:
+    """A checkpoint that training went on well after, whose files are as they were written; and damaged newer ones."""
+    damaged: dict[Path, str] = {}
+    ranks = run.ranks
+    while (good := run.saving.newest_sound(run.losses, scheduled=scheduled, without=damaged)) is not None:
+        try:
+            ranks.on_all(partial(_require_whole, good, ranks))
+            return good, damaged
+        except DamagedCheckpoint as error:
+            damaged[good] = str(error)
+    return None, damaged
+
+
+def _require_whole(checkpoint: Path, ranks: Ranks) -> None:
+    """Each rank looks at a share of the files."""
+    manifests.verify(checkpoint, manifests.read(checkpoint), share=ranks.rank, shares=ranks.size)
 
 
 def _of_rollback(run: "Run", decision: Decision) -> dict[str, Any]:
@@ -121,7 +143,7 @@ def _told(run: "Run", step: int, gradients: Gradients, verdict: Verdict, why: st
     """Why training stops, and how to go on."""
     ids = ", ".join(str(i) for i in sample_ids[:8]) + (", ..." if len(sample_ids) > 8 else "")
     details = run.folder / (NONFINITE if verdict.rule == guard.NONFINITE else event_file.NAME)
-    good = run.saving.newest_sound(run.losses)
+    good, _ = _newest_sound_and_whole(run)
     return (
         f"step {step}: loss {gradients.loss:g}, gradient norm {gradients.grad_norm:g} in samples {ids}: {verdict}, "
         f"so training stopped ({why}). The samples are written down in {details}.\n"

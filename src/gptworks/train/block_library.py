@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gptworks.compilers import cxx_compilers
-from gptworks.generate.kernel_library import OFF, InstructionSet, library_of, possible, reason_of
+from gptworks.generate.kernel_library import OFF, InstructionSet, library_of, no_place, possible, reason_of
 
 SOURCE = Path(__file__).parent / "kernels" / "block.cpp"
 # Sums keep their order; products are fused into them where the processor can.
@@ -21,7 +21,7 @@ _FLAGS = ("-O3", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-fno-tr
 
 @dataclass(frozen=True)
 class Functions:
-    """Of a library that has been opened."""
+    """The functions of a library that has been opened."""
 
     instructions: str
     forward: Any  # (block)
@@ -41,6 +41,8 @@ def loaded(trial: Trial) -> tuple[Functions | None, str]:
     sgemm = _sgemm()
     if not sgemm:
         return None, "this torch does not show the function it multiplies with (sgemm)"
+    if reason := no_place():
+        return None, reason
     reasons = []
     for compiler in cxx_compilers():
         for instructions in possible():
@@ -57,11 +59,7 @@ def _opened(compiler: str, instructions: InstructionSet, sgemm: int, trial: Tria
         yield from trial(_open(path, instructions.name, sgemm))
 
     library = library_of(SOURCE, compiler, instructions, _FLAGS, try_out)
-    try:
-        return _open(library, instructions.name, sgemm)
-    except OSError:  # cut short or overwritten since it was built
-        library.unlink(missing_ok=True)
-        return _open(library_of(SOURCE, compiler, instructions, _FLAGS, try_out), instructions.name, sgemm)
+    return _open(library, instructions.name, sgemm)
 
 
 def _open(path: Path, instructions: str, sgemm: int) -> Functions:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from gptworks.checkpoint import portable
 from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.counted import counted
+from gptworks.errors import GPTWorksError, TrainingError
 from gptworks.evaluate import registry
 from gptworks.evaluate import run as evaluating
 from gptworks.evaluate.heldout import HeldOut, held_out_loss
-from gptworks.evaluate.request import Request
 from gptworks.generate import engine
-from gptworks.train import jsonl
+from gptworks.train import jsonl, resume, what_is_measured
 from gptworks.train.metrics import EVALUATIONS, TEXTS
 from gptworks.train.what_is_measured import HELD_OUT_LOSS, is_higher_better
 
@@ -28,13 +28,14 @@ _WEIGHTS = ".evaluating"  # in the run folder, while the main process reads them
 def evaluate(run: "Run") -> None:
     """On all ranks, which know the same afterwards: what follows from it must be the same everywhere."""
     run.console.doing("evaluating")
-    with run.watch.paused():
-        held_out = _held_out(run)
-        measured: dict[str, float] = {HELD_OUT_LOSS: held_out.loss}
-        if run.cfg.evaluate.tasks or run.cfg.train.sample_prompts:
-            with _whole_weights(run) as folder:
-                measured |= run.ranks.on_main(lambda: _measure_tasks(run, folder))
-                run.ranks.on_main(lambda: _write_texts(run, folder))
+    try:
+        with run.watch.paused():
+            held_out = _held_out(run)
+            measured = {HELD_OUT_LOSS: held_out.loss, **_of_whole_model(run)}
+    except GPTWorksError as error:  # the data of a task have gone or have changed since the run began
+        run.save()
+        run.saving.wait()
+        raise _not_measured(run, error) from error
     run.console.doing("")
     progress = run.progress
     before = progress.held_out_samples
@@ -46,11 +47,38 @@ def evaluate(run: "Run") -> None:
     progress.held_out_loss = held_out.loss if math.isfinite(held_out.loss) else None
     is_best = progress.see(run.cfg.checkpoint.best_by, measured, higher_is_better=is_higher_better(run.cfg))
     run.metrics.log(progress.step, {**measured, "held_out_tokens": held_out.tokens})
-    listed = "".join(f", {name} {value:.4f}" for name, value in measured.items() if name != HELD_OUT_LOSS)
+    listed = "".join(f", {name} {_short(value)}" for name, value in measured.items() if _is_result(name))
     run.console.say(
         f"step {progress.step}: held-out loss {held_out.loss:.4f} over {held_out.tokens:,} tokens{listed}"
         + (", the best so far" if is_best else "")
     )
+
+
+def _of_whole_model(run: "Run") -> dict[str, float]:
+    """Tasks and texts: what a single process does with all weights."""
+    if not (run.cfg.evaluate.tasks or run.cfg.train.sample_prompts):
+        return {}
+    with _whole_weights(run) as folder:
+        measured = run.ranks.on_main(lambda: _measure_tasks(run, folder))
+        run.ranks.on_main(lambda: _write_texts(run, folder))
+    return measured
+
+
+def _not_measured(run: "Run", error: GPTWorksError) -> TrainingError:
+    go_on = resume.command(run.folder, "--resume", "auto")
+    return TrainingError(
+        f"step {run.progress.step}: the evaluation failed, so training stopped and saved: {error}\n"
+        f"Mend that, or leave it out of evaluate.tasks, and go on with: {go_on}"
+    )
+
+
+def _is_result(name: str) -> bool:
+    """Not what was counted or is the same each time; metrics.jsonl has all of it."""
+    return name != HELD_OUT_LOSS and not name.endswith(("_total", "_ratio"))
+
+
+def _short(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def _held_out(run: "Run") -> HeldOut:
@@ -84,10 +112,9 @@ def _whole_weights(run: "Run") -> Iterator[Path]:
 
 
 def _measure_tasks(run: "Run", folder: Path) -> dict[str, float]:
-    cfg = run.cfg.evaluate
     found: dict[str, float] = {}
-    for name, data in zip(cfg.tasks, cfg.task_data, strict=True):
-        request = Request(task=name, data=data, limit=cfg.task_limit, device=run.setup.world.device.type)
+    for request in what_is_measured.requests(run.cfg, run.setup.world.device.type):
+        name = request.task
         result = evaluating.evaluate([str(folder)], request)
         row = result["rows"][0]
         values = {metric: row[metric] for metric in registry.find(name).metrics if row.get(metric) is not None}

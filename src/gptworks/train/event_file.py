@@ -1,5 +1,7 @@
 """events.jsonl of a run, and the samples of bad steps beside it: read, described, forgotten."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -7,7 +9,9 @@ from gptworks import run_paths
 from gptworks.train import jsonl
 
 NAME = run_paths.EVENTS
+_SAMPLE_FILE = re.compile(r"bad-batch-\d+(-\d+)?\.jsonl")
 _WORTH_SAYING = 3.0  # deviations of a sample, in one line
+_SAID_BELOW = 0.5  # of the usual variety, there
 
 
 def read(run: Path) -> list[dict[str, Any]]:
@@ -16,25 +20,32 @@ def read(run: Path) -> list[dict[str, Any]]:
 
 def read_samples(run: Path, event: dict[str, Any]) -> list[dict[str, Any]]:
     """The samples of the step, the one with the highest loss first; none where they were not written."""
-    name = event.get("samples")
-    if not isinstance(name, str) or Path(name).name != name:
+    name = _sample_file(event)
+    if name is None:
         return []
     return [each for each in jsonl.entries(run / name, needs="sample")[0] if is_sample(each)]
 
 
-def forget_after(run: Path, step: int, rollbacks: int) -> None:
+def _sample_file(event: dict[str, Any]) -> str | None:
+    """The name of the file with its samples, and of no other file: what an event names is deleted with it."""
+    name = event.get("samples")
+    return name if isinstance(name, str) and _SAMPLE_FILE.fullmatch(name) else None
+
+
+def forget_after(run: Path, step: int, rollbacks: int, say: Callable[[str], None]) -> None:
     """Drop what a run that goes on from `step` will do again: a rollback is known to the checkpoint that it went back
-    to, from the moment that it was saved with the samples to pass over."""
-    if not (run / NAME).exists():
-        return
-    entries, _ = jsonl.entries(run / NAME)
-    kept = [
-        each for each in entries if each.get("back_to", each["step"]) <= step and each.get("rollback", 0) <= rollbacks
-    ]
-    for dropped in (each for each in entries if each not in kept):
-        if isinstance(name := dropped.get("samples"), str) and Path(name).name == name:
-            (run / name).unlink(missing_ok=True)
-    jsonl.rewrite(run / NAME, kept)
+    to, from the moment that it was saved with the samples to pass over. `say` tells of lines that are no events."""
+
+    def is_kept(event: dict[str, Any]) -> bool:
+        number, back_to = event.get("rollback"), event.get("back_to")
+        begins = back_to if type(back_to) is int else event["step"]
+        return begins <= step and (type(number) is not int or number <= rollbacks)
+
+    dropped, num_bad = jsonl.keep(run / NAME, is_kept)
+    for name in filter(None, map(_sample_file, dropped)):
+        (run / name).unlink(missing_ok=True)
+    if num_bad:
+        say(jsonl.about_bad(run / NAME, num_bad))
 
 
 def in_words(event: dict[str, Any]) -> str:
@@ -45,6 +56,7 @@ def in_words(event: dict[str, Any]) -> str:
         "grad_norm": "a high gradient norm",
         "sample_high": "a sample with a high loss",
         "sample_low": "a sample with a low loss",
+        "variety": "a sample that repeats itself",
     }
     done = {"update": "warned", "skip": "skipped", "rollback": "rolled back", "stop": "stopped"}
     decision = str(event.get("decision"))
@@ -58,10 +70,18 @@ def in_words(event: dict[str, Any]) -> str:
     for name, title in (("sample_high", "highest"), ("sample_low", "lowest")):
         if isinstance(z := event.get(f"{name}_z"), float) and z > _WORTH_SAYING:
             numbers.append(f"{title} sample {z:+.1f} deviations from the others")
+    if (share := share_of_variety(event)) is not None and share < _SAID_BELOW:
+        numbers.append(f"variety of tokens in a sample {share:.0%} of the usual")
     if (ranges := passed_over(event)) and isinstance(event.get("back_to"), int):
         listed = ", ".join(f"{first:,} to {end - 1:,}" for first, end in ranges)
         numbers.append(f"back to step {event['back_to']:,}; passed over so far: samples {listed}")
     return f"{text}; {'; '.join(numbers)}"
+
+
+def share_of_variety(event: dict[str, Any]) -> float | None:
+    """That the most monotonous sample of the step has of the usual."""
+    variety, usual = event.get("variety"), event.get("usual_variety")
+    return variety / usual if isinstance(variety, float) and isinstance(usual, float) and usual > 0 else None
 
 
 def passed_over(event: dict[str, Any]) -> list[tuple[int, int]]:
@@ -74,8 +94,18 @@ def passed_over(event: dict[str, Any]) -> list[tuple[int, int]]:
 def is_sample(value: Any) -> TypeGuard[dict[str, Any]]:
     """Whether it has what `where` reads: files may have been damaged."""
     pieces = value.get("pieces") if isinstance(value, dict) else None
-    known = {"document", "tokens", "characters", "text"}
-    return isinstance(pieces, list) and all(isinstance(each, dict) and known <= each.keys() for each in pieces)
+    return isinstance(pieces, list) and isinstance(value.get("store"), str) and all(map(_is_piece, pieces))
+
+
+def _is_piece(value: Any) -> bool:
+    if not isinstance(value, dict) or not {"document", "tokens", "characters", "text"} <= value.keys():
+        return False
+    text, tokens, characters = value["text"], value["tokens"], value["characters"]
+    return (text is None or isinstance(text, str)) and _is_pair(tokens) and (not characters or _is_pair(characters))
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and type(value[0]) is type(value[1]) is int
 
 
 def where(sample: dict[str, Any]) -> str:

@@ -2,68 +2,75 @@
 
 import math
 import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gptworks.data import provenance
+from gptworks.data.provenance import Origin
+from gptworks.launch.ranks import Ranks
 from gptworks.model import NOT_SCORED
 from gptworks.train import jsonl
 from gptworks.train.event_file import NAME
-from gptworks.train.guard import GRAD_NORM, SAMPLE_LOW, Verdict
+from gptworks.train.guard import GRAD_NORM, SAMPLE_LOW, VARIETY, Verdict
 from gptworks.train.step import Gradients
-
-if TYPE_CHECKING:
-    from gptworks.train.run import Run
 
 _MOST_BATCHES = 100  # files of samples; a run that goes wrong all the time says nothing new
 _SHOWN = 400  # characters of a text in a line of events.jsonl; all of it is in the file of the samples
 
 
-def record(
-    run: "Run", step: int, gradients: Gradients, verdict: Verdict, decision: str, sample_ids: list[int], **more: Any
-) -> dict[str, Any] | None:
-    """On all ranks, which know the same; the main process writes, and gets what it wrote."""
-    entry = {
-        "step": step,
-        "rule": verdict.rule,
-        "decision": decision,
-        "loss": _number(gradients.loss),
-        "grad_norm": _number(gradients.grad_norm),
-        **{f"{rule}_z": z for rule, z in verdict.deviations.items()},
-        **run.guard.expected(),
-        "sample_ids": sample_ids,
-        **more,
-    }
-    # Both are in the order of samples, which is that of their numbers.
-    losses = dict(zip(sample_ids, gradients.sample_losses, strict=True))
-    return run.ranks.on_main(lambda: _write(run, entry, losses))
+@dataclass(frozen=True)
+class EventLog:
+    """The events of a run, written by its main process."""
+
+    folder: Path
+    ranks: Ranks
+    origins: Callable[[list[int]], list[Origin]]  # of samples
+
+    def record(
+        self, step: int, gradients: Gradients, verdict: Verdict, sample_ids: list[int], **more: Any
+    ) -> dict[str, Any] | None:
+        """On all ranks, which know the same; the main process gets what it wrote."""
+        entry = {
+            "step": step,
+            "rule": verdict.rule,
+            "loss": _number(gradients.loss),
+            "grad_norm": _number(gradients.grad_norm),
+            **{f"{rule}_z": z for rule, z in verdict.deviations.items()},
+            "sample_ids": sample_ids,
+            **more,
+        }
+        if judged := [each for each in gradients.sample_varieties if each != NOT_SCORED]:
+            entry["variety"] = min(judged)
+        # All are in the order of samples, which is that of their numbers.
+        losses = dict(zip(sample_ids, gradients.sample_losses, strict=True))
+        varieties = dict(zip(sample_ids, gradients.sample_varieties, strict=True))
+        return self.ranks.on_main(lambda: self._write(entry, losses, varieties))
+
+    def _write(self, entry: dict[str, Any], losses: dict[int, float], varieties: dict[int, float]) -> dict[str, Any]:
+        if len(list(self.folder.glob("bad-batch-*.jsonl"))) < _MOST_BATCHES:
+            worst_first = _worst_first(entry["rule"], losses, varieties)
+            samples = [
+                {"sample": number, "loss": _number(losses[number]), "variety": varieties[number], **origin.as_json()}
+                for number, origin in zip(worst_first, self.origins(worst_first), strict=True)
+            ]
+            name = _free_name(self.folder, entry["step"])
+            jsonl.rewrite(self.folder / name, samples)
+            entry = {**entry, "samples": name, "culprit": _shortened(samples[0])}
+        jsonl.append(self.folder / NAME, entry)
+        return entry
 
 
-def _write(run: "Run", entry: dict[str, Any], losses: dict[int, float]) -> dict[str, Any]:
-    if len(list(run.folder.glob("bad-batch-*.jsonl"))) < _MOST_BATCHES:
-        worst_first = _worst_first(entry["rule"], losses)
-        places = provenance.origins(
-            run.setup.dataset.stores, run.setup.train_samples, worst_first, run.setup.dataset.tokenizer
-        )
-        samples = [
-            {"sample": number, "loss": _number(losses[number]), **origin.as_json()}
-            for number, origin in zip(worst_first, places, strict=True)
-        ]
-        name = _free_name(run.folder, entry["step"])
-        jsonl.rewrite(run.folder / name, samples)
-        entry = {**entry, "samples": name, "culprit": _shortened(samples[0])}
-    jsonl.append(run.folder / NAME, entry)
-    return entry
-
-
-def _worst_first(rule: str, losses: dict[int, float]) -> list[int]:
-    """The lowest loss first where that is what is wrong, that farthest from the middle where the loss does not tell,
-    and else the highest; samples of which nothing is scored come last."""
+def _worst_first(rule: str, losses: dict[int, float], varieties: dict[int, float]) -> list[int]:
+    """The least varied or the lowest loss first where that is what is wrong, that farthest from the middle where the
+    loss does not tell, and else the highest; samples of which nothing is scored come last."""
     scored = [loss for loss in losses.values() if loss != NOT_SCORED and math.isfinite(loss)]
     middle = statistics.median(scored) if scored else 0.0
 
     def how_bad(number: int) -> float:
         loss = losses[number]
+        if rule == VARIETY:
+            return -math.inf if varieties[number] == NOT_SCORED else -varieties[number]
         if loss == NOT_SCORED:
             return -math.inf
         if not math.isfinite(loss):

@@ -2,10 +2,11 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from gptworks import json_text
 from gptworks.durable import sync
 
 
@@ -18,15 +19,15 @@ def entries(path: Path, needs: str = "step") -> tuple[list[dict[str, Any]], list
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return [], []
-    found, bad = [], []
+    good, bad = [], []
     for line in lines[:-1]:
         entry = _parsed(line, needs)
         if entry is not None:
-            found.append(entry)
+            good.append(entry)
         elif line.strip():
             bad.append(line)
     last = _parsed(lines[-1], needs)
-    return found + ([last] if last is not None else []), bad
+    return good + ([last] if last is not None else []), bad
 
 
 class Tail:
@@ -50,19 +51,19 @@ class Tail:
         except FileNotFoundError:
             self._file, self._read = 0, 0
             return True, [], 0
-        found = [(line, _parsed(line, self.needs)) for line in lines]
+        parsed = [(line, _parsed(line, self.needs)) for line in lines]
         self._read += sum(len(line) + 1 for line in lines)
         if (ended := _parsed(last, self.needs)) is not None:  # else the rest of it may still come
-            found.append((last, ended))
+            parsed.append((last, ended))
             self._read += len(last)
-        entries = [entry for _, entry in found if entry is not None]
-        return is_another, entries, sum(1 for line, entry in found if entry is None and line.strip())
+        entries = [entry for _, entry in parsed if entry is not None]
+        return is_another, entries, sum(1 for line, entry in parsed if entry is None and line.strip())
 
 
 def _parsed(line: bytes, needs: str) -> dict[str, Any] | None:
     try:
-        entry = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError):  # not UTF-8 is a ValueError, too
+        entry = json_text.loads_record(line.decode("utf-8"))
+    except ValueError:  # not UTF-8 is one, too
         return None
     is_entry = isinstance(entry, dict) and type(entry.get(needs)) is int and entry[needs] >= 0
     return entry if is_entry else None
@@ -74,6 +75,30 @@ def rewrite(path: Path, kept: Iterable[dict[str, Any]]) -> None:
     replacement.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
     sync(replacement)  # else the power may go between the new name and what is behind it, and all lines with it
     replacement.replace(path)
+
+
+def keep(path: Path, is_kept: Callable[[dict[str, Any]], bool]) -> tuple[list[dict[str, Any]], int]:
+    """Drops the other entries; lines that are none are put into a file beside. Returns the entries that were dropped,
+    and how many lines were none."""
+    if not path.exists():
+        return [], 0
+    found, bad = entries(path)
+    if bad:
+        with aside(path).open("ab") as file:
+            file.write(b"\n".join(bad) + b"\n")
+    kept = [entry for entry in found if is_kept(entry)]
+    rewrite(path, kept)
+    return [entry for entry in found if not is_kept(entry)], len(bad)
+
+
+def aside(path: Path) -> Path:
+    """Where the lines of a file are put that are no entries."""
+    return path.with_name(f"{path.name}.bad")
+
+
+def about_bad(path: Path, number: int) -> str:
+    """What the user is told of them."""
+    return f"{path}: {number} line{'s' * (number > 1)} that cannot be read set aside in {aside(path)}"
 
 
 def append(path: Path, entry: dict[str, Any]) -> None:

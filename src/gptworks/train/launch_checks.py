@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gptworks.config.checks import fit_layout
 from gptworks.config.derive import Layout, plan_batch, solve_layout
-from gptworks.config.schema import AXES, RunConfig
+from gptworks.config.schema import AXES, ParallelConfig, RunConfig
 from gptworks.errors import UsageError
 from gptworks.launch import nodes, rank_env
 from gptworks.launch.nodes import Nodes
@@ -28,10 +28,10 @@ class LaunchOptions:
     resume: str = "never"
 
 
-def processes_of_layout(config: RunConfig) -> int:
+def processes_of_layout(parallel: ParallelConfig) -> int:
     """As many as the numbers of the layout say; 0 where one of them is left open."""
-    is_open = any(getattr(config.parallel, axis) == "auto" for axis in AXES)
-    return 0 if is_open else Layout.from_config(config.parallel).world_size
+    is_open = any(getattr(parallel, axis) == "auto" for axis in AXES)
+    return 0 if is_open else Layout.from_config(parallel).world_size
 
 
 def checked_launch(options: LaunchOptions, config: RunConfig) -> tuple[Nodes, int]:
@@ -86,10 +86,11 @@ def _pod_options(options: LaunchOptions) -> dict[str, str]:
 
 def _refuse_unfit(config: RunConfig, machines: Nodes, nproc: int) -> None:
     """What the run would refuse with any number of machines that it may have."""
-    if machines.at_least < machines.count and processes_of_layout(config):
+    if machines.at_least < machines.count and processes_of_layout(config.parallel):
         raise UsageError(
             f"--nnodes {machines.at_least}:{machines.count}: the number of processes may change, but parallel has room "
-            f"for {processes_of_layout(config)} only. Set one of its degrees to auto, such as parallel.dp=auto."
+            f"for {processes_of_layout(config.parallel)} only. Set one of its degrees to auto, such as "
+            "parallel.dp=auto."
         )
     batches = set()
     for count in range(machines.at_least, machines.count + 1):
@@ -115,7 +116,7 @@ def _num_processes(asked: int | None, machines: Nodes, config: RunConfig) -> int
         return here
     if asked is not None:
         return asked
-    processes = processes_of_layout(config)
+    processes = processes_of_layout(config.parallel)
     if processes and processes % machines.count == 0:
         return processes // machines.count
     raise UsageError(f"--nproc: not given, and parallel does not tell for {machines.count} machines. Say how many.")

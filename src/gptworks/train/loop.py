@@ -67,8 +67,8 @@ def train(
         run_folder.refuse_private(folder, ranks)
         opened.enter_context(memory.explained(cfg, setup, predicted))
         interrupts = opened.enter_context(Interrupts())
-        told = {"command": command or sys.argv, "origins": dict(origins or {}), "plan": predicted}
-        run = opened.enter_context(Run(cfg, setup, folder, resume_from, told, ranks, observers))
+        provenance = {"command": command or sys.argv, "origins": dict(origins or {}), "plan": predicted}
+        run = opened.enter_context(Run(cfg, setup, folder, resume_from, provenance, ranks, observers))
         was_finished = run.progress.step >= run.setup.last_step
         stopped_by = _loop(cfg, run, interrupts)
         run.finish()
@@ -96,12 +96,12 @@ def _loop(cfg: RunConfig, run: Run, interrupts: Interrupts) -> str:
             )
         decision = bad_step.decide(run, step, gradients)
         if decision.good is not None:
-            run.roll_back(decision.good)
+            run.roll_back(decision.good, decision.damaged)
             continue
         wanted = decision.action == bad_step.UPDATE
         with run.watch.timed(OPTIMIZER):
             report = update(run.optimizer, gradients, run.scaler, clip=cfg.optim.clip, wanted=wanted)
-        run.count(step, report)
+        run.record(step, report)
 
         is_last = step == last_step
         if due(step, cfg.train.log_every) or is_last or not report.updated:

@@ -56,9 +56,9 @@ class Prediction:
     def advice(self, capacity: float) -> list[str]:
         """The three smallest changes; where there are not so many, what makes another model too."""
         budget = MemoryBudget(capacity, self.budget.shared_by)
-        found = changes.smallest(self.workload, self.choice, budget, may_add_devices=self.can_be_many)
-        kept = [change for change in found if change.kind != changes.MODEL]
-        lines = [f"  {change}" for change in (found if len(kept) < 3 else kept)[:4]]
+        smaller = changes.smallest(self.workload, self.choice, budget, may_add_devices=self.can_be_many)
+        kept = [change for change in smaller if change.kind != changes.MODEL]
+        lines = [f"  {change}" for change in (smaller if len(kept) < 3 else kept)[:4]]
         if not lines:
             return ["Nothing smaller was found: use a larger device, or a smaller model."]
         return ["The smallest changes that keep the global batch:", *lines]
@@ -88,42 +88,42 @@ def check(cfg: RunConfig, setup: Setup, ranks: Ranks) -> Prediction | None:
     """Before the model is built: says so where it will not fit, or refuses. Silent where it will."""
     if cfg.train.check_memory == "off":
         return None
-    found = ranks.on_all(lambda: predict(cfg, setup))
-    too_small = [rank for rank, fits in enumerate(ranks.gather(found.fits)) if not fits]
+    predicted = ranks.on_all(lambda: predict(cfg, setup))
+    too_small = [rank for rank, fits in enumerate(ranks.gather(predicted.fits)) if not fits]
     if not too_small:
-        return found
+        return predicted
     if ranks.rank == too_small[0]:
-        text = _warning(found, too_small, ranks)
+        text = _warning(predicted, too_small, ranks)
         if cfg.train.check_memory == "warn":
             print(f"warning: {text}", file=sys.stderr, flush=True)
     if cfg.train.check_memory == "refuse":
-        told = ranks.gather(text if ranks.rank == too_small[0] else "")
-        raise TrainingError(told[too_small[0]])
-    return found
+        texts = ranks.gather(text if ranks.rank == too_small[0] else "")
+        raise TrainingError(texts[too_small[0]])
+    return predicted
 
 
-def as_json(found: Prediction | None, peak: Peak) -> dict[str, float]:
+def as_json(predicted: Prediction | None, peak: Peak) -> dict[str, float]:
     """What is written down of a prediction, to be compared with what was measured. `peak`: of one device, without which
     nothing can be said of the time."""
-    if found is None:
+    if predicted is None:
         return {}
-    written: dict[str, float] = {"tensor_bytes_of_a_rank": max(each.peak for each in found.memories)}
+    written: dict[str, float] = {"tensor_bytes_of_a_rank": max(each.peak for each in predicted.memories)}
     if peak.flops is not None:
-        like = "cpu" if found.workload.on_cpu else "a100-80g"
-        capacity = max(1.0, found.budget.capacity)
+        like = "cpu" if predicted.workload.on_cpu else "a100-80g"
+        capacity = max(1.0, predicted.budget.capacity)
         device = devices.custom_device(memory=capacity, tflops=peak.flops / 1e12, like=like)
-        written["step_seconds"] = step_time(found.workload, found.choice, device, devices.link(of=device)).total
+        written["step_seconds"] = step_time(predicted.workload, predicted.choice, device, devices.link(of=device)).total
     return written
 
 
-def _warning(found: Prediction, too_small: list[int], ranks: Ranks) -> str:
+def _warning(predicted: Prediction, too_small: list[int], ranks: Ranks) -> str:
     where = f" (rank {too_small[0]})" if ranks.size > 1 else ""
-    fullest = max(found.memories, key=lambda each: each.peak)
+    fullest = max(predicted.memories, key=lambda each: each.peak)
     return "\n".join(
         [
-            f"train.check_memory: {found.amounts()}{where}.",
+            f"train.check_memory: {predicted.amounts()}{where}.",
             f"  {breakdown(fullest)}",
-            *found.advice(found.budget.capacity),
+            *predicted.advice(predicted.budget.capacity),
         ]
     )
 
@@ -150,15 +150,15 @@ def is_out_of_memory(error: BaseException) -> bool:
 def _explain(error: BaseException, cfg: RunConfig, setup: Setup, known: Prediction | None) -> str:
     world = setup.world
     who = f"rank {world.rank}, " if world.layout.world_size > 1 else ""
-    said = " ".join(str(error).split())[:240] or type(error).__name__
-    found = known or predict(cfg, setup)
-    mine = found.of_rank(world.rank)
+    reason = " ".join(str(error).split())[:240] or type(error).__name__
+    predicted = known or predict(cfg, setup)
+    mine = predicted.of_rank(world.rank)
     # What is free now says little: the failed step may still hold its tensors.
-    capacity = found.budget.capacity if known and not known.fits else found.needed * _LESS
+    capacity = predicted.budget.capacity if known and not known.fits else predicted.needed * _LESS
     return "\n".join(
         [
-            f"out of memory ({who}{world.device}): {said}",
+            f"out of memory ({who}{world.device}): {reason}",
             f"Predicted: {amount(mine.peak)} of tensors: {breakdown(mine)}.",
-            *found.advice(capacity),
+            *predicted.advice(capacity),
         ]
     )

@@ -51,8 +51,7 @@ class Metrics:
         for name in (NAME, NONFINITE, TEXTS, EVALUATIONS):
             num_bad = forget_after(run / name, resumed_step)
             if num_bad:
-                lines = f"{num_bad} line{'s' * (num_bad > 1)}"
-                self.say(f"{run / name}: {lines} that cannot be read set aside in {bad_lines(run / name)}")
+                self.say(jsonl.about_bad(run / name, num_bad))
         self.file = self.path.open("a", encoding="utf-8")
 
     def go_back(self, step: int) -> None:
@@ -126,7 +125,8 @@ def read_texts(run: Path) -> list[dict[str, Any]]:
 
 def read_evaluations(run: Path) -> list[dict[str, Any]]:
     """Results of tasks during training: step, task, protocol, data, values."""
-    return [each for each in jsonl.entries(run / EVALUATIONS)[0] if isinstance(each.get("values"), dict)]
+    found = jsonl.entries(run / EVALUATIONS)[0]
+    return [each for each in found if isinstance(each.get("values"), dict) and isinstance(each.get("task"), str)]
 
 
 def num_unreadable(run: Path) -> int:
@@ -134,19 +134,7 @@ def num_unreadable(run: Path) -> int:
     return len(jsonl.entries(run / NAME)[1])
 
 
-def bad_lines(path: Path) -> Path:
-    """Where those lines of a file are put that are no entries."""
-    return path.with_name(f"{path.name}.bad")
-
-
 def forget_after(path: Path, step: int) -> int:
     """Drop lines of steps that will be done again, so that each step stands there once. Lines that are no entries are
     put into a file beside; returns how many."""
-    if not path.exists():
-        return 0
-    entries, bad = jsonl.entries(path)
-    if bad:
-        with bad_lines(path).open("ab") as aside:
-            aside.write(b"\n".join(bad) + b"\n")
-    jsonl.rewrite(path, (entry for entry in entries if entry["step"] <= step))
-    return len(bad)
+    return jsonl.keep(path, lambda entry: entry["step"] <= step)[1]

@@ -6,7 +6,6 @@ torch within rounding; what the function does not know is left to torch, and the
 
 import ctypes
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -184,24 +183,17 @@ def _addresses(tensors: Any) -> Any:
 # Whether it is used
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Who computes the blocks of a run."""
-
-    are_native: bool
-    told: str  # a line for the user; empty where there was no choice
-
-
-def use_where_known(cfg: RunConfig, part: Part) -> Choice:
-    """In one process on a CPU the C++ function computes the blocks from now on, if it knows them and can be built."""
+def use_where_known(cfg: RunConfig, part: Part) -> str:
+    """In one process on a CPU the C++ function computes the blocks from now on, if it knows them and can be built.
+    Returns a line for the user that says who computes; empty where there was no choice."""
     if part.world.device.type != "cpu" or part.world.mesh is not None:
-        return Choice(False, "")
+        return ""
     if reason := why_not(cfg):
-        return Choice(False, f"blocks: torch, because of {reason}")
+        return f"blocks: torch, because of {reason}"
     use_in(part.parts[0])
     functions, _ = block_library.loaded(compute_a_little)
     assert functions is not None
-    return Choice(True, f"blocks: a C++ function ({functions.instructions}); {OFF}=off leaves them to torch")
+    return f"blocks: a C++ function ({functions.instructions}); {OFF}=off leaves them to torch"
 
 
 def why_not(cfg: RunConfig) -> str:

@@ -19,7 +19,7 @@ def is_decayed(name: str, cfg: OptimConfig) -> bool:
     return cfg.decay_params == "all" or role_of(name).kind in _DECAYED[cfg.decay_params]
 
 
-def build(part: Part | GPT, cfg: OptimConfig) -> torch.optim.AdamW:
+def build(part: Part | GPT, cfg: OptimConfig) -> torch.optim.Optimizer:
     named = [(canonical_name(n, tied=part.cfg.tied), p) for n, p in part.named_parameters()]
     groups = [
         {"params": [p for n, p in named if is_decayed(n, cfg)], "weight_decay": cfg.weight_decay},
@@ -36,19 +36,19 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def moments(part: Part | GPT, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+def moments(part: Part | GPT, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """What the optimizer keeps of each parameter, as TENSOR.PARAMETER; zero before the first update."""
-    found = {}
+    state_of_all = {}
     for name, parameter in part.named_parameters():
         state = optimizer.state.get(parameter, {})
         for kept in state_of(name):
-            found[f"{kept.name}.{name}"] = (
+            state_of_all[f"{kept.name}.{name}"] = (
                 state[kept.name] if kept.name in state else torch.zeros_like(parameter.detach())
             )
-    return found
+    return state_of_all
 
 
-def set_moments(part: Part | GPT, optimizer: torch.optim.AdamW, values: dict[str, Tensor], updates: int) -> None:
+def set_moments(part: Part | GPT, optimizer: torch.optim.Optimizer, values: dict[str, Tensor], updates: int) -> None:
     if updates == 0:
         return
     for name, parameter in part.named_parameters():
@@ -59,7 +59,7 @@ def set_moments(part: Part | GPT, optimizer: torch.optim.AdamW, values: dict[str
 
 
 def global_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Of what is on this rank."""
+    """The norm of the gradients on this rank."""
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(shard.local_gradients(parameters))))
 
 

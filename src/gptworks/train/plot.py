@@ -20,12 +20,12 @@ X = TypeVar("X", int, float)
 
 
 def curves(run: Path) -> dict[str, Points]:
-    found: dict[str, Points] = {"training": [], "held-out": []}
+    curves_of: dict[str, Points] = {"training": [], "held-out": []}
     for entry in metrics.read(run):
         for label, key in (("training", "loss"), ("held-out", "held_out_loss")):
             if isinstance(entry.get(key), float):
-                found[label].append((entry["step"], entry[key]))
-    return {label: _thinned(points) for label, points in found.items() if points}
+                curves_of[label].append((entry["step"], entry[key]))
+    return {label: _thinned(points) for label, points in curves_of.items() if points}
 
 
 def _thinned(points: Points) -> Points:
@@ -35,13 +35,13 @@ def _thinned(points: Points) -> Points:
 
 
 def write(run: Path) -> None:
-    found = curves(run)
-    if found:
-        (run / NAME).write_text(svg(found, title=f"loss of {run.name}"), encoding="utf-8")
+    points_of = curves(run)
+    if points_of:
+        (run / NAME).write_text(svg(points_of, title=f"loss of {run.name}"), encoding="utf-8")
 
 
-def svg(found: dict[str, Points], title: str) -> str:
-    points = [point for curve in found.values() for point in curve]
+def svg(points_of: dict[str, Points], title: str) -> str:
+    points = [point for curve in points_of.values() for point in curve]
     x_ticks = ticks(0, max(step for step, _ in points))
     y_ticks = ticks(min(loss for _, loss in points), max(loss for _, loss in points))
     x_low, x_high = 0.0, max(x_ticks[-1], 1.0)
@@ -71,7 +71,7 @@ def svg(found: dict[str, Points], title: str) -> str:
         f'<text x="18" y="{middle}" text-anchor="middle" transform="rotate(-90 18 {middle})">'
         "loss (nats per token)</text>"
     )
-    drawn = _with_smoothed(found)
+    drawn = _with_smoothed(points_of)
     for number, (label, curve) in enumerate(drawn.items()):
         is_pale = label == "training" and _SMOOTHED in drawn
         parts += _curve([place(*point) for point in curve], label, number, is_pale=is_pale)
@@ -91,13 +91,13 @@ def _curve(points: list[tuple[float, float]], label: str, number: int, *, is_pal
     return [*parts, f'<text x="{x + 28}" y="{y}">{label}</text>']
 
 
-def _with_smoothed(found: dict[str, Points]) -> dict[str, Points]:
+def _with_smoothed(points_of: dict[str, Points]) -> dict[str, Points]:
     """In the order in which they are drawn; the mean of a window over the training losses, where there are many."""
-    training = found.get("training", [])
+    training = points_of.get("training", [])
     if len(training) < _FEWEST_TO_SMOOTH:
-        return found
+        return points_of
     means = smoothed(training, len(training))
-    return {"training": training, _SMOOTHED: means} | {k: v for k, v in found.items() if k != "training"}
+    return {"training": training, _SMOOTHED: means} | {k: v for k, v in points_of.items() if k != "training"}
 
 
 def smoothed(points: list[tuple[X, float]], most: int) -> list[tuple[X, float]]:

@@ -40,7 +40,7 @@ class Progress:
         return is_best
 
     def mean_loss(self) -> float:
-        """Of the steps since the last line, which then begin anew. A skipped step has a line of its own."""
+        """The mean of the steps since the last line, which then begin anew. A skipped step has a line of its own."""
         mean = self.unlogged_loss / self.unlogged_steps
         self.unlogged_loss, self.unlogged_steps = 0.0, 0
         return mean

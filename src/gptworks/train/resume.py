@@ -16,7 +16,7 @@ from gptworks.data import mixture
 from gptworks.data.dataset import Dataset
 from gptworks.data.mixture import Stage
 from gptworks.data.passed_over import PassedOver
-from gptworks.errors import CheckpointError
+from gptworks.errors import CheckpointError, DamagedCheckpoint
 from gptworks.launch import rank_env
 
 # A change of these would make it another model or another sequence of samples.
@@ -50,7 +50,11 @@ class Change:
 def changes(before: dict[str, Any], now: RunConfig) -> list[Change]:
     old, new = flatten(before), flatten(now.model_dump(mode="json"))
     # Keys that came with a later version: what they were then follows from the others.
-    model = ModelConfig.model_validate(before.get("model", {})).model_dump(mode="json")
+    try:
+        model = ModelConfig.model_validate(before.get("model", {})).model_dump(mode="json")
+    except ValueError as error:
+        told = " ".join(str(error).split())[:300]
+        raise DamagedCheckpoint(f"the manifest's config.model is no model: {told}") from None
     old = flatten({"model": model}) | old
     return [Change(key, old.get(key), new.get(key)) for key in sorted(old | new) if old.get(key) != new.get(key)]
 
@@ -59,8 +63,8 @@ def is_fixed(key: str) -> bool:
     return key.startswith(_FIXED + _SPENT) and not key.startswith(_FREE_OF_MODEL)
 
 
-def refuse_fixed(found: list[Change], checkpoint: str) -> None:
-    fixed = [change for change in found if is_fixed(change.key)]
+def refuse_fixed(changed: list[Change], checkpoint: str) -> None:
+    fixed = [change for change in changed if is_fixed(change.key)]
     if fixed:
         listed = "\n".join(f"  {change}" for change in fixed)
         raise CheckpointError(
@@ -106,17 +110,17 @@ def stages_going_on(before: Manifest, dataset: Dataset, checkpoint: str) -> tupl
     if not known and weights and len(weights) == len(dataset.cfg.path):  # written before stages were
         known = (Stage(0, dataset.shared_out(tuple(weights))),)
     place = PassedOver.from_json(before.passed_over).place(before.consumed)
-    found: tuple[Stage, ...] | None = None
+    stages: tuple[Stage, ...] | None = None
     if bool(known) == bool(dataset.stages) and not (dataset.has_foreign_order and known != dataset.stages):
-        found = mixture.going_on(known, dataset.stages, place, planned=bool(dataset.cfg.stages))
-    if found is None:
+        stages = mixture.going_on(known, dataset.stages, place, planned=bool(dataset.cfg.stages))
+    if stages is None:
         raise CheckpointError(
             f"{checkpoint}: its samples up to number {place:,} had the weights {_listed(known)}; the configuration "
             f"asks for {_listed(dataset.stages)}. Weights may change from the next sample on, and stages may be added, "
             "but what was read stays as it was, with weights or without any: set data.weights or the first data.stages "
             "back."
         )
-    return found
+    return stages
 
 
 def _listed(stages: Sequence[Stage]) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from gptworks.train import (
     trackers,
 )
 from gptworks.train.console import LogLine, TrainConsole
+from gptworks.train.events import EventLog
 from gptworks.train.guard import Guard
 from gptworks.train.metrics import Metrics, Observer
 from gptworks.train.opening import Source
@@ -66,7 +67,7 @@ class Run:
         setup: Setup,
         folder: Path,
         resume_from: str,
-        told: dict[str, Any],
+        provenance: dict[str, Any],
         ranks: Ranks,
         observers: Sequence[Observer] = (),
     ) -> None:
@@ -85,19 +86,20 @@ class Run:
         ranks.on_main(lambda: folders.check_free_space(folder, needed))
         weights = None if source else self._first_weights()  # what a checkpoint fills is not drawn before
         self.part = ranks.on_all(lambda: build_part(cfg, setup.world, setup.parallel, weights))
-        self.blocks = native_blocks.use_where_known(cfg, self.part)
+        self.who_computes = native_blocks.use_where_known(cfg, self.part)
         self.optimizer = optim.build(self.part, cfg.optim)
         self.scaler = LossScaler(cfg.precision.scaler, enabled=cfg.precision.compute == "fp16")
         self.progress, self.losses, self.guard = Progress(), SmoothedLoss(), Guard(cfg.train.guard)
         if cfg.train.guard.action != "off":
             self.part.keep_sample_losses()
         self.batches = setup.batches()
+        self.events = EventLog(folder, ranks, setup.origins)
         if source:
             self.restore(source.path, source.manifest)
             self.batches.consumed = source.manifest.consumed
             self.batches.passed_over = PassedOver.from_json(source.manifest.passed_over)
 
-        self._begin_writing(source, told, observers)
+        self._begin_writing(source, provenance, observers)
         self.reader = self._closing.enter_context(prefetch.reading(self.batches, setup.world.device))
         self.saved_at = time.monotonic()
         self.watch = Stopwatch(cfg.model, cfg.data.seq_len, peak=self.peak, num_devices=ranks.size)
@@ -109,18 +111,19 @@ class Run:
             return self.ranks.on_all(lambda: opening.weights_to_tune(cfg, self.setup))
         return FreshWeights(cfg.init, cfg.model.num_layers, cfg.train.seed)
 
-    def _begin_writing(self, source: Source | None, told: dict[str, Any], observers: Sequence[Observer]) -> None:
+    def _begin_writing(self, source: Source | None, provenance: dict[str, Any], observers: Sequence[Observer]) -> None:
         """Into the folder and on the screen: what the run is, then a line for each step that is logged."""
         cfg, setup, folder, ranks = self.cfg, self.setup, self.folder, self.ranks
         self.peak = find_peak(setup.world.device, cfg.precision.compute)
-        ranks.on_main(lambda: self._write_down(told))
+        ranks.on_main(lambda: self._write_down(provenance))
         quiet = not ranks.is_main
         self._closing = contextlib.ExitStack()
         self.console = TrainConsole(setup.last_step, cfg.train.log_style, first_step=self.progress.step, quiet=quiet)
         self._closing.callback(self.console.close)
         self._greet(source)
-        ranks.on_main(lambda: self._go_back(source))
-        ranks.on_main(lambda: event_file.forget_after(folder, self.progress.step, self.progress.rollbacks))
+        ranks.on_main(lambda: self._go_back(source.damaged if source else {}))
+        progress, say = self.progress, self.console.say
+        ranks.on_main(lambda: event_file.forget_after(folder, progress.step, progress.rollbacks, say))
         self.metrics = Metrics(
             folder,
             resumed_step=self.progress.step,
@@ -153,11 +156,11 @@ class Run:
 
     # Before the first step
 
-    def _write_down(self, told: dict[str, Any]) -> None:
-        """`told`: how the run was started, and what was predicted of it."""
-        plan = memory.as_json(told["plan"], self.peak)
+    def _write_down(self, provenance: dict[str, Any]) -> None:
+        """`provenance`: how the run was started, and what was predicted of it."""
+        plan = memory.as_json(provenance["plan"], self.peak)
         data = [store.facts() for store in self.setup.dataset.stores]
-        run_folder.write_environment(self.folder, **{**told, "plan": plan}, data=data, mfu_of=vars(self.peak))
+        run_folder.write_environment(self.folder, **{**provenance, "plan": plan}, data=data, mfu_of=vars(self.peak))
         run_folder.replace_text(self.folder / run_paths.CONFIG, yaml_text.dump(self.cfg.model_dump(mode="json")))
 
     def restore(self, source: Path, manifest: Manifest) -> None:
@@ -185,15 +188,15 @@ class Run:
             unlogged_steps=manifest.unlogged_steps,
         )
 
-    def roll_back(self, good: Path) -> None:
+    def roll_back(self, good: Path, damaged: Mapping[Path, str]) -> None:
         """To a checkpoint of this run; the samples since then are passed over. What follows is what a run would do
-        that was started from the checkpoint which is saved here."""
+        that was started from the checkpoint which is saved here. `damaged`: newer ones, with the reason for each."""
         manifest = self.ranks.on_main(lambda: manifests.read(good))
         rollbacks = self.progress.rollbacks + 1
         self.restore(good, manifest)
         self.progress.rollbacks = rollbacks
         self.batches.pass_over_since(manifest.consumed)
-        self.ranks.on_main(lambda: self._go_back(None))
+        self.ranks.on_main(lambda: self._go_back(damaged))
         self.metrics.go_back(manifest.step)
         self.save()
 
@@ -204,9 +207,9 @@ class Run:
     def _greet(self, source: Source | None) -> None:
         cfg, batch, say = self.cfg, self.setup.batch, self.console.say
         device, count = self.setup.world.device, sizes.num_parameters(cfg.model)
-        shown = f"{count / 1e6:,.1f}M" if count >= 1e5 else f"{count:,}"
+        size = f"{count / 1e6:,.1f}M" if count >= 1e5 else f"{count:,}"
         say(
-            f"model: {shown} parameters, {cfg.precision.compute} on {device.type}\n"
+            f"model: {size} parameters, {cfg.precision.compute} on {device.type}\n"
             f"batch: {counted(batch.global_size, 'sample')} of {counted(cfg.data.seq_len, 'token')} = "
             f"{batch.micro_size} micro-batch x {batch.accumulation} accumulation x "
             f"{batch.data_parallel} data-parallel\n"
@@ -226,8 +229,8 @@ class Run:
             say("data:  its tokenizer is not known; data.tokenizer names it, so that the model can read and write text")
         if cfg.init.checkpoint and source is None:
             say(f"weights from {cfg.init.checkpoint}")
-        if self.blocks.told:
-            say(self.blocks.told)
+        if self.who_computes:
+            say(self.who_computes)
         if cfg.train.compile and not can_compile(device):
             say("train.compile: no C++ compiler found (g++ or clang++), so nothing is compiled. Install one for speed.")
         elif cfg.train.compile:
@@ -254,9 +257,8 @@ class Run:
                     "are counted from the samples done"
                 )
 
-    def _go_back(self, source: Source | None) -> None:
+    def _go_back(self, damaged: Mapping[Path, str]) -> None:
         best = self.progress.best if self.cfg.checkpoint.keep_best else None
-        damaged = source.damaged if source else {}
         for reason in damaged.values():
             self.console.say(f"  damaged: {reason}")
         best_step = int(best["step"]) if best else None
@@ -271,7 +273,8 @@ class Run:
         with self.watch.timed(DATA):
             return self.reader.next_step()
 
-    def count(self, step: int, report: StepReport) -> None:
+    def record(self, step: int, report: StepReport) -> None:
+        """Note how far the run is, and what the step's losses were."""
         progress = self.progress
         progress.step = step
         progress.updates += report.updated

@@ -14,7 +14,7 @@ from typing import Any
 
 from gptworks import durable, folder_lock, run_paths
 from gptworks.errors import UsageError
-from gptworks.launch import rank_env, signals
+from gptworks.launch import rank_env, rank_process, signals
 from gptworks.launch.ranks import Ranks
 
 LOCK, LOGS = run_paths.LOCK, run_paths.LOGS
@@ -70,8 +70,8 @@ def _only_names_logs(path: Path, run: Path) -> bool:
 def refuse_foreign(run: Path, resume: str) -> None:
     """A folder that has something in it is written to only when resuming was asked for and a run of ours began it."""
     _refuse_busy(run)
-    found = sorted(path.name for path in run.iterdir()) if run.is_dir() else []
-    present = [name for name in found if name[0] != "." and name != LOGS and not _only_names_logs(run / name, run)]
+    names = sorted(path.name for path in run.iterdir()) if run.is_dir() else []
+    present = [name for name in names if name[0] != "." and name != LOGS and not _only_names_logs(run / name, run)]
     is_ours = not present or run_paths.was_begun(run)
     if (present and resume == "never") or not is_ours:
         listed = ", ".join(present[:4]) + (", ..." if len(present) > 4 else "")
@@ -124,7 +124,7 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str | None:
-    """Of the folder the code was started in, when that is a git checkout."""
+    """The commit of the folder the code was started in, when that is a git checkout."""
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -145,12 +145,15 @@ class Interrupts:
         for number in signals.to_handle():
             with suppress(ValueError):  # not in the main thread: whoever started the thread decides
                 self._previous[number] = signal.signal(number, self._receive)
+        rank_process.note_saves()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # One that a launcher started ends now. The same signal comes once more, from the launcher or the batch system,
         # and must not make a failure of it; nor keep one that fails from saying why, when torchrun ends it meanwhile.
-        is_ending = (self.received is not None or kind is not None) and rank_env.read(os.environ).started_by
+        # A rank that another one has told to stop gets it late, from what watches torchrun on its machine.
+        is_told = self.received is not None or rank_env.ROUNDS in os.environ
+        is_ending = (is_told or kind is not None) and rank_env.read(os.environ).started_by
         for number, handler in self._previous.items():
             if not is_ending or handler != signal.SIG_DFL:
                 signal.signal(number, handler)  # type: ignore[arg-type]

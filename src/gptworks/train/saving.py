@@ -1,7 +1,7 @@
 """Saving the checkpoints of a run, perhaps beside training, and deleting those that are not kept."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -73,7 +73,9 @@ class Saving:
         self.wait()
         self._retain(loss.recent)
 
-    def newest_sound(self, loss: SmoothedLoss, *, scheduled: bool = False) -> Path | None:
+    def newest_sound(
+        self, loss: SmoothedLoss, *, scheduled: bool = False, without: Collection[Path] = ()
+    ) -> Path | None:
         """The newest checkpoint that training went on well after. `scheduled`: of those that a run has which nobody
         stops, if there is one: what follows from it must not depend on when a run was stopped."""
         self.wait()
@@ -81,7 +83,8 @@ class Saving:
         every = self.cfg.checkpoint.every
 
         def find() -> Path | None:
-            losses = self.checkpoints.smoothed_losses()
+            steps = {step: path for step, path in self.checkpoints.steps().items() if path not in without}
+            losses = {step: each for step, each in self.checkpoints.smoothed_losses().items() if step in steps}
             found = None
             if scheduled and every:
                 regular = {step: each for step, each in losses.items() if step % every == 0}
@@ -89,7 +92,7 @@ class Saving:
                 found = retention.newest_sound(regular, recent if is_newest else loss.recent)
             if found is None:
                 found = retention.newest_sound(losses, recent)
-            return None if found is None else self.checkpoints.steps()[found]
+            return None if found is None else steps[found]
 
         return self.checkpoints.ranks.on_main(find)
 

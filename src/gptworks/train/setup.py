@@ -7,9 +7,9 @@ from gptworks.checkpoint.systems.huggingface_families import family_of
 from gptworks.config import checks
 from gptworks.config.checks import fit_layout
 from gptworks.config.derive import BatchPlan, evaluate_every, has_held_out, num_steps, plan_batch
-from gptworks.config.schema import ModelConfig, OptimConfig, ParallelConfig, RunConfig
+from gptworks.config.schema import DataConfig, ModelConfig, OptimConfig, ParallelConfig, RunConfig
 from gptworks.counted import counted
-from gptworks.data import foreign_order
+from gptworks.data import foreign_order, provenance
 from gptworks.data.dataset import Dataset
 from gptworks.data.loader import Batches
 from gptworks.data.mixture import Stage
@@ -65,6 +65,10 @@ class Setup:
             passed_over=passed_over,
         )
 
+    def origins(self, sample_ids: list[int]) -> list[provenance.Origin]:
+        """Where these training samples come from."""
+        return provenance.origins(self.dataset.stores, self.train_samples, sample_ids, self.dataset.tokenizer)
+
 
 def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
     """Open the data, solve the batch equation, count the steps. `world`: None = the one the environment tells of."""
@@ -79,7 +83,7 @@ def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
     per_epoch = dataset.samples_per_epoch("train")
     batch = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, parallel)
     last_step = _last_step(cfg, per_epoch, batch.global_size)
-    _refuse_end_of_stages(cfg, last_step * batch.global_size * cfg.data.seq_len)
+    _refuse_end_of_stages(cfg.data, last_step * batch.global_size * cfg.data.seq_len)
     every = evaluate_every(cfg.evaluate, last_step, cfg.train.log_every)
     asked = {
         part: foreign_order.num_samples(
@@ -115,8 +119,8 @@ def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
     )
 
 
-def _refuse_end_of_stages(cfg: RunConfig, tokens: int) -> None:
-    end = cfg.data.stages[-1].to_tokens if cfg.data.stages else 0
+def _refuse_end_of_stages(data: DataConfig, tokens: int) -> None:
+    end = data.stages[-1].to_tokens if data.stages else 0
     if end and tokens > end:
         raise ConfigError(
             "data",

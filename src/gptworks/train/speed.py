@@ -120,7 +120,7 @@ def judge(products: list[Product], size: int, source: str) -> Peak:
         return Peak(
             None,
             f"the CPU was busy when its speed was measured (our threads had {best.share:.0%} of the time). Beside "
-            "other work fewer threads are often faster: run.threads",
+            "other work fewer threads are often faster: run.threads=1",
         )
     return Peak(2 * size**3 / best.seconds, source)
 
@@ -129,15 +129,15 @@ def _products(device: torch.device, dtype: torch.dtype, size: int) -> list[Produ
     # Random numbers: of equal ones a GPU multiplies more in a second, since fewer of its wires change.
     a, b = (torch.randn(size, size, generator=torch.Generator(device).manual_seed(i), device=device) for i in (1, 2))
     a, b = a.to(dtype), b.to(dtype)
-    found = []
+    products = []
     for _ in range(4):
         _synchronize(device)
         before, earlier = time.perf_counter(), _on_cores()
         a @ b
         _synchronize(device)
         seconds = max(time.perf_counter() - before, 1e-9)
-        found.append(Product(seconds, _share_of_cores(earlier, _on_cores()) if device.type == "cpu" else 1.0))
-    return found
+        products.append(Product(seconds, _share_of_cores(earlier, _on_cores()) if device.type == "cpu" else 1.0))
+    return products
 
 
 def _on_cores() -> tuple[int, int]:
@@ -154,7 +154,7 @@ def _on_cores() -> tuple[int, int]:
 
 
 def _share_of_cores(before: tuple[int, int], after: tuple[int, int]) -> float:
-    """Of the time in which our threads wanted to run, what they ran; 1 where nobody counts it."""
+    """The part that our threads ran of the time in which they wanted to; 1 where nobody counts it."""
     ran, waited = (later - earlier for earlier, later in zip(before, after, strict=True))
     return ran / (ran + waited) if ran + waited > 0 else 1.0
 

@@ -14,6 +14,7 @@ from gptworks.parallel.parts import Part, device_number, sum_over
 from gptworks.train import optim
 from gptworks.train.precision import LossScaler
 from gptworks.train.run_folder import Interrupts
+from gptworks.train.variety import varieties
 
 # Where ranks received different ones, the first of these is what all of them go by.
 SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
@@ -30,7 +31,9 @@ class Gradients:
     parameters: list[nn.Parameter]
     micro_batches: list[Batch]
     signal: str | None = None  # that a rank had received before it was done: all of them are to stop
-    sample_losses: tuple[float, ...] = ()  # of all samples, as the order has them, where the part was asked for them
+    # Of all samples, as the order has them, where the part was asked for their losses.
+    sample_losses: tuple[float, ...] = ()
+    sample_varieties: tuple[float, ...] = ()
 
     @property
     def finite(self) -> bool:
@@ -56,7 +59,7 @@ class StepReport:
 
 def train_step(
     part: Part,
-    optimizer: torch.optim.AdamW,
+    optimizer: torch.optim.Optimizer,
     micro_batches: list[Batch],
     world: World,
     scaler: LossScaler,
@@ -94,24 +97,24 @@ def backward(
     part.sum_gradients()
 
     parameters = [parameter for _, parameter in part.named_parameters() if parameter.grad is not None]
-    sample_losses = _own_sample_losses(part, micro_batches, world)
+    of_samples = _of_own_samples(part, micro_batches, world)
     received = interrupts.received if interrupts else None
-    read = _read(part, loss_sums, sample_losses, parameters, num_scored, received, world)
+    read = _read(part, loss_sums, of_samples, parameters, num_scored, received, world)
     if read.num_scored == 0:
         forget(parameters)
         raise _nothing_scored(step, torch.cat([batch.sample_ids for batch in micro_batches]).tolist())
     loss, grad_norm = read.loss_sum / read.num_scored, read.grad_norm / scaler.scale
-    return Gradients(loss, grad_norm, scaler.scale, parameters, micro_batches, read.signal, read.sample_losses)
+    return Gradients(loss, grad_norm, scaler.scale, parameters, micro_batches, read.signal, *_halves(read.of_samples))
 
 
 def update(
-    optimizer: torch.optim.AdamW, gradients: Gradients, scaler: LossScaler, *, clip: float, wanted: bool = True
+    optimizer: torch.optim.Optimizer, gradients: Gradients, scaler: LossScaler, *, clip: float, wanted: bool = True
 ) -> StepReport:
     """One update, unless it is not wanted or a number is not finite; the gradients are gone then, too."""
     made = wanted and gradients.finite
     if made:
-        clipped = clip / gradients.grad_norm if clip and gradients.grad_norm > clip else 1.0
-        optim.scale_gradients(gradients.parameters, clipped / gradients.loss_scale)
+        clip_factor = clip / gradients.grad_norm if clip and gradients.grad_norm > clip else 1.0
+        optim.scale_gradients(gradients.parameters, clip_factor / gradients.loss_scale)
         optimizer.step()
     forget(gradients.parameters)
     scaler.update(gradients.finite)
@@ -141,35 +144,35 @@ class _Read:
     grad_norm: float
     num_scored: float
     signal: str | None
-    sample_losses: tuple[float, ...]
+    of_samples: tuple[float, ...]
 
 
 def _read(
     part: Part,
     loss_sums: list[Tensor],
-    sample_losses: Tensor,
+    of_samples: Tensor,
     parameters: list[nn.Parameter],
     num_scored: Tensor,
     signal: str | None,
     world: World,
 ) -> _Read:
     """The sum of the losses, the norm of all gradients as if they lay in one place, the signal that any rank received,
-    and the losses of samples. Equal on every rank, so that all of them update or none does, and all of them stop or
+    and the numbers of samples. Equal on every rank, so that all of them update or none does, and all of them stop or
     none."""
     if world.mesh is None:
-        found = torch.stack([*loss_sums, optim.global_norm(parameters), num_scored])
-        (*losses, norm, scored), of_samples = _apart(torch.cat([found, sample_losses]), len(found))
-        return _Read(sum(losses), norm, scored, signal, of_samples)
+        of_step = torch.stack([*loss_sums, optim.global_norm(parameters), num_scored])
+        (*losses, norm, scored), numbers = _apart(torch.cat([of_step, of_samples]), len(of_step))
+        return _Read(sum(losses), norm, scored, signal, numbers)
     # What several ranks hold is counted by each of them as a part of one: a single sum over all ranks is the total.
     loss_share = torch.stack(loss_sums).double().sum() / world.layout.tp if loss_sums else device_number(world, 0.0)
     squares = optim.share_of_squares(part).to(world.device)  # elsewhere if offloaded
     received = [device_number(world, signal == name) for name in SIGNALS]
-    shares = torch.cat([torch.stack([loss_share, squares, *received]), sample_losses])
+    shares = torch.cat([torch.stack([loss_share, squares, *received]), of_samples])
     totals = sum_over(world, shares, "pp", "dp", "fsdp", "tp")
-    read, of_samples = _apart(torch.cat([num_scored.view(1), totals]), 3 + len(SIGNALS))
+    read, numbers = _apart(torch.cat([num_scored.view(1), totals]), 3 + len(SIGNALS))
     scored, loss_sum, norm_squared, *counts = read
     heard = [name for name, count in zip(SIGNALS, counts, strict=True) if count]
-    return _Read(loss_sum, math.sqrt(norm_squared), scored, heard[0] if heard else None, of_samples)
+    return _Read(loss_sum, math.sqrt(norm_squared), scored, heard[0] if heard else None, numbers)
 
 
 def _apart(read: Tensor, count: int) -> tuple[list[float], tuple[float, ...]]:
@@ -178,12 +181,18 @@ def _apart(read: Tensor, count: int) -> tuple[list[float], tuple[float, ...]]:
     return numbers[:count], tuple(numbers[count:])
 
 
-def _own_sample_losses(part: Part, micro_batches: list[Batch], world: World) -> Tensor:
-    """The loss of each sample of the global batch that this rank tells, in the order of samples, and 0 for those that
-    others tell; empty where the part does not keep them."""
+def _of_own_samples(part: Part, micro_batches: list[Batch], world: World) -> Tensor:
+    """The losses of the samples of the global batch that this rank tells, in the order of samples, and 0 for those that
+    others tell; then how varied their tokens are. Empty where the part does not keep the losses."""
     count = len(micro_batches) if part.keeps_sample_losses else 0
-    losses = device_number(world, 0.0).new_zeros(count, world.data_parallel, len(micro_batches[0].tokens))
+    numbers = device_number(world, 0.0).new_zeros(2, count, world.data_parallel, len(micro_batches[0].tokens))
     if world.coords.tp == 0:  # all tensor-parallel ranks have the same
-        for number, found in enumerate(part.sample_losses):
-            losses[number, world.data_rank] = found
-    return losses.view(-1)
+        for number, losses_B in enumerate(part.sample_losses):
+            numbers[0, number, world.data_rank] = losses_B
+            numbers[1, number, world.data_rank] = varieties(micro_batches[number].labels)
+    return numbers.view(-1)
+
+
+def _halves(numbers: tuple[float, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    middle = len(numbers) // 2
+    return numbers[:middle], numbers[middle:]

@@ -13,7 +13,7 @@ from typing import Any
 from gptworks import run_paths
 from gptworks.checkpoint.pretrained import Pretrained, fields_not_stored
 from gptworks.config.derive import require_end
-from gptworks.config.schema import RunConfig
+from gptworks.config.schema import DataConfig, RunConfig
 from gptworks.counted import counted
 from gptworks.data.pieces import cut_by_position
 from gptworks.data.prepare import CHARACTERS, LEARNED, PrepareJob, Summary, learn_tokenizer, prepare, train_tokenizer
@@ -22,6 +22,7 @@ from gptworks.data.text_blocks import TextRules
 from gptworks.data.text_files import list_inputs, matching
 from gptworks.errors import DataError, GPTWorksError
 from gptworks.launch import process_group, rank_env
+from gptworks.launch.devices import pick_device
 from gptworks.launch.ranks import Ranks
 from gptworks.tokenizer import Tokenizer
 from gptworks.tokenizer.bundled import SIZE
@@ -37,10 +38,12 @@ def prepared(cfg: RunConfig, resume: str, *, tokenizer: Tokenizer | None = None)
 
     `tokenizer`: of the model, where it is in memory.
     """
-    texts = _texts_in(cfg)
+    texts = _texts_in(cfg.data)
     if not texts:
         return cfg
     changed = _with_stores(cfg, texts, Path(cfg.run.out) / FOLDER)
+
+    _require_device(cfg)
 
     def write() -> None:
         refuse_foreign(Path(cfg.run.out), resume)
@@ -60,18 +63,25 @@ def on_main(cfg: RunConfig, function: Callable[[], None]) -> None:
 @contextmanager
 def for_trial(cfg: RunConfig) -> Iterator[RunConfig]:
     """The same for a look before training: nothing of it stays."""
-    texts = _texts_in(cfg)
+    texts = _texts_in(cfg.data)
     with tempfile.TemporaryDirectory() as folder:
         if texts:
             require_end(cfg.train)  # before the text is prepared, which takes its time
-            _write(cfg, texts, Path(folder), None)
+            _require_device(cfg)
+            _write(cfg, texts, Path(folder), None, is_kept=False)
         yield _with_stores(cfg, texts, Path(folder)) if texts else cfg
 
 
-def _texts_in(cfg: RunConfig) -> dict[str, str]:
+def _require_device(cfg: RunConfig) -> None:
+    """Also before the text is prepared. Of several processes each asks for its own, when they meet."""
+    if rank_env.read(os.environ).world_size == 1:
+        pick_device(cfg.run.device)
+
+
+def _texts_in(data: DataConfig) -> dict[str, str]:
     """Each text of data.path and data.held_out_path, and the name of the store it becomes."""
     names: dict[str, str] = {}
-    for path in (*cfg.data.path, *cfg.data.held_out_path):
+    for path in (*data.path, *data.held_out_path):
         if path not in names and is_raw_text(path):
             name = _name_of(path)
             names[path] = name if name not in names.values() else f"{name}-{len(names) + 1}"
@@ -79,9 +89,9 @@ def _texts_in(cfg: RunConfig) -> dict[str, str]:
 
 
 def _name_of(path: str) -> str:
-    """Of a file without its endings, of a folder, or of the folder of a pattern."""
-    found = Path(path) if matching(path) is None else Path(path).parent
-    name = found.resolve().name.partition(".")[0]
+    """The name of a file without its endings, of a folder, or of the folder of a pattern."""
+    place = Path(path) if matching(path) is None else Path(path).parent
+    name = place.resolve().name.partition(".")[0]
     return name if name and matching(name) is None else "text"
 
 
@@ -90,20 +100,22 @@ def _with_stores(cfg: RunConfig, texts: dict[str, str], folder: Path) -> RunConf
         key: tuple(str(folder / texts[path]) if path in texts else path for path in getattr(cfg.data, key))
         for key in ("path", "held_out_path")
     }
-    known = {"tokenizer": _named(cfg), "key": ""}  # what the stores say themselves is not repeated
+    known = {"tokenizer": _named(cfg.data), "key": ""}  # what the stores say themselves is not repeated
     return cfg.model_copy(update={"data": cfg.data.model_copy(update={**changes, **known})})
 
 
-def _named(cfg: RunConfig) -> str:
+def _named(data: DataConfig) -> str:
     """A vocabulary of characters is learned from the text, and the stores know it then."""
-    return "" if cfg.data.tokenizer == CHARACTERS else cfg.data.tokenizer
+    return "" if data.tokenizer == CHARACTERS else data.tokenizer
 
 
-def _rules(cfg: RunConfig) -> TextRules:
-    return TextRules((cfg.data.key or "text",), keep_separator=False)
+def _rules(data: DataConfig) -> TextRules:
+    return TextRules((data.key or "text",), keep_separator=False)
 
 
-def _write(cfg: RunConfig, texts: dict[str, str], folder: Path, tokenizer: Tokenizer | None) -> None:
+def _write(
+    cfg: RunConfig, texts: dict[str, str], folder: Path, tokenizer: Tokenizer | None, *, is_kept: bool = True
+) -> None:
     sources = {path: _source(path) for path in texts}
     missing = [path for path, name in texts.items() if not _is_there(path, folder / name, sources[path])]
     for path in missing:
@@ -117,18 +129,19 @@ def _write(cfg: RunConfig, texts: dict[str, str], folder: Path, tokenizer: Token
         prefix.parent.mkdir(parents=True, exist_ok=True)
         with _options_named(path, cfg):
             summary = prepare(
-                PrepareJob([path], prefix, chosen, rules=_rules(cfg), append_eod=chosen.eod_id is not None)
+                PrepareJob([path], prefix, chosen, rules=_rules(cfg.data), append_eod=chosen.eod_id is not None)
             )
         shares = () if cfg.data.held_out_path else cfg.data.split
-        tell(f"{path} is text", summary, chosen, cut_by_position(prefix, shares))
+        tell(f"{path} is text", summary, chosen, cut_by_position(prefix, shares), is_kept=is_kept)
         _note_of(prefix).write_text(json.dumps(sources[path]) + "\n", encoding="utf-8")
 
 
-def tell(what: str, summary: Summary, tokenizer: Tokenizer, pieces: int) -> None:
+def tell(what: str, summary: Summary, tokenizer: Tokenizer, pieces: int, *, is_kept: bool = True) -> None:
     """What text has become, on the lines with which a run begins. `pieces`: into which it was cut by position."""
+    where = f"prepared as {summary.prefix}" if is_kept else "prepared for this look only"
     print(
         f"data:  {what}: {counted(summary.documents, 'document')}, {counted(summary.tokens, 'token')} "
-        f"{_vocabulary(tokenizer)}, prepared as {summary.prefix}",
+        f"{_vocabulary(tokenizer)}, {where}",
         flush=True,
     )
     if pieces:
@@ -202,13 +215,14 @@ def _options_named(path: str, cfg: RunConfig) -> Iterator[None]:
         yield
     except DataError as error:
         named = re.search(r"--key ([\w.-]*\w)", str(error))
-        said = re.sub(r"with --key\b", "with data.key=NAME", re.sub(r"--key ([\w.-]*\w)", r"data.key=\1", str(error)))
-        key = named[1] if named else "NAME" if said != str(error) else ""
-        raise DataError(f"data.path: {said} {_by_hand(path, cfg, key)}") from None
+        problem = re.sub(r"--key ([\w.-]*\w)", r"data.key=\1", str(error))
+        problem = re.sub(r"with --key\b", "with data.key=NAME", problem)
+        key = named[1] if named else "NAME" if problem != str(error) else ""
+        raise DataError(f"data.path: {problem} {_by_hand(path, cfg, key)}") from None
 
 
 def _size_to_learn(cfg: RunConfig) -> int | str:
-    """Of a vocabulary for the text; 0 where GPT-2's fits the model."""
+    """The size of a vocabulary for the text; 0 where GPT-2's fits the model."""
     if cfg.data.tokenizer == CHARACTERS:
         return CHARACTERS
     return cfg.model.vocab_size if cfg.model.vocab_size < SIZE else 0
@@ -219,7 +233,7 @@ def choose_tokenizer(cfg: RunConfig, folder: Path, in_memory: Iterable[str] | No
 
     `folder`: in which texts become stores. `in_memory`: what is trained on, where it is not in files.
     """
-    texts = _texts_in(cfg)
+    texts = _texts_in(cfg.data)
     if cfg.data.tokenizer and cfg.data.tokenizer != CHARACTERS:
         return Tokenizer.from_pretrained(cfg.data.tokenizer)
     if cfg.init.checkpoint:
@@ -243,4 +257,4 @@ def choose_tokenizer(cfg: RunConfig, folder: Path, in_memory: Iterable[str] | No
     learned_from = [path for path in cfg.data.path if path in texts]
     if not learned_from or not size:
         return Tokenizer.from_pretrained("gpt2")
-    return train_tokenizer(learned_from, size, _rules(cfg))
+    return train_tokenizer(learned_from, size, _rules(cfg.data))

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from gptworks import errors, run_paths
+from gptworks import errors, json_text, run_paths
 from gptworks.config.load import flatten
 from gptworks.config.schema import RunConfig
 from gptworks.train.run_folder import replace_text
@@ -166,9 +166,23 @@ class Begun:
         self.environment: dict[str, Any] = {}
         self.ids: dict[str, str] = {}
         with suppress(OSError, ValueError):
-            self.environment = json.loads((folder / run_paths.ENVIRONMENT).read_text(encoding="utf-8"))
-        with suppress(OSError, ValueError):
-            self.ids = json.loads((folder / IDS).read_text(encoding="utf-8"))
+            found = json_text.loads_record((folder / run_paths.ENVIRONMENT).read_text(encoding="utf-8"))
+            self.environment = found if isinstance(found, dict) else {}
+        with suppress(FileNotFoundError):
+            self.ids = _ids(folder / IDS)
+
+
+def _ids(path: Path) -> dict[str, str]:
+    try:
+        found = json_text.loads_record(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        raise errors.TrainingError(
+            f"{path}: holds no names of runs, so run.track cannot go on in them. Remove it, and another run begins "
+            "there."
+        )
+    return found
 
 
 def require_installed(names: tuple[str, ...]) -> None:
@@ -185,10 +199,10 @@ def begin(cfg: RunConfig, folder: Path, step: int) -> list[Tracker]:
     names = cfg.run.track or (("tensorboard",) if find_spec("tensorboard") else ())
     config = cfg.model_dump(mode="json") if cfg.run.track else {}
     begun = Begun(folder, step, config, cfg.run.project)
-    found: list[Tracker] = []
+    adapters: list[Tracker] = []
     for name in names:
         try:
-            found.append(ADAPTERS[name](begun))
+            adapters.append(ADAPTERS[name](begun))
         except Exception as error:
             raise errors.TrainingError(
                 f"run.track: {name} could not begin: {type(error).__name__}: {errors.first_line(error)}. Fix that, or "
@@ -196,4 +210,4 @@ def begin(cfg: RunConfig, folder: Path, step: int) -> list[Tracker]:
             ) from error
     if begun.ids:
         replace_text(folder / IDS, json.dumps(begun.ids) + "\n")
-    return found
+    return adapters

@@ -1,28 +1,40 @@
 """Which numbers the evaluations of a run have: asked before it begins."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from gptworks.config.schema import RunConfig
-from gptworks.errors import ConfigError
+from gptworks.errors import ConfigError, GPTWorksError
 from gptworks.evaluate import registry
+from gptworks.evaluate.request import Request
 from gptworks.tokenizer import Tokenizer
 
 HELD_OUT_LOSS = "held_out_loss"
 
 
+def requests(cfg: RunConfig, device: str = "cpu") -> list[Request]:
+    """What is measured at each evaluation, task by task."""
+    asked = cfg.evaluate
+    protocols = asked.task_protocols or ("",) * len(asked.tasks)
+    found = []
+    for name, data, protocol in zip(asked.tasks, asked.task_data, protocols, strict=True):
+        settings = registry.settings_of(registry.find(name), {})
+        found.append(Request(name, data, protocol, settings, limit=asked.task_limit, device=device))
+    return found
+
+
 def check(cfg: RunConfig, tokenizer: Tokenizer | None) -> None:
     """Before anything is trained: tasks that there are, their data, and a number to be best by."""
-    problems = []
-    numbers = [HELD_OUT_LOSS]
-    for name, data in zip(cfg.evaluate.tasks, cfg.evaluate.task_data, strict=True):
-        task = registry.TASKS.get(name)
-        if task is None or task.own_data is not None:
-            known = ", ".join(each.name for each in registry.TASKS.values() if each.own_data is None)
-            problems.append(f"evaluate.tasks: no task {name!r} to measure during training. Tasks: {known}.")
-            continue
-        numbers += [f"{name}_{metric}" for metric in task.metrics]
-        if not Path(data).is_file():
-            problems.append(f"evaluate.task_data: {data}: no such file. The task {name} reads one file of text.")
+    during = {name: task for name, task in registry.TASKS.items() if task.read}
+    problems = [
+        f"evaluate.tasks: no task {name!r} to measure during training. Tasks: {', '.join(during)}."
+        for name in cfg.evaluate.tasks
+        if name not in during
+    ]
+    numbers = [HELD_OUT_LOSS, *(f"{name}_{each}" for name in cfg.evaluate.tasks for each in _metrics_of(name))]
+    if not problems:
+        problems += [problem for request in requests(cfg) for problem in _of_request(request, cfg, tokenizer)]
     if cfg.checkpoint.best_by not in numbers:
         problems.append(
             f"checkpoint.best_by: {cfg.checkpoint.best_by!r} is not measured. This run measures: {', '.join(numbers)}."
@@ -38,6 +50,28 @@ def check(cfg: RunConfig, tokenizer: Tokenizer | None) -> None:
         )
     if problems:
         raise ConfigError("evaluate", problems)
+
+
+def _metrics_of(name: str) -> Iterable[str]:
+    return registry.TASKS[name].metrics if name in registry.TASKS else ()
+
+
+def _of_request(request: Request, cfg: RunConfig, tokenizer: Tokenizer | None) -> list[str]:
+    """Why this could not be measured; otherwise it would be known at the first evaluation, after hours perhaps."""
+    task = registry.find(request.task)
+    if not Path(request.data).is_file():
+        return [f"evaluate.task_data: {request.data}: no such file. The task {task.name} reads one file of text."]
+    if request.protocol and request.protocol not in task.protocols:
+        listed = ", ".join(task.protocols)
+        return [f"evaluate.task_protocols: {task.name} has none called {request.protocol!r}. Protocols: {listed}."]
+    if tokenizer is None or task.read is None:
+        return []
+    try:
+        task.read(replace(request, protocol=task.protocol(request.protocol)), tokenizer, cfg.model.max_positions)
+    except GPTWorksError as error:
+        more = " Its protocol is set by evaluate.task_protocols." if task.protocols else ""
+        return [f"evaluate.task_data: the task {task.name} cannot be measured: {error}{more}"]
+    return []
 
 
 def is_higher_better(cfg: RunConfig) -> bool:
