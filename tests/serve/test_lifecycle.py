@@ -6,6 +6,7 @@ import gc
 import http.client
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -229,9 +230,15 @@ def test_metrics_count_what_was_done(base_folder: Path, serving: Callable[..., A
 
 
 def test_a_new_checkpoint_is_served_while_the_old_one_finishes(
-    serving: Callable[..., Any], tmp_path: Path, small_store: Path, begin: Any, steps: Steps
+    serving: Callable[..., Any],
+    tmp_path: Path,
+    small_store: Path,
+    begin: Any,
+    steps: Steps,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = tmp_path / "run"
+    run, said = tmp_path / "run", []
     command = [f"data.path={small_store}", "data.seq_len=32", "model.num_layers=1", "model.hidden_size=32"]
     command += ["model.num_heads=2", "model.vocab_size=512", "model.max_positions=96", "batch.global_size=4"]
     command += ["run.device=cpu", "evaluate.every=0", "train.steps=2", "--out", str(run)]
@@ -261,6 +268,18 @@ def test_a_new_checkpoint_is_served_while_the_old_one_finishes(
         # Gone, all at once, so that step 2 is never the newest: the one that is loaded goes on.
         (run / "checkpoints").rename(tmp_path / "gone")
         time.sleep(0.2)
+        assert served.complete(**body)["choices"][0]["text"] == now and not following.done()
+        # There is a newer one, and it is damaged; what is no error of ours is in the way of another.
+        (tmp_path / "gone").rename(run / "checkpoints")
+        newer = shutil.copytree(run / "checkpoints" / "step-00000004", run / "checkpoints" / "step-00000006")
+        (newer / "manifest.json").write_bytes(b"\0")
+        capsys.readouterr()
+        wait_until(lambda: "stays at" in (told := capsys.readouterr().err) and not said.append(told))
+        monkeypatch.setattr(http_server, "checkpoint_of", lambda _: 1 / 0)
+        wait_until(lambda: "ZeroDivisionError" in (told := capsys.readouterr().err) and not said.append(told))
+        time.sleep(0.3)
+        assert capsys.readouterr().err == "", "each is said once"
+        assert "run stays at step-00000004: " in said[0] and "manifest.json: not a manifest" in said[0]
         assert served.complete(**body)["choices"][0]["text"] == now and not following.done()
         following.cancel()
 
@@ -394,3 +413,25 @@ def test_what_serve_refuses(
     given = [option.format(keys=tmp_path / "keys") for option in options]
     assert main(["serve", "--model", str(base_folder), "--port", "0", *given]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_small_answers_are_sent_at_once(host: str) -> None:
+    """Else each answer on a connection that is used again waits 40 ms: asyncio sets TCP_NODELAY by the protocol."""
+
+    async def has_no_delay() -> bool:
+        found: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted = writer.get_extra_info("socket")
+            found.set_result(bool(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
+            writer.close()
+
+        with http_server.bind(host, 0) as bound:
+            async with await asyncio.start_server(connected, sock=bound):
+                _, writer = await asyncio.open_connection(*bound.getsockname()[:2])
+                answer = await found
+                writer.close()
+        return answer
+
+    assert asyncio.run(has_no_delay())

@@ -61,15 +61,15 @@ def test_as_transformers_renders_it(template: str, is_asked: bool, small_tokeniz
     ("template", "message"),
     [
         ("{{ raise_exception('roles must alternate') }}", "refuses the messages: roles must alternate"),
-        ("{% if %}", "is no Jinja, line 1"),
-        ("a\nb{{ x", "is no Jinja, line 2"),
+        ("{% if %}", "is not valid Jinja, line 1"),
+        ("a\nb{{ x", "is not valid Jinja, line 2"),
         ("{{ nobody.knows.it }}", "'nobody' is undefined"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "__class__"),
         ("{{ messages.append(1) }}", "unsafe"),
         ("{{ cycler.__init__.__globals__ }}", "unsafe"),
         ("{% include '/etc/passwd' %}", "no loader"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "count to more than"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "more than 1,000,000 steps"),
         ("{{ 'x' * 10**9 }}", "more than 16,777,216 characters"),
         ("{{ 10 ** 99999 }}", "to the power 99999"),
         ("{{ '%99999999d' % 1 }}", "formats text with %"),
@@ -88,6 +88,44 @@ def test_as_transformers_renders_it(template: str, is_asked: bool, small_tokeniz
         ("{{ ('x' * 9999).replace('x', 'y' * 9999) }}", "more than 16,777,216"),
         ("{{ ('y' * 9999).join(['x'] * 9999) }}", "more than 16,777,216"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "does not end"),
+        ("{{ '{:>99999999}'.format(1) }}", "formats text with a width"),
+        ("{{ '{:>{}}'.format(1, 99999999) }}", "formats text with a width"),
+        ("{{ '{x:>99999999}'.format_map({'x': 1}) }}", "formats text with a width"),
+        ("{{ (1).to_bytes(99999999) }}", "to_bytes"),
+        ("{{ 'x'.encode() * 99999999 }}", "encode"),
+        ("{{ ('x' * 9999).translate({120: 'y' * 9999}) }}", "translate"),
+        ("{{ [1] | batch(99999999, 1) | list }}", "batch"),
+        ("{{ [1] | slice(99999999) | list }}", "slice"),
+        ("{{ ([[1]] * 100000) | sum(start=[]) }}", "sum"),
+        ("{{ ('ab' * 8000000) | unique | list }}", "more than 1,000,000 steps"),
+        ("{{ ('x' * 16000000) | escape }}", "more than 1"),
+        ("{{ messages | tojson(indent='x' * 9999) }}", "TypeError"),
+        ("{{ 'x' | indent('y' * 9999) }}", "indents text by yyy"),
+        ("{{ cycler() }}", "RuntimeError"),
+        (
+            "{% set x = range(10000) | list %}{% for a in x %}{% for b in x %}{% for c in x %}{% endfor %}{% endfor %}"
+            "{% endfor %}",
+            "more than 1,000,000 steps",
+        ),
+        (
+            "{% macro f(n) %}{% if n %}{% set a = f(n - 1) %}{% set a = f(n - 1) %}{% endif %}{% endmacro %}"
+            "{{ f(40) }}",
+            "more than 1,000,000 steps",
+        ),
+        (
+            "{% for a in [1, 2] recursive %}{% if loop.depth < 40 %}{% set x = loop([1, 2]) %}{% endif %}{% endfor %}",
+            "more than 1,000,000 steps",
+        ),
+        ("{% set n = namespace(x=2) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}", "4,096 bits"),
+        (
+            "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+            "more than 1",
+        ),
+        (
+            "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}"
+            "{% endfor %}",
+            "more than 16,777,216",
+        ),
     ],
 )
 def test_templates_that_are_wrong(template: str, message: str, small_tokenizer: Tokenizer) -> None:

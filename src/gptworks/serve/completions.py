@@ -77,7 +77,7 @@ class CompletionAnswer(Answer):
         return self.served.tokenizer.decode(row.row.prompt_tokens)
 
     def _prompt_scores(self, row: RowRequest) -> list[ScoredToken]:
-        """Of the first token nothing is known."""
+        """The scores of the prompt's tokens; of the first one nothing is known."""
         return [ScoredToken(row.row.prompt_tokens[0]), *row.prompt_scores] if row.score_prompt else []
 
     def _ids(self, row: RowRequest) -> dict[str, Any]:

@@ -6,15 +6,17 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gptworks.errors import GPTWorksError, UsageError
+from gptworks import file_errors
+from gptworks.errors import GPTWorksError, UsageError, first_line
 from gptworks.serve.guard import is_loopback
+from gptworks.serve.responses import WRITE_PIECE
 from gptworks.serve.served_model import LoadOptions, ServedModel, checkpoint_of, description, load
 from gptworks.serve.service import Limits, Service
 
@@ -24,8 +26,10 @@ WATCH_SECONDS = 5.0
 def bind(host: str, port: int) -> socket.socket:
     """Before anything is loaded: a port that is taken is told at once. Nobody can connect yet."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind)
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # The protocol by name: asyncio sends small answers at once (TCP_NODELAY) only where the socket says that it is
+        # TCP. Else the body of an answer waits for the client to confirm its head, 40 ms each time.
+        bound = socket.socket(family, kind, protocol or socket.IPPROTO_TCP)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
@@ -128,6 +132,21 @@ def _protocol(limits: Limits) -> type[H11Protocol]:
             elif self._waiting is None:
                 self._wait_for_head()
 
+        def handle_events(self) -> None:
+            super().handle_events()
+            scope: Any = self.scope
+            if scope is not None and scope["http_version"] == "1.1":
+                # The task that answers has not begun yet.
+                scope.setdefault("extensions", {})[WRITE_PIECE] = self.write_piece
+
+        def write_piece(self, piece: Callable[[], bytes]) -> bool:
+            """A piece of a body whose length was not told (Transfer-Encoding: chunked)."""
+            if self.flow.write_paused or self.transport.is_closing():
+                return False
+            if text := piece():
+                self.transport.write(b"%x\r\n%b\r\n" % (len(text), text))
+            return True
+
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_waiting()
             super().connection_lost(exc)
@@ -149,7 +168,9 @@ def _protocol(limits: Limits) -> type[H11Protocol]:
 
 
 async def follow(service: Service, options: LoadOptions, every: float = WATCH_SECONDS) -> None:
-    """Load the newest checkpoint of each run when there is a newer one."""
+    """Load the newest checkpoint of each run when there is a newer one. Whatever is wrong with that one is said once,
+    and the one before is served."""
+    troubles: dict[str, str] = {}
     while True:
         await asyncio.sleep(every)
         for served in list(service.models.values()):
@@ -158,8 +179,18 @@ async def follow(service: Service, options: LoadOptions, every: float = WATCH_SE
                     newer: ServedModel = await asyncio.to_thread(load, served.name, served.source, options)
                     service.replace(newer)
                     print(f"gptworks serve: {description(newer)}", flush=True)
-            except (GPTWorksError, OSError) as error:  # deleted while it was read, or no room: the old one goes on
-                print(f"gptworks serve: {served.name} stays at {served.checkpoint.name}: {error}", file=sys.stderr)
+                troubles.pop(served.name, None)
+            except Exception as error:  # deleted while it was read, damaged, or no room for it
+                told = f"gptworks serve: {served.name} stays at {served.checkpoint.name}: {_in_words(error)}"
+                if troubles.get(served.name) != told:
+                    print(told, file=sys.stderr, flush=True)
+                troubles[served.name] = told
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, GPTWorksError):
+        return str(error)
+    return (isinstance(error, OSError) and file_errors.explain(error)) or f"{type(error).__name__}: {first_line(error)}"
 
 
 async def serve(server: Server, bound: socket.socket, watched: LoadOptions | None) -> None:

@@ -51,7 +51,7 @@ class ModelCards:
 
 
 class Origin:
-    """Of which system a checkpoint is, what it was fine-tuned from, and the hashes of its files of weights."""
+    """Which system a checkpoint is of, what it was fine-tuned from, and the hashes of its files of weights."""
 
     def __init__(self, served: ServedModel) -> None:
         self.facts: dict[str, Any] = {"system": None, "tuned_from": None}

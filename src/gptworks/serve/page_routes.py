@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gptworks.serve import page_html
 from gptworks.serve.api_error import ApiError
 from gptworks.serve.model_card import ModelCards
 from gptworks.serve.responses import json_response
@@ -18,18 +19,12 @@ from gptworks.serve.service import Service
 
 PREFIX = "/page/"
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-# Nothing from elsewhere, nothing inline, and no text that becomes markup: `require-trusted-types-for` makes the browser
-# refuse innerHTML itself.
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
-)
 _HEADERS = {
-    "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
+    "vary": "accept-language",
     "cache-control": "no-cache",  # asked again each time, and answered with 304
 }
 
@@ -52,7 +47,8 @@ def routes(service: Service) -> list[Route]:
         _, port = request.scope.get("server") or ("", None)  # its own, whatever stands between it and the browser
         return json_response({**found, "port": port}, headers={"cache-control": "no-store"})
 
-    return [*(_file_route(name, text) for name, text in files().items()), Route("/card/{name:path}", card)]
+    found = files()
+    return [*(_file_route(name, text, found) for name, text in found.items()), Route("/card/{name:path}", card)]
 
 
 def open_paths() -> set[str]:
@@ -64,14 +60,21 @@ def _path_of(name: str) -> str:
     return "/" if name == "page.html" else PREFIX + name
 
 
-def _file_route(name: str, text: bytes) -> Route:
-    tag = f'"{hashlib.sha256(text).hexdigest()[:32]}"'
+def _file_route(name: str, text: bytes, files: dict[str, bytes]) -> Route:
     kind = _KINDS["." + name.rpartition(".")[2]] + "; charset=utf-8"
+    pages = {each: page_html.written(files, each) for each in page_html.LANGUAGES} if name == "page.html" else {}
+    versions = {language: _version(page) for language, page in pages.items()} or {"": _version(text)}
 
     async def file(request: Request) -> Response:
-        headers = {**_HEADERS, "etag": tag}
-        if request.headers.get("if-none-match") == tag:
+        language = page_html.language_for(request.headers.get("accept-language", "")) if pages else ""
+        body, headers = versions[language]
+        if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
-        return Response(text, headers=headers, media_type=kind)
+        return Response(body, headers=headers, media_type=kind)
 
     return Route(_path_of(name), file)
+
+
+def _version(text: bytes) -> tuple[bytes, dict[str, str]]:
+    tag = f'"{hashlib.sha256(text).hexdigest()[:32]}"'
+    return text, {**_HEADERS, "content-security-policy": page_html.policy(text), "etag": tag}

@@ -10,10 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from gptworks.generate.row_request import Progress
 from gptworks.serve.answer import Answer
 from gptworks.serve.api_error import ApiError
 from gptworks.serve.service import Service
 
+# In a request's `extensions`, where the server has it: writes what the function makes, unless that would have to wait.
+WRITE_PIECE = "gptworks.write_piece"
+WritePiece = Callable[[Callable[[], bytes]], bool]
 _EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 
 
@@ -78,8 +82,13 @@ class EventStream:
     def __init__(self, service: Service, answer: Answer) -> None:
         self.service, self.answer = service, answer
         self._has_begun = False
+        self._is_idle = False  # everything that came is written, and the next may follow at once
+        self._write_piece: WritePiece | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._write_piece = scope.get("extensions", {}).get(WRITE_PIECE)
+        self.answer.call.write_now = self._write_now if self._write_piece is not None else None
+
         async def send_in_time(message: Message) -> None:
             async with asyncio.timeout(self.service.limits.send_seconds):
                 await send(message)
@@ -95,8 +104,9 @@ class EventStream:
     async def _write(self, send: Callable[[Message], Awaitable[None]]) -> None:
         try:
             async for news in self.answer.call.progress():
-                events = b"".join(_event(chunk) for chunk in self.answer.chunks(news))
-                await self._send(send, events)
+                self._is_idle = False
+                await self._send(send, self._events(news))
+                self._is_idle = self._has_begun
             _count(self.service, self.answer)
             last = b"".join(_event(chunk) for chunk in self.answer.last_chunks())
             await self._send(send, last + b"data: [DONE]\n\n")
@@ -105,6 +115,15 @@ class EventStream:
                 raise
             await self._send(send, _event(error.body))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _events(self, news: list[Progress]) -> bytes:
+        return b"".join(_event(chunk) for chunk in self.answer.chunks(news))
+
+    def _write_now(self, progress: Progress) -> bool:
+        """Past the layers of the server and without a task: of what a token costs these are the most."""
+        if not self._is_idle or self._write_piece is None:
+            return False
+        return self._write_piece(lambda: self._events([progress]))
 
     async def _send(self, send: Callable[[Message], Awaitable[None]], events: bytes) -> None:
         if not events:

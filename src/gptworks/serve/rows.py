@@ -6,6 +6,7 @@ from typing import Any
 from gptworks.config.schema import GenerateConfig
 from gptworks.errors import ConfigError, GPTWorksError
 from gptworks.generate.engine import require_in_vocabulary, settings_of
+from gptworks.generate.remote import FIELDS
 from gptworks.generate.row_request import RowRequest
 from gptworks.generate.sampler import rows_of
 from gptworks.generate.text import TextOut
@@ -13,28 +14,13 @@ from gptworks.serve.api_error import ApiError
 from gptworks.serve.schema import MOST_ROWS, Sampling
 from gptworks.serve.served_model import ServedModel
 
-# field of the request -> key of the section `generate`
-_NAMES = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "no_repeat_ngram_size": "no_repeat_ngram",
-    "min_tokens": "min_new_tokens",
-    "ignore_eos": "ignore_eod",
-    "logit_bias": "logit_bias",
-    "seed": "seed",
-}
-_FIELDS = {key: field for field, key in _NAMES.items()}
+_FIELDS = {"temperature": "temperature", **FIELDS, "logit_bias": "logit_bias", "seed": "seed"}
 
 
 def settings_from(body: Sampling, max_tokens: int, best_of: int | None = None) -> GenerateConfig:
     """The same settings as those of `gptworks generate`. Temperature 0 is greedy."""
-    given: dict[str, Any] = {key: value for field, key in _NAMES.items() if (value := getattr(body, field)) is not None}
+    values = {key: getattr(body, field) for key, field in _FIELDS.items()}
+    given: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
     given = {"seed": secrets.randbelow(2**31), **given, "stop": body.stops, "max_new_tokens": max(1, max_tokens)}
     if body.temperature == 0:
         given |= {"strategy": "greedy"}
@@ -124,7 +110,7 @@ def rows_from(
 
 
 def text_of(served: ServedModel, request: RowRequest) -> str:
-    """Of a row that has ended."""
+    """The text of a row that has ended."""
     if request.text is not None:
         return request.text.text
     out = TextOut(served.tokenizer, request.row.prompt_tokens)

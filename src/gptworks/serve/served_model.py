@@ -47,7 +47,7 @@ class ServedModel:
 
     @property
     def step(self) -> int | None:
-        """Of a run, the step that the weights are of."""
+        """The step that the weights are of, where they are of a run."""
         digits = self.checkpoint.name.removeprefix("step-")
         return int(digits) if run_paths.is_checkpoint(self.checkpoint) and digits.isdigit() else None
 

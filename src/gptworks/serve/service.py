@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 
 from gptworks.generate.engine_thread import EngineThread
@@ -36,10 +36,18 @@ class Call:
         self.served = served
         self.rows: list[RowRequest] = []
         self.began = time.monotonic()
+        self.write_now: Callable[[Progress], bool] | None = None  # False: it could not
         self._news: asyncio.Queue[Progress] = asyncio.Queue()
 
     def tell(self, progress: Progress) -> None:
-        self._news.put_nowait(progress)
+        """Most tokens of a stream are written here, without waking the task that answers the call."""
+        write = self.write_now if progress.finish is None and self._news.empty() else None
+        try:
+            is_written = write is not None and write(progress)
+        except Exception:  # the calls that are told after this one must not suffer; its own task meets the fault again
+            is_written = False
+        if not is_written:
+            self._news.put_nowait(progress)
 
     async def progress(self) -> AsyncIterator[list[Progress]]:
         """All that has come in since the last time, until every row has ended."""

@@ -54,7 +54,7 @@ ALL = (GPT2, LLAMA3, QWEN2, SMOLLM)
 
 
 def by_name(name: object) -> Split | None:
-    """Of `tokenizer.ggml.pre`."""
+    """The split of that name, as `tokenizer.ggml.pre` gives it."""
     return next((each for each in ALL if name == each.name or name in each.other_names), None)
 
 

@@ -125,8 +125,10 @@ class Tokenizer:
         if folder := model_hub.find_tokenizer(str(source)):
             return cls.from_pretrained(folder)
         file_errors.refuse_unreadable(Path(source))
+        hint = " Characters are learned from a text: `gptworks prepare --train-tokenizer chars`, data.tokenizer=chars."
         raise TokenizerError(
             f"{source}: not a tokenizer. Needed: 'gpt2', a folder, a tokenizer.json or a sentencepiece .model file."
+            + (hint if str(source).lower() in ("char", "chars", "character", "characters") else "")
         )
 
     @classmethod
@@ -367,7 +369,7 @@ def require_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise TokenizerError(
-            f"text has {text[error.start]!r} at character {error.start}, which is no character. Fix or remove it."
+            f"text has {text[error.start]!r} at character {error.start}, which is not a character. Fix or remove it."
         ) from None
 
 

@@ -645,6 +645,21 @@ def test_both_themes(served: Any, pages: Any, system: str) -> None:
     assert is_dark() == (other == "dark")
 
 
+def test_the_first_paint_needs_nothing_but_the_page(served: Any, browser: Any) -> None:
+    """Its style, its words and the theme that was chosen are there before anything else has come."""
+    context = browser.new_context(locale="zh-CN", color_scheme="light")
+    page = context.new_page()
+    page.goto(served.url)
+    page.select_option("#theme", "dark")
+    page.route("**/page/**", lambda route: route.abort())
+    page.goto(f"{served.url}/?again")
+    assert page.get_attribute("html", "lang") == "zh-CN" and page.get_attribute("html", "data-theme") == "dark"
+    assert page.inner_text("#compare") == "比较两个模型" and page.inner_text("#run") == "续写"
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
+    assert page.evaluate("performance.getEntriesByType('paint').length") == 2
+    context.close()
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_phone_needs_no_scrolling_sideways(served: Any, pages: Any, room: str) -> None:
     page = pages.open(
