@@ -3,7 +3,9 @@
 import base64
 import hashlib
 import json
+import os
 import re
+import threading
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -45,12 +47,18 @@ class Checked(HTMLParser):
         self.open: list[str] = []
         self.ids: list[str] = []
         self.loads: list[str] = []
+        self.links: list[str] = []  # to parts of the page
         self.words = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
         self.ids += [given["id"] or ""] if "id" in given else []
-        self.loads += [f"{tag} {name}={value}" for name, value in attrs if name in {"src", "href", "style", "onclick"}]
+        self.loads += [
+            f"{tag} {name}={value}"
+            for name, value in attrs
+            if name in {"src", "href", "style", "onclick"} and not (name == "href" and str(value).startswith("#"))
+        ]
+        self.links += [str(given["href"])[1:]] if "href" in given else []
         if tag not in VOID:
             self.open.append(tag)
 
@@ -110,6 +118,7 @@ def test_one_spike_among_100_000_steps_is_drawn(tmp_path: Path) -> None:
     assert (43_210.0, 77.125) in curve.points
 
 
+@pytest.mark.slow
 def test_the_page_of_long_runs_is_small_and_loads_nothing(tmp_path: Path) -> None:
     lines = [{**line, "grad_norm": 1 + line["step"] % 7, "mfu": 0.4, "tokens_per_sec": 9.5} for line in falling(30_000)]
     runs = [run_data.read(make_run(tmp_path / name, lines)) for name in "abcd"]
@@ -118,6 +127,7 @@ def test_the_page_of_long_runs_is_small_and_loads_nothing(tmp_path: Path) -> Non
     found = parsed(text)
     assert found.loads == []
     assert len(found.ids) == len(set(found.ids))
+    assert found.links and set(found.links) <= set(found.ids)
     assert "http" not in re.sub(r"http-equiv|http://www\.w3\.org/\S+", "", text)
 
 
@@ -145,9 +155,31 @@ def test_what_differs_between_runs_stands_in_one_table(tmp_path: Path) -> None:
     first = make_run(tmp_path / "one", falling(5), ("optim.lr=0.003",))
     second = make_run(tmp_path / "two", falling(5), ("optim.lr=0.006",))
     words = parsed(page.written([run_data.read(first), run_data.read(second)])).words
-    table = words[words.index("What differs between the runs") : words.index("Configuration")]
+    table = words[words.rindex("What differs between the runs") : words.rindex("Bad steps")]
     assert "optim.lr" in table and "0.003" in table and "0.006" in table
     assert "optim.beta1" not in table
+    assert "run.out" not in table, "which differs always"
+
+
+def test_bad_steps_are_flags_of_the_loss_which_go_with_their_run(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, falling(40)) for name in "ab"]
+    event = {"step": 60, "rule": "loss", "decision": "rollback", "loss": 9.0, "loss_z": 8.0}  # after the last line
+    (runs[1] / "events.jsonl").write_text(json.dumps(event) + "\n")
+    (runs[1] / "nonfinite.jsonl").write_text(json.dumps({"step": 20, "sample_ids": [1]}) + "\n")
+    text = page.written([run_data.read(run) for run in runs])
+    svg = re.search(r'data-chart="loss".*?(<svg class="linear".*?</svg>)', text, re.S)
+    assert svg is not None
+    flags = re.findall(r'<g class="curve run-(\d)"><title>(.*?)</title><path class="flag" d="M([\d.]+)', svg[1])
+    assert [(run, said.partition(":")[0]) for run, said, _ in flags] == [("1", "b"), ("1", "b")]
+    assert "not finite, step 20" in flags[0][1] and "step 60: a high loss, rolled back" in flags[1][1]
+    (left, _, right, _) = map(float, re.search(r'data-box="([^"]*)"', svg[1])[1].split())  # type: ignore[index]
+    assert [round((float(x) - left) / (right - left), 3) for *_, x in flags] == [pytest.approx(1 / 3, abs=0.01), 1.0]
+
+
+def test_a_flat_curve_is_not_magnified() -> None:
+    assert chart.linear_axis(0.0, 0.0).ticks[-1] == 1.0
+    axis = chart.linear_axis(388_500_000.0, 388_500_400.0)
+    assert axis.low <= 388.5e6 * 0.95 and axis.high >= 388.5e6 * 1.05
 
 
 def test_the_summary_has_the_lowest_held_out_loss_and_its_perplexity(tmp_path: Path) -> None:
@@ -284,6 +316,19 @@ def test_numbers_of_an_axis(value: float, text: str) -> None:
 def test_runs_of_the_same_name_are_told_apart() -> None:
     assert distinct_names([Path("/a/x/run"), Path("/a/y/run")]) == ["x/run", "y/run"]
     assert distinct_names([Path("/a/one"), Path("/a/two")]) == ["one", "two"]
+
+
+def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
+    """A device, too: what is not a file is written to, not replaced."""
+    run, pipe = make_run(tmp_path / "run", falling(3)), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text(encoding="utf-8")), daemon=True)
+    reader.start()
+    assert main(["report", str(run), "--out", str(pipe)]) == 0
+    assert pipe.is_fifo()
+    reader.join()
+    assert read[0].startswith("<!doctype html>") and read[0].endswith("</html>\n")
 
 
 def test_the_command_writes_the_page_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

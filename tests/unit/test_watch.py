@@ -184,10 +184,24 @@ def test_the_page_renews_itself_only_when_the_run_has_changed(run: Path, address
     assert second.status == 200 and second.tag != first.tag and "0.1250" in parsed(second.text).words
 
 
+def test_the_page_says_that_a_folder_is_gone(run: Path, address: tuple[str, int]) -> None:
+    first = ask(address)
+    run.rename(run.with_name("away"))
+    gone = ask(address, tag=first.tag)
+    words = parsed(gone.text).words
+    assert gone.status == 200 and f"run: {run}: no such folder" in words and "3.0000" in words
+    assert ask(address, tag=gone.tag).status == 304
+    run.with_name("away").rename(run)
+    back = ask(address, tag=gone.tag)
+    assert (back.status, back.text) == (200, first.text), "though nothing was added meanwhile"
+
+
 def test_a_page_is_written_once_for_all_who_look(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[float] = []
     real = page.written
-    monkeypatch.setattr(page, "written", lambda runs, every: (written.append(every), real(runs, every))[1])
+    monkeypatch.setattr(
+        page, "written", lambda runs, every, *more: (written.append(every), real(runs, every, *more))[1]
+    )
     live_page = live.LivePage([Followed(run, "run")], 2.0)
     first = live_page.now()
     assert live_page.now() == first and written == [2.0]

@@ -18,13 +18,13 @@ ENOUGH_SHARED = 2**30  # NCCL passes messages between the devices of a machine t
 
 def findings() -> list[Finding]:
     """Python and packages first: without them the rest cannot be looked at."""
-    found = examine([("python", packages.python), ("packages", packages.required)])
-    if any(each.state == "problem" for each in found):
-        return found
+    findings = examine([("python", packages.python), ("packages", packages.required)])
+    if any(each.state == "problem" for each in findings):
+        return findings
     checks = [("torch", torch), ("cpu", processor.instructions), ("products", processor.products)]
     checks += [("devices", devices), ("processes", processes), ("ports", ports)]
     checks += [("tokenizer", tokenizer), ("kernel", kernel)]
-    return found + examine(checks) + packages.extras()
+    return findings + examine(checks) + packages.extras()
 
 
 def torch() -> list[Finding]:
@@ -40,19 +40,19 @@ def devices() -> list[Finding]:
 
     cpu.settle(say=False)
     listed = child_process.run(_list_devices)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for name, about in listed.answers:
-        found += _trained(name, about)
+        findings += _trained(name, about)
     if listed.failure:
         fix = "Fix its driver or torch, or use --device cpu."
-        found += problem("devices", f"looking for more of them: {listed.failure}", fix)
+        findings += problem("devices", f"looking for more of them: {listed.failure}", fix)
     elif len(listed.answers) == 1 and torch.version.cuda:
-        found += note(
+        findings += note(
             "device cuda",
             "torch has CUDA, but no device answers",
             "If there is one: look at nvidia-smi and the driver.",
         )
-    return found
+    return findings
 
 
 def _list_devices() -> Iterator[tuple[str, str]]:
@@ -76,12 +76,12 @@ def _trained(device: str, about: str) -> list[Finding]:
     failures = {kind: each.failure or each.answers[0] for kind, each in zip(kinds, outcomes, strict=True)}
     can = [kind for kind in kinds if not failures[kind]]
     cannot = [f"{kind} ({failures[kind]})" for kind in kinds if failures[kind]]
-    what, told = f"device {device}", f"{about}; trains in {', '.join(can) or 'nothing'}"
+    what, summary = f"device {device}", f"{about}; trains in {', '.join(can) or 'nothing'}"
     if "fp32" not in can:
         return problem(what, f"{about}; fails: {'; '.join(cannot)}", "Fix its driver or torch, or use --device cpu.")
     if cannot:
-        return note(what, f"{told}; not in {'; '.join(cannot)}", f"Use precision.compute: {can[-1]}.")
-    return ok(what, told)
+        return note(what, f"{summary}; not in {'; '.join(cannot)}", f"Use precision.compute: {can[-1]}.")
+    return ok(what, summary)
 
 
 def _try_training(device: str, precision: str) -> str:
@@ -122,27 +122,27 @@ def processes() -> list[Finding]:
         return problem(
             "gloo", "this torch has no torch.distributed", "Install a torch that has it, for several processes."
         )
-    found: list[Finding] = []
+    findings: list[Finding] = []
     failure = gloo_check.gloo()
     if failure:
         fix = "Several processes cannot meet. Name a network interface that works: GLOO_SOCKET_IFNAME=lo (one machine)."
-        found += note("gloo", failure, fix)
+        findings += note("gloo", failure, fix)
     else:
-        found += ok("gloo", "two processes connected and exchanged a number")
+        findings += ok("gloo", "two processes connected and exchanged a number")
     if not torch.cuda.is_available():
-        return [*found, Finding("nccl", "ok", "not needed: no CUDA device")]
+        return [*findings, Finding("nccl", "ok", "not needed: no CUDA device")]
     if not distributed.is_nccl_available():
-        found += note(
+        findings += note(
             "nccl", "not in this torch", "Needed for several CUDA devices: install torch's CUDA build for Linux."
         )
     else:
-        found += ok("nccl", ".".join(map(str, torch.cuda.nccl.version())))  # type: ignore[no-untyped-call]
+        findings += ok("nccl", ".".join(map(str, torch.cuda.nccl.version())))  # type: ignore[no-untyped-call]
     if torch.cuda.device_count() > 1 and SHARED_MEMORY.is_dir():
         free = shutil.disk_usage(SHARED_MEMORY).free
         if free < ENOUGH_SHARED:
-            told = f"{free / 2**20:,.0f} MiB free in {SHARED_MEMORY}"
-            found += note("shared memory", told, "NCCL may fail: start the container with --shm-size=1g --ipc=host.")
-    return found
+            room = f"{free / 2**20:,.0f} MiB free in {SHARED_MEMORY}"
+            findings += note("shared memory", room, "NCCL may fail: start the container with --shm-size=1g --ipc=host.")
+    return findings
 
 
 def ports() -> list[Finding]:
@@ -159,8 +159,8 @@ def ports() -> list[Finding]:
         try:
             trial.bind(("", PORT))
         except OSError as error:
-            told = f"{PORT}, where machines meet, cannot be had ({error.strerror})"
-            return note("ports", told, "For several machines choose another: --master ADDRESS:PORT.")
+            trouble = f"{PORT}, where machines meet, cannot be had ({error.strerror})"
+            return note("ports", trouble, "For several machines choose another: --master ADDRESS:PORT.")
     return ok("ports", f"this machine can be connected to; {PORT}, where machines meet, is free")
 
 

@@ -53,8 +53,8 @@ def extras() -> list[Finding]:
         if not any(each.extra == extra for each in asked):
             continue
         if missing:
-            found = f"not installed ({', '.join(missing)}): {purpose}"
-            findings += note(f"extra {extra}", found, f'Only if wanted: pip install "gptworks[{extra}]"')
+            missing_for = f"not installed ({', '.join(missing)}): {purpose}"
+            findings += note(f"extra {extra}", missing_for, f'Only if wanted: pip install "gptworks[{extra}]"')
         else:
             findings += ok(f"extra {extra}", purpose)
     return findings
@@ -104,8 +104,8 @@ class Requirement:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """2.9.1+cpu -> (2, 9, 1); a release candidate counts as its release."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    numbers = [int(number) for number in found[0].split(".")] if found else []
+    digits = re.match(r"\d+(\.\d+)*", version)
+    numbers = [int(number) for number in digits[0].split(".")] if digits else []
     while numbers and not numbers[-1]:
         numbers.pop()  # 2.9.0 is 2.9
     return tuple(numbers)

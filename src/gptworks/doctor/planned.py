@@ -65,19 +65,19 @@ def _solved(cfg: RunConfig) -> Layout:
 def layout(cfg: RunConfig) -> list[Finding]:
     import torch
 
-    found = _solved(cfg)
-    batch = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, with_layout(cfg.parallel, found))
-    many = f"{found.degrees}: {found.world_size} processes" if found.world_size > 1 else "1 process"
-    told = f"{many}; a step is {batch.accumulation} x {batch.micro_size} samples in each replica"
+    layout = _solved(cfg)
+    batch = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, with_layout(cfg.parallel, layout))
+    many = f"{layout.degrees}: {layout.world_size} processes" if layout.world_size > 1 else "1 process"
+    summary = f"{many}; a step is {batch.accumulation} x {batch.micro_size} samples in each replica"
     on_cuda = cfg.run.device == "cuda" or (cfg.run.device == "auto" and torch.cuda.is_available())
-    if on_cuda and found.world_size > torch.cuda.device_count():
+    if on_cuda and layout.world_size > torch.cuda.device_count():
         fix = "Start it on several machines (--nnodes, --master), or make the layout smaller."
-        return note("parallel", f"{told}, but {torch.cuda.device_count()} devices here", fix)
-    return ok("parallel", told)
+        return note("parallel", f"{summary}, but {torch.cuda.device_count()} devices here", fix)
+    return ok("parallel", summary)
 
 
 def memory(cfg: RunConfig) -> list[Finding]:
-    """Of tensors when a step holds most; what an allocator loses comes on top."""
+    """Whether the tensors fit when a step holds most; what an allocator loses comes on top."""
     import torch
 
     from gptworks.plan.budget import MemoryBudget
@@ -97,13 +97,13 @@ def memory(cfg: RunConfig) -> list[Finding]:
         who = "1 process" if layout.world_size == 1 else f"{layout.world_size} processes"
         where = "that are free"
     needed, there = budget.needed(memories, layout), budget.capacity
-    told = f"{who} would hold {needed / _GIB:,.2f} GiB of the {there / _GIB:,.1f} GiB {where}, activations included"
+    summary = f"{who} would hold {needed / _GIB:,.2f} GiB of the {there / _GIB:,.1f} GiB {where}, activations included"
     if needed <= there:
-        return ok("memory", told)
+        return ok("memory", summary)
     smaller = "Take a smaller batch.micro_size, or train.recompute: full;"
     if not on_cuda:
-        return problem("memory", told, f"{smaller} a smaller preset; or more machines with parallel.fsdp, tp or pp.")
-    return problem("memory", told, f"{smaller} split it further (parallel.fsdp, tp, pp), or parallel.offload: true.")
+        return problem("memory", summary, f"{smaller} a smaller preset; or more machines with parallel.fsdp, tp or pp.")
+    return problem("memory", summary, f"{smaller} split it further (parallel.fsdp, tp, pp), or parallel.offload: true.")
 
 
 def data(cfg: RunConfig) -> list[Finding]:
@@ -121,8 +121,8 @@ def weights(cfg: RunConfig) -> list[Finding]:
         return []
     from gptworks.checkpoint.pretrained import Pretrained
 
-    found = Pretrained.open(cfg.init.checkpoint)
-    return ok("init.checkpoint", f"{cfg.init.checkpoint}: {sizes.num_parameters(found.model):,} parameters")
+    weights = Pretrained.open(cfg.init.checkpoint)
+    return ok("init.checkpoint", f"{cfg.init.checkpoint}: {sizes.num_parameters(weights.model):,} parameters")
 
 
 def disk(cfg: RunConfig) -> list[Finding]:
@@ -132,14 +132,14 @@ def disk(cfg: RunConfig) -> list[Finding]:
         return problem("disk", f"{folder} cannot be written to", "Choose another --out.")
     free, one = shutil.disk_usage(folder).free, sizes.checkpoint_bytes(cfg.model, cfg.checkpoint.portable)
     count = most_checkpoints(cfg.checkpoint, _last_step(cfg))
-    told = f"{count} checkpoints of {one / 1e9:,.2f} GB = {count * one / 1e9:,.2f} GB; {free / 1e9:,.2f} GB free"
-    told = f"{told} at {folder}"
+    summary = f"{count} checkpoints of {one / 1e9:,.2f} GB = {count * one / 1e9:,.2f} GB; {free / 1e9:,.2f} GB free"
+    summary = f"{summary} at {folder}"
     if free >= count * one:
-        return ok("disk", told)
+        return ok("disk", summary)
     fix = (
         "Free some, choose another --out, keep fewer (checkpoint.keep_last, keep_every), or checkpoint.portable: false."
     )
-    return problem("disk", told, fix)
+    return problem("disk", summary, fix)
 
 
 def most_checkpoints(cfg: CheckpointConfig, last_step: int | None) -> int:
@@ -173,7 +173,7 @@ def _existing(folder: Path) -> Path:
 def compiler(cfg: RunConfig) -> list[Finding]:
     if not cfg.train.compile:
         return []
-    found = next(iter(cxx_compilers()), None)
-    if found is None:
+    compiler = next(iter(cxx_compilers()), None)
+    if compiler is None:
         return problem("train.compile", "no C++ compiler", "Install g++, or set train.compile: false.")
-    return ok("train.compile", f"compiles with {found}")
+    return ok("train.compile", f"compiles with {compiler}")

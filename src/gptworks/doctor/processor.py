@@ -20,8 +20,8 @@ def instructions() -> list[Finding]:
         used = "nothing: it is switched off"
     elif verdict.setting.cap or verdict.given_cap:
         used += f" (capped: {cpu.CAP}={verdict.setting.cap or verdict.given_cap})"
-    told = f"{cpu.name()}; torch uses {torch.backends.cpu.get_cpu_capability()}, oneDNN {used}"
-    return ok("cpu", f"{told}; advertised: {', '.join(advertised) or 'none of those we know'}")
+    summary = f"{cpu.name()}; torch uses {torch.backends.cpu.get_cpu_capability()}, oneDNN {used}"
+    return ok("cpu", f"{summary}; advertised: {', '.join(advertised) or 'none of those we know'}")
 
 
 def products() -> list[Finding]:
@@ -29,7 +29,7 @@ def products() -> list[Finding]:
     if verdict.unknown and not verdict.deaths:
         return note("products", verdict.unknown)
     if not verdict.deaths:
-        return ok("products", f"{', '.join(cpu.TYPES)} multiply without harm; {_bf16_speed()}")
+        return ok("products", f"{', '.join(cpu.TYPES)} can be multiplied here; {_bf16_speed()}")
     if "fp32" in verdict.deadly:
         return problem("products", str(verdict), "Nothing can be computed on this CPU by this torch: use another.")
     if verdict.deadly:

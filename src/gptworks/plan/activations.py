@@ -10,7 +10,8 @@ from functools import lru_cache
 from math import ceil
 
 from gptworks.plan.block_backward import block_backward
-from gptworks.plan.block_forward import block_forward, gather_tokens, norm, scatter_sum
+from gptworks.plan.block_forward import block_forward, gather_tokens, scatter_sum
+from gptworks.plan.block_kinds import norm
 from gptworks.plan.block_shape import BlockShape
 from gptworks.plan.ledger import Bytes, Ledger
 from gptworks.plan.sizes import FP32
@@ -20,7 +21,7 @@ CHUNK_ELEMENTS = 16 * 1024 * 1024  # model/loss.py: logits held at a time
 
 @dataclass(frozen=True)
 class Passes:
-    """Of one block; what lies below it is not counted. `again`: gradients of an earlier micro-batch are there."""
+    """The memory of one block, without what lies below it. `again`: gradients of an earlier micro-batch are there."""
 
     kept: Bytes  # at the end of the forward pass; the stream that comes in belongs to it, the one that goes out not
     forward: Bytes  # the most on the way

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from gptworks.plan.block_forward import attend, attention, cast, feed_forward_up, norm, row_linear, scatter_sum
+from gptworks.plan.block_forward import attend, attention, cast, feed_forward_up, row_linear, scatter_sum
+from gptworks.plan.block_kinds import gelu_backward, norm, norm_backward, queries_and_keys_backward
 from gptworks.plan.block_shape import BlockShape
 from gptworks.plan.ledger import Ledger
 from gptworks.plan.sizes import FP32
@@ -57,38 +58,6 @@ def _column_backward(ledger: Ledger, s: BlockShape, name: str, saved: str, fresh
         ledger.use(y_gradient=s.stream)
 
 
-def _norm_backward(ledger: Ledger, s: BlockShape, number: int) -> None:
-    wide = s.own_tokens * s.hidden * FP32 if s.narrow else 0
-    if s.norm == "rmsnorm":
-        _rms_backward(ledger, f"{number}", "y_gradient", "x_gradient", s.stream, s.own_tokens * s.hidden * FP32)
-    elif s.narrow:
-        ledger.use(wide_in=wide)
-        ledger.drop("y_gradient")
-        ledger.use(wide_x=wide)
-        ledger.drop("wide_in", f"wide{number}", f"stats{number}")
-        ledger.use(x_gradient=s.stream)
-        ledger.drop("wide_x")
-    else:
-        ledger.use(x_gradient=s.stream)
-        ledger.drop("y_gradient", f"stats{number}")
-    ledger.use(summed=s.stream)
-    ledger.drop("x_gradient", "stream_gradient", "summed")
-    ledger.use(stream_gradient=s.stream)
-
-
-def _rms_backward(ledger: Ledger, name: str, incoming: str, out: str, size: int, wide: int) -> None:
-    is_narrow = size < wide
-    ledger.use(normal=wide, wide_in=wide if is_narrow else 0)
-    ledger.use(for_weight=wide)
-    ledger.drop("for_weight")
-    ledger.use(of_scaled=wide)
-    ledger.drop("wide_in")
-    if is_narrow:
-        ledger.use(narrowed=size)
-    ledger.drop("normal", "of_scaled", "narrowed", incoming, f"stats{name}")
-    ledger.use(**{out: size})
-
-
 def _swiglu_backward(ledger: Ledger, s: BlockShape, fresh: bool) -> None:
     """From `inner_gradient`, of the product, through both matrices to `y_gradient`."""
     ledger.use(times_up=s.inner)
@@ -106,16 +75,6 @@ def _swiglu_backward(ledger: Ledger, s: BlockShape, fresh: bool) -> None:
     ledger.use(both=s.stream)
     ledger.drop("y_gradient", "through_gate", "both")
     ledger.use(y_gradient=s.stream)
-
-
-def _gelu_backward(ledger: Ledger, s: BlockShape) -> None:
-    if s.gelu == "sigmoid" or (s.gelu == "tanh" and s.cpu and not s.narrow):
-        ledger.use(a=s.inner, b=s.inner)
-        ledger.drop("a")
-    else:
-        ledger.use(b=s.inner)
-    ledger.drop("inner_gradient", "u", "b", "sigmoid")
-    ledger.use(inner_gradient=s.inner)
 
 
 def _core_backward(ledger: Ledger, s: BlockShape) -> None:
@@ -153,36 +112,10 @@ def _core_backward(ledger: Ledger, s: BlockShape) -> None:
         ledger.drop("score_gradient", "q_copy", "k_copy", "q_gradient", "k_gradient", "v_gradient")
         ledger.drop("" if s.head_norms else "qkv")
         ledger.use(q_gradient=heads, k_gradient=heads, v_gradient=heads)
-    _queries_and_keys_backward(ledger, s)
+    queries_and_keys_backward(ledger, s)
     ledger.use(qkv_gradient=s.qkv)
     ledger.drop("q_gradient", "k_gradient", "v_gradient", "qkv_gradient")
     ledger.use(inner_gradient=s.qkv)
-
-
-def _queries_and_keys_backward(ledger: Ledger, s: BlockShape) -> None:
-    ledger.drop("k_repeated", "v_repeated")
-    if s.repeated:
-        for name in ("k_gradient", "v_gradient"):
-            ledger.use(of_shared=s.in_kv_heads)
-            ledger.drop(name, "of_shared")
-            ledger.use(**{name: s.in_kv_heads})
-    for name, size in (("k", s.in_kv_heads), ("q", s.in_heads)):
-        wide = size // s.compute * FP32
-        if s.turned:
-            ledger.use(turned_wide=wide, partners=wide, tables=2 * wide // s.rows)
-            ledger.use(turned_back=wide)
-            if s.narrow:
-                ledger.use(narrowed=size)
-            ledger.drop("turned_wide", "partners", "tables", "turned_back", "narrowed", f"{name}_gradient")
-            ledger.drop(f"{name}_turned")
-            ledger.use(**{f"{name}_gradient": size})
-        if s.head_norms:
-            ledger.drop(f"{name}_gradient")
-            ledger.use(of_normed=size)
-            _rms_backward(ledger, f"_{name}", "of_normed", f"{name}_gradient", size, wide)
-            ledger.drop(f"{name}_normed")
-    if s.head_norms:
-        ledger.drop("qkv")
 
 
 def block_backward(ledger: Ledger, s: BlockShape, fresh: bool) -> None:
@@ -196,9 +129,9 @@ def block_backward(ledger: Ledger, s: BlockShape, fresh: bool) -> None:
     if s.mlp == "swiglu":
         _swiglu_backward(ledger, s, fresh)
     else:
-        _gelu_backward(ledger, s)
+        gelu_backward(ledger, s)
         _column_backward(ledger, s, "up", "y2", fresh)
-    _norm_backward(ledger, s, 2)
+    norm_backward(ledger, s, 2)
     ledger.drop("x1")
     if s.recompute == "full_attn":
         attention(ledger, replace(s, recompute="none"), again=True)
@@ -212,7 +145,7 @@ def block_backward(ledger: Ledger, s: BlockShape, fresh: bool) -> None:
         attend(ledger, s)
     _core_backward(ledger, s)
     _column_backward(ledger, s, "qkv", "y1", fresh)
-    _norm_backward(ledger, s, 1)
+    norm_backward(ledger, s, 1)
     ledger.drop("x")
 
 

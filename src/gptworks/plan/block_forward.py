@@ -2,35 +2,10 @@
 in their order, and one where it goes. Never imports torch.
 """
 
+from gptworks.plan.block_kinds import HEADS, activation, norm, queries_and_keys
 from gptworks.plan.block_shape import BlockShape
 from gptworks.plan.ledger import Ledger
 from gptworks.plan.sizes import FP32
-
-
-def norm(ledger: Ledger, s: BlockShape, number: int) -> None:
-    """x is there already; what is kept is its fp32 copy in a narrow type, itself else."""
-    size = s.own_tokens * s.hidden * FP32
-    wide = size if s.narrow else 0
-    if s.norm == "rmsnorm":
-        scaled_by_rms(ledger, f"{number}", f"y{number}", s.stream, size, s.own_tokens)
-        return
-    ledger.keep(**{f"wide{number}": wide, f"stats{number}": 2 * s.own_tokens * FP32})
-    ledger.use(wide_out=wide)
-    ledger.keep(**{f"y{number}": s.stream})
-    ledger.drop("wide_out")
-
-
-def scaled_by_rms(ledger: Ledger, name: str, out: str, size: int, wide: int, count: int) -> None:
-    """model/rms.py keeps x, which is there, and one number for each of `count` norms."""
-    ledger.use(wide_in=wide if size < wide else 0)
-    ledger.keep(**{f"stats{name}": count * FP32})
-    ledger.use(scaled=wide)
-    if size < wide:
-        ledger.keep(**{out: size})
-        ledger.drop("wide_in", "scaled")
-    else:
-        ledger.drop("scaled")
-        ledger.keep(**{out: size})
 
 
 def cast(ledger: Ledger, s: BlockShape, name: str) -> None:
@@ -83,31 +58,6 @@ def _dropped(ledger: Ledger, s: BlockShape, name: str, number: int) -> None:
         ledger.keep(**{f"mask{number}": s.mask})
         ledger.use(after_dropout=s.stream)
         ledger.drop(name)
-
-
-def _queries_and_keys(ledger: Ledger, s: BlockShape) -> None:
-    """Normed head by head, and turned."""
-    for name, size in (("q", s.in_heads), ("k", s.in_kv_heads)):
-        wide = size // s.compute * FP32
-        if s.head_norms:
-            scaled_by_rms(ledger, f"_{name}", f"{name}_normed", size, wide, size // s.compute // s.head_size)
-    for name, size in (("q", s.in_heads), ("k", s.in_kv_heads)):
-        wide = size // s.compute * FP32
-        if s.turned:
-            copied = s.narrow or not s.head_norms  # what lies in qkv is not in one piece
-            ledger.use(turned_wide=wide if copied else 0, partners=wide, tables=2 * wide // s.rows)
-            ledger.use(out=wide)
-            if s.narrow:
-                ledger.keep(**{f"{name}_turned": size})
-                ledger.drop("out")
-            else:
-                ledger.drop("out")
-                ledger.keep(**{f"{name}_turned": size})
-            ledger.drop("turned_wide", "partners", "tables")
-    if s.turned:
-        ledger.drop("q_normed", "k_normed")
-    elif s.repeated and not s.head_norms:  # between the queries of two groups lie a key and a value
-        ledger.keep(q_turned=s.in_heads)
 
 
 def attend(ledger: Ledger, s: BlockShape) -> None:
@@ -168,7 +118,7 @@ def attention(ledger: Ledger, s: BlockShape, again: bool = False) -> None:
     gather_tokens(ledger, s, "tokens1")
     ledger.keep(qkv=s.qkv)
     ledger.drop("tokens1", "parts")
-    _queries_and_keys(ledger, s)
+    queries_and_keys(ledger, s)
     attend(ledger, s)
     if s.recompute == "core_attn":
         ledger.drop(*CORE)
@@ -190,7 +140,6 @@ def attention(ledger: Ledger, s: BlockShape, again: bool = False) -> None:
             ledger.drop("k_repeated", "v_repeated" if s.narrow else "")
 
 
-HEADS = ("q_normed", "k_normed", "stats_q", "stats_k", "q_turned", "k_turned")
 CORE = (
     "k_repeated",
     "v_repeated",
@@ -223,11 +172,7 @@ def feed_forward_up(ledger: Ledger, s: BlockShape) -> None:
     _column_linear(ledger, s, "up", "u")
     if s.mlp == "swiglu":
         _column_linear(ledger, s, "gate", "gated")
-    if s.mlp == "gelu" and s.gelu == "sigmoid":
-        ledger.use(scaled=s.inner)
-        ledger.keep(sigmoid=s.inner)
-        ledger.drop("scaled")
-    ledger.keep(g=s.inner)
+    activation(ledger, s)
 
 
 def block_forward(ledger: Ledger, s: BlockShape) -> None:

@@ -1,26 +1,8 @@
 """The sizes that decide what a block holds while it is trained."""
 
 from dataclasses import dataclass
-from typing import Any
 
-from gptworks import architecture
-from gptworks.config.schema import ModelConfig
 from gptworks.plan.sizes import FP32
-
-# The variants that are counted here, in block_forward.py and in block_backward.py.
-KNOWN = dict(architecture.LLAMA)
-
-
-def kind_of(model: ModelConfig, length: int) -> dict[str, Any]:
-    """The fields of a BlockShape that say which GPT it is, whatever its sizes."""
-    return {
-        "gelu": model.gelu,
-        "norm": model.norm,
-        "mlp": model.mlp,
-        "turned": model.positions == "rope",
-        "head_norms": model.qk_norm,
-        "windowed": 0 < model.sliding_window < length,
-    }
 
 
 @dataclass(frozen=True)
@@ -47,7 +29,7 @@ class BlockShape:
     head_size: int = 0  # 0: what the heads have of the hidden size
     norm: str = "layernorm"
     mlp: str = "gelu"
-    turned: bool = False  # rotary positions
+    positions: str = "learned"
     head_norms: bool = False  # of queries and keys
     windowed: bool = False  # attention takes a mask
 

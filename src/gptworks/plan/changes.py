@@ -80,20 +80,20 @@ def smallest(
 
 def _of_the_run(workload: Workload, choice: LayoutChoice, budget: MemoryBudget, most: int) -> list[Change]:
     knobs = [knob for knob in _knobs(workload, choice, budget.per_node) if knob]
-    found: list[tuple[Change, dict[str, int]]] = []
+    changes: list[tuple[Change, dict[str, int]]] = []
     for turned in range(1, len(knobs) + 1):
         steps = [each for some in combinations(knobs, turned) for each in product(*some)]
         for combined in sorted(steps, key=lambda each: sum(step.cost for step in each)):
             extent = {step.knob: step.number for step in combined}
-            if any(_is_no_more(smaller, extent) for _, smaller in found):
+            if any(_is_no_more(smaller, extent) for _, smaller in changes):
                 continue  # what is already there turns the same knobs less
             changed = _turn(workload, choice, combined)
             needed = _needed(*changed, budget) if changed else None
             if changed and needed is not None and needed <= budget.capacity:
-                found.append((Change(_difference(workload, choice, *changed), RUN, needed, *changed), extent))
-            if len(found) == most:
-                return [change for change, _ in found]
-    return [change for change, _ in found]
+                changes.append((Change(_difference(workload, choice, *changed), RUN, needed, *changed), extent))
+            if len(changes) == most:
+                return [change for change, _ in changes]
+    return [change for change, _ in changes]
 
 
 def _is_no_more(smaller: dict[str, int], extent: dict[str, int]) -> bool:

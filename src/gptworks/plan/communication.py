@@ -59,10 +59,10 @@ def per_step(
 
 def totals(terms: list[Term]) -> dict[tuple[str, str], int]:
     """Bytes by axis and kind."""
-    found: dict[tuple[str, str], int] = {}
+    sums: dict[tuple[str, str], int] = {}
     for term in terms:
-        found[term.axis, term.kind] = found.get((term.axis, term.kind), 0) + term.bytes
-    return found
+        sums[term.axis, term.kind] = sums.get((term.axis, term.kind), 0) + term.bytes
+    return sums
 
 
 def on_the_wire(kind: str, size: int, ranks: int) -> Fraction:

@@ -15,7 +15,8 @@ from gptworks.config.derive import Layout
 from gptworks.config.schema import ModelConfig, ParallelConfig
 from gptworks.config.stages import assign_layers, stages_of
 from gptworks.plan import schedule
-from gptworks.plan.block_shape import BlockShape, kind_of
+from gptworks.plan.block_kinds import kind_of
+from gptworks.plan.block_shape import BlockShape
 from gptworks.plan.ledger import NOTHING, Bytes
 from gptworks.plan.rank_parameters import Stage, stages_here
 from gptworks.plan.sizes import FP32, block_matrices
@@ -27,7 +28,7 @@ TERMS = ("parameters", "gradients", "optimizer", "activations", "temporaries", "
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Of one rank, or of all of a pipeline rank, of which it is then the fullest. Bytes at the moment of the peak."""
+    """Bytes that a rank holds at the moment of its peak: one rank, or the fullest of all of a pipeline rank."""
 
     pp_rank: int
     layers: int
@@ -54,7 +55,7 @@ def rank_memories(workload: Workload, choice: LayoutChoice) -> list[RankMemory]:
 
 
 def rank_memory(workload: Workload, choice: LayoutChoice, coords: Layout) -> RankMemory:
-    """Of the rank with these coordinates. The first of the shards has the most: it stands for all of them."""
+    """What the rank with these coordinates holds. The first of the shards has the most: it stands for all of them."""
     return _rank(workload, choice, _block_shape(workload, choice), coords)
 
 
@@ -131,7 +132,7 @@ def _block_shape(workload: Workload, choice: LayoutChoice) -> BlockShape:
 
 @lru_cache(maxsize=1 << 10)
 def _matrices(model: ModelConfig, tp: int) -> tuple[tuple[str, int], ...]:
-    """Of a block, on the first of the tensor-parallel ranks: name of the module, numbers."""
+    """The matrices of a block on the first of the tensor-parallel ranks: name of the module, numbers in it."""
     specs = block_matrices(model).items()
     return tuple((name.split(".")[-2], spec.on_rank(tp, 0).size) for name, spec in specs)
 

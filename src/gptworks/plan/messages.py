@@ -38,7 +38,7 @@ def messages_of(
             more = facts.repeated_sums / (taking + giving)
         wire["tp"] *= 1 + more
         numbers["tp"] *= 1 + more
-    found = {}
+    messages = {}
     stride = layout.world_size
     for axis, ranks in vars(layout).items():
         stride //= ranks
@@ -51,8 +51,8 @@ def messages_of(
         latency = link.inside_latency if inside else link.between_latency
         # A ring of few ranks, a tree of many, there and back.
         rounds = 1.0 if axis == "pp" else 2 * min(ranks - 1, 2 * math.log2(ranks))
-        found[axis] = Messages(wire[axis], numbers[axis], inside, speed, latency * rounds)
-    return found
+        messages[axis] = Messages(wire[axis], numbers[axis], inside, speed, latency * rounds)
+    return messages
 
 
 def _wire_bytes(workload: Workload, choice: LayoutChoice, facts: Kernels) -> dict[str, float]:
@@ -72,19 +72,19 @@ def _wire_bytes(workload: Workload, choice: LayoutChoice, facts: Kernels) -> dic
 def _sent(workload: Workload, choice: LayoutChoice, facts: Kernels) -> dict[str, float]:
     layout, compute = choice.layout, workload.compute_bytes
     gradient = facts.gradient if workload.precision.reduce == "fp32" else min(facts.gradient, compute)
-    found = dict.fromkeys(vars(layout), 0.0)
+    counts = dict.fromkeys(vars(layout), 0.0)
     for term in per_step(workload, choice, Layout(layout.pp - 1, 0, 0, 0), gradient_bytes=gradient):
         size = float(on_the_wire(term.kind, term.bytes, getattr(layout, term.axis)))
         if term.is_hidden and facts.scattered_sends and not choice.parallel.sequence:
             size /= layout.tp
         if term.axis == "tp" and term.kind == "all_reduce":
             size *= facts.tensor_sum / max(compute, 4)
-        found[term.axis] += size
-    return found
+        counts[term.axis] += size
+    return counts
 
 
 def _blocks(workload: Workload, choice: LayoutChoice) -> int:
-    """Of the pipeline rank that has most."""
+    """The blocks of the pipeline rank that has most."""
     return math.ceil(workload.model.num_layers / choice.layout.pp)
 
 

@@ -107,8 +107,8 @@ class Request:
     def search(self) -> tuple[Found, list[str]]:
         """All layouts of the devices, and notes on them."""
         notes = [] if self.config.batch.global_size else [self._usual_batch(self.global_size)]
-        found = search.search(self.workload, *self.here, self.devices, self.global_size, fixed=self.fixed)
-        return found, notes
+        result = search.search(self.workload, *self.here, self.devices, self.global_size, fixed=self.fixed)
+        return result, notes
 
     def fewest_devices(self) -> int | None:
         """The smallest number of them that is enough, where these are too few."""
@@ -116,6 +116,6 @@ class Request:
         return search.fewest_devices(self.workload, self.hardware, self.devices, batch, fixed=self.fixed)
 
     def best_of_all(self, made: Report) -> Fit | None:
-        """Of the same batch and devices, whatever the layout."""
+        """The fastest that fits of the same batch and devices, whatever the layout."""
         fits = search.search(self.workload, *self.here, self.devices, made.choice.batch.global_size).fits
         return fits[0] if fits else None

@@ -68,8 +68,8 @@ def passes(schedule: str, pp: int, virtual: int, rank: int, micro_batches: int, 
     seen: dict[tuple[str, int, bool, int, int], dict[tuple[int, ...], None]] = {}
 
     def see(kind: str, at: int, is_last: bool = False) -> None:
-        found = seen.setdefault((kind, at, is_last, states[at][backwards], states[at][gathered]), {})
-        found[tuple(value for state in states for value in state)] = None
+        states_met = seen.setdefault((kind, at, is_last, states[at][backwards], states[at][gathered]), {})
+        states_met[tuple(value for state in states for value in state)] = None
 
     for kind, number in order(schedule, pp, virtual, rank, micro_batches):
         at = number // pp if schedule else 0

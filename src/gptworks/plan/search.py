@@ -40,7 +40,7 @@ class Found:
 
     @property
     def nearest(self) -> Rejected | None:
-        """Of those that are too large, the smallest. Those that are so before any activation come last."""
+        """The smallest of those that are too large. Those that are so before any activation come last."""
         too_large = [each for each in self.rejected if each.needed is not None]
         return min(too_large, key=lambda each: (each.at_least, each.needed or 0), default=None)
 
@@ -164,7 +164,7 @@ class Search:
         return f"{amount(needed)}, {amount(needed - self.device.capacity)} more than {self.device.name} has"
 
     def _modes(self) -> list[str]:
-        """Of recomputation. A fused kernel keeps no attention matrix that could be computed again."""
+        """What may be recomputed. A fused kernel keeps no attention matrix that could be computed again."""
         model = self.workload.model
         fused = model.attention == "auto" and not (self.workload.on_cpu and model.dropout_attention)
         asked = self.fixed.get("train.recompute")

@@ -25,7 +25,7 @@ class Fullest:
 
 @dataclass(frozen=True)
 class StageSizes:
-    """Of one stage of the rank, in bytes. Shards are padded, as FSDP pads them."""
+    """Sizes of one stage of the rank, in bytes. Shards are padded, as FSDP pads them."""
 
     blocks: int  # how many
     block: int  # fp32, of one
@@ -130,11 +130,11 @@ class StageMemory:
     def amounts(self) -> tuple[int, ...]:
         """Bytes of a micro-batch in flight, of one that waits for the gradients of weights, of gradients, of what is
         gathered, and of what has been sent."""
-        found = [self.kept.total, self.between.total]
+        totals = [self.kept.total, self.between.total]
         for number in (2, 3, 4):
             self.set(tuple(int(at == number) for at in range(5)))
-            found.append(self.resting.total)
-        return tuple(found)
+            totals.append(self.resting.total)
+        return tuple(totals)
 
     def _left_in_sending(self) -> int:
         """What a backward pass leaves in sending. 1f1b remembers the last gradient it sent; the schedules of several

@@ -139,11 +139,11 @@ def seconds(step: Step, rates: Efficiency, device: Device, compute: str) -> Step
         return products + work.bytes * rates.elementwise / bandwidth + work.kernels * rates.gap
 
     def taking(axis: str) -> float:
-        found = step.messages.get(axis)
-        if found is None:
+        messages = step.messages.get(axis)
+        if messages is None:
             return 0.0
-        return found.bytes / (found.speed * (rates.inside if found.inside else rates.between)) + (
-            found.count * found.latency
+        return messages.bytes / (messages.speed * (rates.inside if messages.inside else rates.between)) + (
+            messages.count * messages.latency
         )
 
     m = step.micro_batches

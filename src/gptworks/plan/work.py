@@ -35,7 +35,7 @@ def _product(m: float, n: float, k: float, times: float = 1.0) -> Work:
 
 @dataclass(frozen=True)
 class BlockWork:
-    """Of one block and one micro-batch."""
+    """The work of one block on one micro-batch."""
 
     forward: Work
     backward: Work

@@ -9,7 +9,7 @@ from gptworks.config.checks import fit_layout, suits
 from gptworks.config.derive import BatchPlan, Layout, plan_batch, solve_layout
 from gptworks.config.schema import ModelConfig, ParallelConfig, PrecisionConfig, RunConfig
 from gptworks.errors import UsageError
-from gptworks.plan.block_shape import KNOWN
+from gptworks.plan.block_kinds import KNOWN
 from gptworks.plan.sizes import COMPUTE_BYTES, FP32
 
 

@@ -5,6 +5,7 @@ the same choices. Hovering needs the values, which the page carries beside the d
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -14,6 +15,8 @@ from gptworks.train import plot
 
 WIDTH, HEIGHT = 720, 300
 _LEFT, _TOP, _RIGHT, _BOTTOM = 64, 12, 16, 40
+_FEWEST_WITHOUT_DOTS = 40  # points; of fewer each is seen
+_FLAT = 1e-3  # of its height: a curve that varies less gets an axis that does not magnify it
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,15 @@ class Curve:
     run: int
     points: Points
     kind: str = "smooth"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A step that something is to be said of; it stands at the top of the chart."""
+
+    run: int
+    step: float
+    text: str
 
 
 @dataclass(frozen=True)
@@ -42,9 +54,9 @@ class Axis:
         return (value - self.low) / (self.high - self.low)
 
 
-def svg(curves: list[Curve], *, title: str, is_log: bool) -> str:
+def svg(curves: list[Curve], *, title: str, is_log: bool, flags: Sequence[Flag] = ()) -> str:
     """`title`: for those who cannot see it."""
-    xs = [x for curve in curves for x, _ in curve.points]
+    xs = [x for curve in curves for x, _ in curve.points] + [flag.step for flag in flags]
     ys = [y for curve in curves for _, y in curve.points]
     x_axis = linear_axis(0.0, max(xs))
     y_axis = log_axis(min(ys), max(ys)) if is_log else linear_axis(min(ys), max(ys))
@@ -55,6 +67,7 @@ def svg(curves: list[Curve], *, title: str, is_log: bool) -> str:
     ]
     parts += _grid(x_axis, y_axis)
     parts += [_line(curve, x_axis, y_axis) for curve in curves]
+    parts += [_flag(flag, x_axis) for flag in flags]
     parts.append(f'<line class="at" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}" x1="-9" x2="-9"/></svg>')
     return "".join(parts)
 
@@ -90,14 +103,24 @@ def _grid(x_axis: Axis, y_axis: Axis) -> list[str]:
 def _line(curve: Curve, x_axis: Axis, y_axis: Axis) -> str:
     places = [_place(x, y, x_axis, y_axis) for x, y in curve.points]
     style = f'class="curve {curve.kind} run-{curve.run}"'
-    dots = curve.points if curve.kind == "mark" or len(curve.points) == 1 else []
+    dots = curve.points if curve.kind == "mark" or len(curve.points) < _FEWEST_WITHOUT_DOTS else []
     marks = "".join(f'<circle cx="{x:g}" cy="{y:g}" r="3"/>' for (x, y), _ in zip(places, dots, strict=False))
     drawn = " ".join(f"{x:g},{y:g}" for x, y in places)
     return f'<g {style}><polyline points="{drawn}"/>{marks}</g>'
 
 
+def _flag(flag: Flag, x_axis: Axis) -> str:
+    x = round(_LEFT + x_axis.share(flag.step) * (WIDTH - _LEFT - _RIGHT), 1)
+    return (
+        f'<g class="curve run-{flag.run}"><title>{escape(flag.text)}</title>'
+        f'<path class="flag" d="M{x:g} {_TOP + 9}l-5 -9h10z"/></g>'
+    )
+
+
 def linear_axis(low: float, high: float) -> Axis:
-    """Round numbers that enclose the range, about six of them."""
+    """Round numbers that enclose the range, about six of them; of a flat curve a tenth of its height."""
+    if high - low <= _FLAT * max(abs(low), abs(high)):
+        low, high = (low - abs(low) / 20, high + abs(high) / 20) if low or high else (0.0, 1.0)
     ticks = plot.ticks(low, high)
     return Axis(ticks, ticks[0], ticks[-1])
 

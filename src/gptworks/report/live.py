@@ -52,7 +52,7 @@ class Followed:
     def renew(self) -> bool:
         """Whether there was something new."""
         stamp = self._stamp()
-        if stamp == self._seen:
+        if stamp == self._seen and not self.trouble:  # a folder that is back may be as it was
             return False
         try:
             self.data, self._seen, self.trouble = run_data.read(self.folder, self.name, self._curves), stamp, ""
@@ -79,9 +79,8 @@ def drawn(followed: list[Followed], width: int) -> Group:
 def _panel(followed: Followed, width: int) -> Panel:
     run = followed.data
     losses, held_out = run.curves.get("loss", []), run.curves.get("held_out_loss", [])
-    table = Table.grid(padding=(0, 3))
-    table.add_row(*[Text(text) for text in numbers(run)])
-    parts: list[Text | Table] = [table, *(Text(line) for line in blocks(losses, width - 14))]
+    parts = [Text("   ".join(numbers(run)))]
+    parts += [Text(line) for line in blocks(losses, width - 14)]
     parts += [Text(line, "dim") for line in small_charts(run, width - 14)]
     if held_out:
         step, lowest = min(held_out, key=lambda point: point[1])
@@ -100,12 +99,13 @@ def numbers(run: RunData) -> list[str]:
     losses, speed = run.curves.get("loss", []), run.last("tokens_per_sec")
     if not losses:
         return ["no losses yet"]
-    step, total = int(losses[-1][0]), run.config.get("train.steps") or 0
-    found = [f"step {step:,}" + (f" of {total:,}" if total else ""), f"loss {losses[-1][1]:.4f}"]
+    step, steps = int(losses[-1][0]), run.config.get("train.steps")
+    total = steps if type(steps) is int else 0  # 0: not known
+    found = [f"step {step:,}" + (f" of {total:,}" if total > 0 else ""), f"loss {losses[-1][1]:.4f}"]
     rate, tokens = run.last("lr"), run.last("tokens")
     found += [f"lr {rate:.3g}"] if rate is not None else []
     found += [f"{speed:,.0f} tokens/s"] if speed else []
-    if speed and tokens and total > step:
+    if speed and tokens and step and total > step:
         found.append(f"{_duration((total - step) * tokens / step / speed)} left")
     return found
 
@@ -173,13 +173,17 @@ class LivePage:
         self.followed, self.every = followed, every
         self._lock = threading.Lock()
         self._text = b""
+        self._troubles: list[str] = []
 
     def now(self) -> tuple[bytes, str]:
         """The page, and a tag that is another when the page is."""
         with self._lock:
             has_changed = [each.renew() for each in self.followed]
-            if any(has_changed) or not self._text:
-                self._text = page.written([each.data for each in self.followed], self.every).encode()
+            troubles = [f"{each.name}: {each.trouble}" for each in self.followed if each.trouble]
+            if any(has_changed) or troubles != self._troubles or not self._text:
+                text = page.written([each.data for each in self.followed], self.every, troubles)
+                self._text = text.encode(errors="replace")
+                self._troubles = troubles
             return self._text, f'"{hashlib.sha256(self._text).hexdigest()[:32]}"'
 
 

@@ -37,14 +37,19 @@ const hover = (figure, series) => {
     if (at < left || at > right) { hide(); return; }
     const x = low + (at - left) / (right - left) * (high - low);
     markAt(at);
-    const rows = series.filter((each) => isShown(each.run)).map((each) => {
-      const [step, value] = nearest(each.points, x), row = document.createElement("div");
-      row.textContent = `${each.label} · ${step.toLocaleString("en")}: ${Number(Number(value).toPrecision(5))}`;
+    const found = series.filter((each) => isShown(each.run)).map((each) => [each, ...nearest(each.points, x)]);
+    const steps = found.map(([, step]) => step), closest = steps.length ? steps.reduce(
+      (best, step) => Math.abs(step - x) < Math.abs(best - x) ? step : best) : 0;
+    const table = document.createElement("table"), head = document.createElement("b");
+    head.textContent = `${document.getElementById("lang-zh").checked ? "步" : "step"} ${closest.toLocaleString("en")}`;
+    for (const [each, step, value] of found) {
+      const row = table.insertRow();
       row.style.color = `var(--run-${each.run})`;
-      return row;
-    });
-    tip.replaceChildren(...rows);
-    tip.hidden = !rows.length;
+      row.insertCell().textContent = step === closest ? each.label : `${each.label} (${step.toLocaleString("en")})`;
+      row.insertCell().textContent = Number(Number(value).toPrecision(5)).toString();
+    }
+    tip.replaceChildren(head, table);
+    tip.hidden = !found.length;
     const place = figure.getBoundingClientRect(), across = event.clientX - place.left + 14;
     tip.style.left = Math.max(0, Math.min(across, place.width - tip.offsetWidth - 4)) + "px";
     tip.style.top = event.clientY - place.top + 16 + "px";

@@ -4,25 +4,29 @@ import base64
 import hashlib
 import json
 import statistics
+from collections.abc import Sequence
 from html import escape
 from importlib import resources
 
 from gptworks.report import chart, tables
-from gptworks.report.chart import Curve
+from gptworks.report.chart import Curve, Flag
 from gptworks.report.run_data import RunData
 from gptworks.report.thinning import thinned
 from gptworks.report.words import both, english
-from gptworks.train import plot
+from gptworks.train import event_file, plot
 
 # Distinguishable for most people, also those who see fewer colours, on light and on dark ground.
 COLOURS = ("#2f7ed8", "#d9762b", "#2a9d6f", "#b8448f", "#8a6fd1", "#a07c1d", "#c8453b", "#4a8fa3")
 SINGLE = ("lr", "grad_norm", "tokens_per_sec", "mfu", "memory", "loss_scale")  # charts of one curve for each run
+_COUNTED = ("_total", "_ratio", "_correct")  # of tasks: what says no more than a chart beside it
+_MOST_FLAGS = 100  # of a run
 _FEWEST_TO_SMOOTH = 30  # points; fewer show their course themselves
 _MOST_POINTS = 4000  # of a kind of curve, over all runs
 
 
-def written(runs: list[RunData], every: float = 0) -> str:
-    """The whole page as HTML. `every`: after so many seconds it asks the server that it came from for a new one."""
+def written(runs: list[RunData], every: float = 0, troubles: Sequence[str] = ()) -> str:
+    """The whole page as HTML. `every`: after so many seconds it asks the server that it came from for a new one.
+    `troubles`: why what is shown may be old."""
     charts = charts_of(runs)
     style, script = _file("page.css") + _colours(len(runs)), _file("page.js")
     series = {name: [_series(curve) for curve in curves] for name, curves in charts.items()}
@@ -38,8 +42,10 @@ def written(runs: list[RunData], every: float = 0) -> str:
             f'<body data-every="{every:g}">' if every else "<body>",
             *_choices(runs, is_live=bool(every)),
             f"<main><h1>{both('report')}</h1>",
+            *[f'<p class="bad">{escape(trouble)}</p>' for trouble in troubles],
+            tables.contents(runs),
             *tables.summary(runs),
-            f'<h2>{both("curves")}</h2><div class="charts">',
+            f'<h2 id="curves">{both("curves")}</h2><div class="charts">',
             *[_figure(name, curves, runs) for name, curves in charts.items()],
             "</div>",
             *tables.all_of(runs),
@@ -57,7 +63,7 @@ def charts_of(runs: list[RunData]) -> dict[str, list[Curve]]:
     for number, run in enumerate(runs):
         found["loss"] += _losses(run, number, most, is_alone=len(runs) == 1)
     tasks = {f"{each['task']}_{name}" for run in runs for each in run.evaluations for name in each["values"]}
-    for name in [*SINGLE, *sorted(name for name in tasks if not name.endswith(("_total", "_ratio")))]:
+    for name in [*SINGLE, *sorted(name for name in tasks if not name.endswith(_COUNTED))]:
         found[name] = [
             Curve(run.name, number, thinned(run.curves[name], most))
             for number, run in enumerate(runs)
@@ -82,24 +88,40 @@ def _losses(run: RunData, number: int, most: int, *, is_alone: bool) -> list[Cur
 
 def _figure(name: str, curves: list[Curve], runs: list[RunData]) -> str:
     has_log = chart.can_be_log(curves)
+    flags = [flag for number, run in enumerate(runs) for flag in _flags(run, number)] if name == "loss" else []
+    # The numbers of a task have no words of ours: lambada_target_perplexity is "lambada: target perplexity".
+    title = name if name in ("loss", *SINGLE) else name.replace("_", ": ", 1).replace("_", " ")
     drawn = [
-        chart.svg(curves, title=english(name), is_log=is_log) for is_log in ([False, True] if has_log else [False])
+        chart.svg(curves, title=english(title), is_log=is_log, flags=flags)
+        for is_log in ([False, True] if has_log else [False])
     ]
-    shown = _legend(curves) if name == "loss" else ""
+    shown = _legend(curves, has_flags=bool(flags)) if name == "loss" else ""
+    kinds = " ".join(kind for kind, is_it in (("has-log", has_log), ("first", name == "loss")) if is_it)
     return (
-        f'<figure data-chart="{name}"{" class=has-log" if has_log else ""}><h3>{both(name)}</h3>{"".join(drawn)}'
+        f'<figure data-chart="{name}" class="{kinds}"><h3>{both(title)}</h3>{"".join(drawn)}'
         f'<figcaption class="legend">{shown}{_extremes(name, runs)}</figcaption></figure>'
     )
 
 
-def _legend(curves: list[Curve]) -> str:
+def _flags(run: RunData, number: int) -> list[Flag]:
+    """The bad steps of a run, and those that were not finite."""
+    told = {int(each["step"]): f"{run.name}: not finite, step {each['step']:,}" for each in run.nonfinite}
+    told |= {int(event["step"]): f"{run.name}: {event_file.in_words(event)}" for event in run.events}
+    return [Flag(number, step, text) for step, text in list(told.items())[:_MOST_FLAGS]]
+
+
+def _legend(curves: list[Curve], *, has_flags: bool) -> str:
     """What the kinds of lines mean; colours are those of the runs, and stand above."""
+    flag = f'<span><i class="bad">▼</i> {both("event")}</span>' if has_flags else ""
     kinds = [kind for kind in ("raw", "smooth", "mark") if any(curve.kind == kind for curve in curves)]
     words = {"raw": "each step", "smooth": "smoothed" if "raw" in kinds else "each step", "mark": "held out"}
-    return "".join(
-        f'<span><svg viewBox="0 0 26 10" aria-hidden="true"><path class="curve {kind} any" d="M0 5H26"/></svg>'
-        f"{both(words[kind])}</span>"
-        for kind in kinds
+    return (
+        "".join(
+            f'<span><svg viewBox="0 0 26 10" aria-hidden="true"><path class="curve {kind} any" d="M0 5H26"/></svg>'
+            f"{both(words[kind])}</span>"
+            for kind in kinds
+        )
+        + flag
     )
 
 
@@ -144,6 +166,7 @@ def _colours(num_runs: int) -> str:
             f":root {{ --run-{number}: {colour}; }} .run-{number} {{ --run: {colour}; }}",
             f".swatch.run-{number} {{ background: {colour}; }}",
             f"#run-{number}:not(:checked) ~ main .curve.run-{number} {{ display: none; }}",
+            f"#run-{number}:not(:checked) ~ main .of-run.run-{number} {{ display: none; }}",
             f'#run-{number}:not(:checked) ~ .bar label[for="run-{number}"] {{ opacity: .45; }}',
             f'#run-{number}:focus-visible ~ .bar label[for="run-{number}"] {{ outline: 2px solid #4c9aff; }}',
         ]

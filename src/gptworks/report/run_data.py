@@ -1,12 +1,13 @@
 """What a run folder tells of a run: its curves, configuration, machine, data and checkpoints."""
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gptworks import run_paths
+import yaml
+
+from gptworks import json_text, run_paths
 from gptworks.checkpoint import manifest as manifests
 from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.config import yaml_text
@@ -118,7 +119,7 @@ def read(folder: Path, name: str = "", curves: Curves | None = None) -> RunData:
         _changed(config),
         environment,
         _recorded_stores(environment)
-        or [facts for path in config.get("data.path", []) for facts in _stores(str(path))],
+        or [facts for path in _listed(config.get("data.path")) for facts in _stores(str(path))],
         _checkpoints(folder, notes),
         notes,
         event_file.read(folder),
@@ -137,6 +138,9 @@ def _config(folder: Path, notes: list[str]) -> dict[str, Any]:
     except GPTWorksError as error:
         notes.append(str(error))
         return {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        notes.append(f"{path}: not YAML ({error})")
+        return {}
     return flatten(found) if isinstance(found, dict) else {}
 
 
@@ -148,11 +152,11 @@ def _changed(config: dict[str, Any]) -> dict[str, Any]:
 def _environment(folder: Path, notes: list[str]) -> dict[str, Any]:
     path = folder / run_paths.ENVIRONMENT
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json_text.loads_record(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         notes.append(f"{path}: not there")
         return {}
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         notes.append(f"{path}: not JSON ({error})")
         return {}
     return found if isinstance(found, dict) else {}
@@ -163,6 +167,10 @@ def _recorded_stores(environment: dict[str, Any]) -> list[StoreFacts]:
     found = environment.get("data")
     listed = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
     return [StoreFacts(str(each.get("path")), _whole(each, "tokens"), _whole(each, "documents")) for each in listed]
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _whole(facts: dict[str, Any], name: str) -> int | None:
@@ -180,7 +188,7 @@ def _stores(path: str) -> list[StoreFacts]:
 def _checkpoints(folder: Path, notes: list[str]) -> list[CheckpointFacts]:
     checkpoints = CheckpointFolder(folder)
     latest, best = checkpoints.pointed(run_paths.LATEST), checkpoints.pointed(run_paths.BEST)
-    found = []
+    facts = []
     for step, path in sorted(checkpoints.steps().items()):
         try:
             manifest = manifests.read(path)
@@ -188,5 +196,5 @@ def _checkpoints(folder: Path, notes: list[str]) -> list[CheckpointFacts]:
             notes.append(str(error))
             continue
         size = sum(entry["bytes"] for entry in manifest.files.values())
-        found.append(CheckpointFacts(step, manifest.layout, manifest.held_out_loss, size, path == latest, path == best))
-    return found
+        facts.append(CheckpointFacts(step, manifest.layout, manifest.held_out_loss, size, path == latest, path == best))
+    return facts

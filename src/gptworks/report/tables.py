@@ -4,7 +4,7 @@ import json
 import math
 import shlex
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
@@ -17,7 +17,7 @@ _MOST_TEXTS, _MOST_CHARACTERS = 60, 600  # of texts, and of each
 
 
 def summary(runs: list[RunData]) -> list[str]:
-    heads = ["run", "steps", "final loss", "held-out loss", "perplexity", "lowest at", "median speed"]
+    heads = ["run", "steps", "tokens", "final loss", "lowest held-out", "perplexity", "lowest at", "median speed"]
     rows = []
     for number, run in enumerate(runs):
         best, speeds = run.lowest("held_out_loss"), [value for _, value in run.curves.get("tokens_per_sec", [])]
@@ -26,6 +26,7 @@ def summary(runs: list[RunData]) -> list[str]:
             [
                 f'<span class="swatch run-{number}"></span>{escape(run.name)}',
                 f"{last[-1][0]:,.0f}" if last else "",
+                f"{read:,.0f}" if (read := run.last("tokens")) is not None else "",
                 _number(run.last("loss")),
                 _number(best[1] if best else None),
                 _number(math.exp(best[1]) if best and best[1] < 700 else None),
@@ -33,38 +34,41 @@ def summary(runs: list[RunData]) -> list[str]:
                 f"{statistics.median(speeds):,.0f}" if speeds else "",
             ]
         )
-    return [f"<h2>{both('summary')}</h2>", _table([both(head) for head in heads], rows, numbers=range(1, 7))]
+    return [_title("summary"), _table([both(head) for head in heads], rows, numbers=range(1, 8))]
+
+
+def contents(runs: list[RunData]) -> str:
+    """Links to the parts of the page."""
+    titles = ["summary", "curves", *(["differences"] if len(runs) > 1 else []), *_SECTIONS]
+    return f"<nav>{''.join(f'<a href=#{title}>{both(title)}</a>' for title in titles)}</nav>"
 
 
 def all_of(runs: list[RunData]) -> list[str]:
+    """What happened comes before what the runs were made of. Runs of which there is nothing to say are left out."""
     parts = _differences(runs) if len(runs) > 1 else []
-    for title, of_run in (
-        ("configuration", _configuration),
-        ("data", _data),
-        ("plan", _plan),
-        ("evaluations", _evaluations),
-        ("texts", _texts),
-        ("checkpoints", _checkpoints),
-        ("events", _events),
-        ("nonfinite", _nonfinite),
-        ("environment", _environment),
-    ):
-        parts.append(f"<h2>{both(title)}</h2>")
-        for run in runs:
-            parts += [f"<h3>{escape(run.name)}</h3>"] if len(runs) > 1 else []
-            parts += of_run(run)
+    for title, of_run in _SECTIONS.items():
+        told = [(number, run.name, found) for number, run in enumerate(runs) if (found := of_run(run))]
+        parts.append(_title(title))
+        parts += [] if told else [f"<p>{both('nothing' if title in _ALWAYS else 'no events')}</p>"]
+        for number, name, found in told:
+            head = f'<h3><span class="swatch run-{number}"></span>{escape(name)}</h3>' if len(runs) > 1 else ""
+            parts.append(f'<section class="of-run run-{number}">{head}{"".join(found)}</section>')
     notes = [note for run in runs for note in _notes(run)]
     if notes:
-        parts.append(f"<h2>{both('notes')}</h2><ul>{''.join(f'<li>{note}</li>' for note in notes)}</ul>")
+        parts.append(f"{_title('notes')}<ul>{''.join(f'<li>{note}</li>' for note in notes)}</ul>")
     return parts
 
 
+def _title(key: str) -> str:
+    return f'<h2 id="{key}">{both(key)}</h2>'
+
+
 def _differences(runs: list[RunData]) -> list[str]:
-    keys = [key for key in _keys(runs) if len({_json(run.config.get(key)) for run in runs}) > 1]
+    keys = [key for key in _keys(runs) if len({_json(run.config.get(key)) for run in runs}) > 1 and key != "run.out"]
     if not keys:
-        return [f"<h2>{both('differences')}</h2><p>{both('same')}</p>"]
+        return [_title("differences"), f"<p>{both('same')}</p>"]
     rows = [[f'<code class="key">{escape(key)}</code>', *[_value(run.config.get(key)) for run in runs]] for key in keys]
-    return [f"<h2>{both('differences')}</h2>", _table([both("key"), *[escape(run.name) for run in runs]], rows)]
+    return [_title("differences"), _table([both("key"), *[escape(run.name) for run in runs]], rows)]
 
 
 def _keys(runs: list[RunData]) -> list[str]:
@@ -73,7 +77,7 @@ def _keys(runs: list[RunData]) -> list[str]:
 
 def _configuration(run: RunData) -> list[str]:
     if not run.config:
-        return [f"<p>{both('nothing')}</p>"]
+        return []
     return [
         f"<p>{both('changed')}</p>",
         _settings(run.changed, run.origins),
@@ -100,10 +104,22 @@ def _data(run: RunData) -> list[str]:
         documents = f"{store.documents:,}" if store.documents is not None else ""
         rows.append([f"<code>{escape(store.path)}</code>", f"{store.tokens:,}", documents])
     parts = [_table([both("store"), both("tokens"), both("documents")], rows, numbers=(1, 2))] if rows else []
+    if stages := run.config.get("data.stages"):
+        parts.append(_stages(stages))
     if read is not None and total:
         # Of all that the stores have, held-out documents included: how far the run has come through its text.
         parts.append(f"<p>{both('epochs')}: {read / total:.3g} ({read:,.0f} / {total:,})</p>")
-    return parts or [f"<p>{both('nothing')}</p>"]
+    return parts
+
+
+def _stages(stages: Any) -> str:
+    """The shares of the stores over time."""
+    rows = [
+        [f"{each.get('from_tokens', 0):,.0f}", f"{each.get('to_tokens') or math.inf:,.0f}".replace("inf", "…"),
+         " : ".join(f"{weight:g}" for weight in each.get("weights", ()))]
+        for each in stages
+    ]  # fmt: skip
+    return _table([both("from tokens"), both("to tokens"), both("weights")], rows, numbers=(0, 1))
 
 
 def _checkpoints(run: RunData) -> list[str]:
@@ -115,7 +131,7 @@ def _checkpoints(run: RunData) -> list[str]:
              ", ".join(marks)]
         )  # fmt: skip
     heads = [both(head) for head in ("step", "held-out loss", "size", "layout")]
-    return [_table([*heads, ""], rows, numbers=(0, 1, 2))] if rows else [f"<p>{both('nothing')}</p>"]
+    return [_table([*heads, ""], rows, numbers=(0, 1, 2))] if rows else []
 
 
 def _plan(run: RunData) -> list[str]:
@@ -141,7 +157,7 @@ def _plan(run: RunData) -> list[str]:
     if isinstance(tensors, int):
         rows.append([both("tensors"), "", f"{tensors / 1e6:,.1f} MB"])
     heads = ["", both("measured"), both("predicted")]
-    return [_table(heads, rows, numbers=(1, 2))] if rows else [f"<p>{both('nothing')}</p>"]
+    return [_table(heads, rows, numbers=(1, 2))] if rows else []
 
 
 def _evaluations(run: RunData) -> list[str]:
@@ -156,7 +172,7 @@ def _evaluations(run: RunData) -> list[str]:
         told = [escape(text) for text in (str(each.get("task")), values, str(each.get("protocol", "")))]
         rows.append([f"{each['step']:,}", *told, where])
     heads = [both(head) for head in ("step", "task", "result", "protocol", "data")]
-    return [_table(heads, rows, numbers=(0,))] if rows else [f"<p>{both('no events')}</p>"]
+    return [_table(heads, rows, numbers=(0,))] if rows else []
 
 
 def _texts(run: RunData) -> list[str]:
@@ -166,7 +182,7 @@ def _texts(run: RunData) -> list[str]:
         for each in run.texts[-_MOST_TEXTS:]
     ]
     heads = [both(head) for head in ("step", "prompt", "text")]
-    return [_table(heads, rows, numbers=(0,))] if rows else [f"<p>{both('no events')}</p>"]
+    return [_table(heads, rows, numbers=(0,))] if rows else []
 
 
 def _events(run: RunData) -> list[str]:
@@ -180,7 +196,7 @@ def _events(run: RunData) -> list[str]:
         rows.append([f"{event['step']:,}", _found(event), _done(event), shown])
     heads = [both(head) for head in ("step", "found", "done", "culprit")]
     left = f"<p>... {len(run.events) - _MOST_ROWS:,}</p>" if len(run.events) > _MOST_ROWS else ""
-    return [_table(heads, rows, numbers=(0,)) + left] if rows else [f"<p>{both('no events')}</p>"]
+    return [_table(heads, rows, numbers=(0,)) + left] if rows else []
 
 
 def _found(event: dict[str, Any]) -> str:
@@ -194,7 +210,9 @@ def _found(event: dict[str, Any]) -> str:
     parts += [
         f"{both(f'event {name}')}{z}" for name in ("sample_high", "sample_low") if (z := _deviations(event, name))
     ]
-    return "<br>".join(parts)
+    if event.get("rule") == "variety" and (share := event_file.share_of_variety(event)) is not None:
+        parts.append(f"{both('event variety')} {share:.0%} ({both('usual')} 100 %)")
+    return f'<div class="found">{"<br>".join(parts)}</div>'
 
 
 def _deviations(event: dict[str, Any], name: str) -> str:
@@ -223,7 +241,7 @@ def _short(text: str) -> str:
 
 def _nonfinite(run: RunData) -> list[str]:
     if not run.nonfinite:
-        return [f"<p>{both('no events')}</p>"]
+        return []
     rows = [[f"{each['step']:,}", _value({k: v for k, v in each.items() if k != "step"})] for each in run.nonfinite]
     left = f"<p>... {len(rows) - _MOST_ROWS:,}</p>" if len(rows) > _MOST_ROWS else ""
     return [_table([both("step"), ""], rows[:_MOST_ROWS], numbers=(0,)) + left]
@@ -231,13 +249,24 @@ def _nonfinite(run: RunData) -> list[str]:
 
 def _environment(run: RunData) -> list[str]:
     if not run.environment:
-        return [f"<p>{both('nothing')}</p>"]
-    found = {key: value for key, value in run.environment.items() if key not in ("origins", "plan")}
+        return []
+    found = {key: value for key, value in run.environment.items() if key not in ("origins", "plan", "data")}
     command = found.pop("command", None)
     if isinstance(command, list):
         found = {"command": shlex.join(str(word) for word in command), **found}
-    rows = [[f"<code>{escape(str(key))}</code>", _value(value)] for key, value in found.items()]
+    rows = [
+        [f'<code class="key">{escape(str(key))}</code>', _value(_listed(value))]
+        for key, value in found.items()
+        if value not in (None, "", {}, [])
+    ]
     return [_table([both("key"), both("value")], rows)]
+
+
+def _listed(value: Any) -> Any:
+    """`torch 2.13.0, numpy 2.4.6` rather than JSON, where nothing is nested."""
+    if isinstance(value, dict) and not any(isinstance(each, dict | list) for each in value.values()):
+        return ", ".join(f"{name} {each}" for name, each in value.items() if each is not None)
+    return value
 
 
 def _notes(run: RunData) -> Iterable[str]:
@@ -248,7 +277,15 @@ def _notes(run: RunData) -> Iterable[str]:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:,.4f}" if abs(value) < 1000 else f"{value:,.1f}"
+    return (
+        ""
+        if value is None
+        else f"{value:,}"
+        if isinstance(value, int)
+        else f"{value:,.4f}"
+        if abs(value) < 1000
+        else f"{value:,.1f}"
+    )
 
 
 def _value(value: Any) -> str:
@@ -257,7 +294,7 @@ def _value(value: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Iterable[int] = ()) -> str:
@@ -271,3 +308,17 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Iterabl
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{cells("th", heads)}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+_SECTIONS: dict[str, Callable[[RunData], list[str]]] = {
+    "events": _events,
+    "nonfinite": _nonfinite,
+    "evaluations": _evaluations,
+    "texts": _texts,
+    "plan": _plan,
+    "data": _data,
+    "checkpoints": _checkpoints,
+    "configuration": _configuration,
+    "environment": _environment,
+}
+_ALWAYS = ("plan", "data", "checkpoints", "configuration", "environment")  # every run has these, told or not
