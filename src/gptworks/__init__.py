@@ -50,6 +50,20 @@ __all__ = [
 ]
 
 
+# What Hugging Face and litgpt call them.
+_OTHER_NAMES = {
+    "AutoModelForCausalLM": "GPT.from_pretrained",
+    "AutoTokenizer": "Tokenizer.from_pretrained",
+    "GPT2Config": "ModelConfig",
+    "GPT2LMHeadModel": "GPT.from_pretrained",
+    "GPT2Tokenizer": "Tokenizer.from_pretrained",
+    "GPTConfig": "ModelConfig",
+    "Config": "ModelConfig",
+    "LLM": "pipeline",
+    "Pipeline": "pipeline",
+    "TrainingArguments": "Trainer, whose keywords are the settings, such as train={'steps': 100}",
+}
+
 _CALLABLE_PACKAGES = ("evaluate", "generate", "train")
 
 
@@ -57,7 +71,8 @@ def __getattr__(name: str) -> Any:
     if name in _CALLABLE_PACKAGES:
         return import_module(f"gptworks.{name}")
     if name not in _HOMES:
-        raise AttributeError(f"module 'gptworks' has no attribute {name!r}. Public names: {', '.join(__all__)}")
+        hint = f" Did you mean {_OTHER_NAMES[name]}?" if name in _OTHER_NAMES else ""
+        raise AttributeError(f"module 'gptworks' has no attribute {name!r}.{hint} Public names: {', '.join(__all__)}")
     module, attribute = _HOMES[name]
     return getattr(import_module(module), attribute)
 

@@ -225,7 +225,7 @@ def variant(model: ModelConfig) -> dict[str, object]:
 
 
 class _AnyValue(Collection[object]):
-    """Of a number that an implementation takes from the config, whatever it is."""
+    """Holds every value: for a number that an implementation takes from the config, whatever it is."""
 
     def __contains__(self, value: object) -> bool:
         return True

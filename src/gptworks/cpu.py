@@ -223,6 +223,10 @@ def name() -> str:
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
+def is_intel() -> bool:
+    return _cpuinfo("vendor_id") == "GenuineIntel"
+
+
 def flags() -> list[str]:
     """What the processor advertises. It may not have it."""
     return (_cpuinfo("flags") or _cpuinfo("Features")).split()
@@ -235,7 +239,7 @@ def _cpuinfo(key: str) -> str:
 
 
 def instructions_in_use() -> str:
-    """Of oneDNN in this process, in its own words; empty where it does not tell."""
+    """Which instructions oneDNN uses in this process, in its own words; empty where it does not tell."""
 
     def ask() -> Iterator[str]:
         import torch

@@ -26,10 +26,16 @@ _OPTION = re.compile(
     rf"(?<![\w-])--({_KEYWORDS})(?![\w-])(?:[ =]((?<=--task )\w+|(?<=--format )[\w-]*\w|{_VALUES})(?![\w-]))?"
 )
 _QUOTED = re.compile(r"(`[^`]*`)")  # a command that is shown stays as it is
-_KEY = re.compile(r"(?<![\w`-])--key ([\w.-]*\w)(?= takes)")
+_KEY = re.compile(r"(?<![\w`-])--key(?: ([\w.-]*\w)(?= takes)|(?=[,.]))")
 # A setting of generation: what a line is about, one with its value, or by its whole name.
 _SETTING = re.compile(r"(?m)(?<![\w.-])(?:(?P<begin>^\s*)?generate\.)?(?P<name>[a-z_]+)(?P<value>: (?=[\w-]))?")
-# A key that is meant by an unknown keyword.
+# A key that is meant by an unknown keyword. Some have a keyword of the Trainer.
+_OWN_KEYWORDS = {
+    "data.path": "train_dataset",
+    "data.held_out_path": "eval_dataset",
+    "run.out": "out",
+    "init.checkpoint": "model",
+}
 _MEANT = re.compile(r"'(\w+)\.(\w+)'(?=[^\n]*\(argument\))")
 _GENERATE = re.compile(r"(?<![\w.])generate\.(?=[a-z_]+\b)")
 
@@ -42,6 +48,8 @@ def reworded(text: str, *, without_section: bool = False) -> str:
 
     >>> reworded("Ask for less, or let the window slide (--window slide). See `gptworks eval --split all`.")
     'Ask for less, or let the window slide (window="slide"). See `gptworks eval --split all`.'
+    >>> reworded("no column 'text'. Choose one with --key, or several with commas between.")
+    'no column \'text\'. Choose one with key="NAME", or several with commas between.'
     >>> reworded("generate.top_k: 70 is above the vocabulary; choose another --out.", without_section=True)
     'top_k: 70 is above the vocabulary; choose another out=.'
     """
@@ -52,7 +60,11 @@ def reworded(text: str, *, without_section: bool = False) -> str:
             return f"{name}=True"
         return f'{name}="{found[2]}"' if found[2] else f"{name}="
 
-    text = _MEANT.sub(r"\1={'\2': ...}", _KEY.sub(r'key="\1"', text))
+    def meant(found: re.Match[str]) -> str:
+        own = _OWN_KEYWORDS.get(f"{found[1]}.{found[2]}")
+        return f"{own}=..." if own else f"{found[1]}={{'{found[2]}': ...}}"
+
+    text = _MEANT.sub(meant, _KEY.sub(lambda found: f'key="{found[1] or "NAME"}"', text))
     pieces = _QUOTED.split(text)
     said = "".join(piece if number % 2 else _OPTION.sub(keyword, piece) for number, piece in enumerate(pieces))
     return _GENERATE.sub("", said) if without_section else said

@@ -129,7 +129,7 @@ class PickleMachine:
 
     def _name(self, module: Any, name: Any) -> None:
         if not isinstance(module, str) or not isinstance(name, str):
-            raise CheckpointError(f"{self.file}: {shown((module, name))} is no name at byte {self.end:,}. {_LOST}")
+            raise CheckpointError(f"{self.file}: {shown((module, name))} is not a name at byte {self.end:,}. {_LOST}")
         found = Global(module, name)
         self.globals.append(found)
         self.stack.append(found)

@@ -47,7 +47,7 @@ def test_a_checkpoint_is_converted(source: Path, tmp_path: Path, call: Callable[
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--to", "nonsense"], "'nonsense' is no format of checkpoints"),
+        (["--to", "nonsense"], "'nonsense' is not a format of checkpoints"),
         (["--to", "hf", "--from", "tnt"], "hf is a format of checkpoints, and tnt one of datasets"),
         (["--to", "hf", "-o", "model.num_heads=2", "--verify"], "says that there are 4 heads"),
         (["--to", "hf", "--tp", "2"], "keeps a model in one piece"),

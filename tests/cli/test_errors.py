@@ -79,8 +79,11 @@ def test_what_a_user_can_mend(command: str, said: str, at_hand: dict[str, str], 
 )
 def test_a_command_that_is_none(command: list[str], said: str, call: Call) -> None:
     done = call(*command, expect=2)
-    assert done.err.startswith("usage: gptworks")
-    assert said in done.err
+    if not command:
+        assert done.err.startswith("usage: gptworks") and said in done.err
+        return
+    assert done.err.startswith(f"error: {command[0]}: ") and done.err.count("\n") == 1, "no screen of options"
+    assert said in done.err and f"`gptworks {command[0]} --help`" in done.err
 
 
 def test_an_evaluation_without_a_model(call: Call) -> None:
@@ -97,6 +100,8 @@ def test_an_evaluation_without_a_model(call: Call) -> None:
         ("evaluate", "unknown command evaluate; did you mean eval? "),
         ("finetune", "unknown command finetune; did you mean train? "),
         ("sampel", "unknown command sampel; did you mean generate? "),
+        ("presets", "unknown command presets; did you mean config presets? "),
+        ("help", "unknown command help; did you mean --help? "),
     ],
 )
 def test_a_verb_that_is_none(verb: str, said: str, call: Call) -> None:
@@ -122,6 +127,24 @@ def test_all_unknown_options_are_told_at_once(call: Call) -> None:
         (["plot", "here", "stray"], "plot: unknown argument stray."),
         (["prepare", "x", "--out", "y", "--append_eod"], "unknown argument --append_eod; did you mean --append-eod?"),
         (["train", "--rezume=auto"], "did you mean --resume?"),
+        # What another tool has as an option of its own.
+        (
+            ["train", "--model", "gpt2"],
+            "--model; did you mean --preset gpt2 for fresh weights, init.checkpoint=gpt2 to",
+        ),
+        (["train", "--bf16"], "unknown argument --bf16; did you mean precision.compute=bf16?"),
+        (["train", "--fp16", "true"], "unknown argument --fp16; did you mean precision.compute=fp16?"),
+        (["train", "--gpu"], "unknown argument --gpu; did you mean --device cuda?"),
+        (["prepare", "x", "--out", "y", "--vocab_size", "300"], "--vocab_size; did you mean --train-tokenizer 300?"),
+        (["generate", "x", "--text", "a"], "unknown argument --text; did you mean --prompt a?"),
+        (["eval", "--ckpt", "x"], "unknown argument --ckpt; did you mean --model x?"),
+        # An unknown option comes before a missing one, which it may stand for.
+        (["prepare", "x", "--output", "y"], "prepare: unknown argument --output; did you mean --out?"),
+        (["prepare", "--input", "x", "--out", "y"], "--input; did you mean x alone, without an option?"),
+        # A value.
+        (["train", "--device", "gpu"], "argument --device: invalid choice: 'gpu' (choose from 'auto', 'cpu', 'cuda', "),
+        (["train", "--device", "gpu"], "; did you mean cuda? `gptworks train --help`"),
+        (["config", "list"], "; did you mean presets? `gptworks config --help`"),
         # What other tools call it.
         (["train", "--lr", "1e-3"], "unknown argument --lr; did you mean optim.lr=1e-3?"),
         (["train", "--learning_rate=1e-3"], "unknown argument --learning_rate=1e-3; did you mean optim.lr=1e-3?"),

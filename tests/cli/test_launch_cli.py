@@ -143,13 +143,14 @@ def test_s2_05_logs_go_where_they_are_wanted(
 
 def test_s4_03_processes_from_a_rank_table(recipe: Path, tmp_path: Path, call: Call, jobs: list[supervise.Job]) -> None:
     files = [tmp_path / name for name in ("a.json", "b.json", "both.json")]
-    for file, machine in zip(files[:2], ("10.1.1.1", "127.0.0.1"), strict=True):
+    addresses = ("10.1.1.1", "127.0.0.1")
+    for file, machine in zip(files[:2], addresses, strict=True):
         call("launch", "--make-rank-table", "[0,8]", "--server-ip", machine, "--out", file)
     call("launch", "--merge-rank-tables", files[0], files[1], "--out", files[2])
     table = ["--rank-table", files[2], "parallel.dp=16", "batch.global_size=32"]
     call("train", "-c", recipe, "--out", tmp_path / "run", *table, "--rank-range", "[8,16]")
     assert jobs[0].nproc == 8
-    assert jobs[0].nodes == Nodes(2, 2, 1, "10.1.1.1", PORT, tuple(range(8)), (8, 8))
+    assert jobs[0].nodes == Nodes(2, 2, 1, "10.1.1.1", PORT, tuple(range(8)), (8, 8), addresses)
 
 
 def test_the_same_command_on_every_machine(recipe: Path, tmp_path: Path, call: Call, jobs: list[supervise.Job]) -> None:
@@ -171,14 +172,15 @@ def test_srun_with_one_task_per_machine(
 
 
 def test_what_would_be_started_on_several_machines_is_shown(
-    recipe: Path, tmp_path: Path, call: Call, jobs: list[supervise.Job]
+    recipe: Path, small_store: Path, tmp_path: Path, call: Call, jobs: list[supervise.Job]
 ) -> None:
     """As a line for a shell; and on which disks what must be."""
     machines = ["--nnodes", "2", "--node-rank", "1", "--master", "127.0.0.1:1234", "--max-restarts", "3"]
-    typed = ["train", "-c", str(recipe), "--out", str(tmp_path / "run"), "parallel.dp=2", *machines, "--dry-run"]
-    shown = call(*typed).out
+    typed = ["train", "-c", str(recipe), "--out", str(tmp_path / "run"), "parallel.dp=2", *machines]
+    shown = call(*typed, "--dry-run").out
     *_, shared, _, line = shown.splitlines()
     assert shared.startswith(f"shared by all machines: {tmp_path / 'run'} (checkpoints, metrics).")
+    assert f"shared or copied: {small_store}. May be local" in shared
     words = shlex.split(line)
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in words and f"GPTWORKS_LOG_DIR={tmp_path / 'run' / 'logs'}" in words
     assert " ".join(words).count("-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --max-restarts 3") == 1
@@ -321,6 +323,7 @@ def test_launching_on_one_machine_does_not_import_torch() -> None:
     assert done.stdout == "False\n"
 
 
+@pytest.mark.slow
 def test_processes_alone_are_replicas_and_a_layout_alone_starts_its_processes(
     small_store: Path, tmp_path: Path, run_cli: Any
 ) -> None:

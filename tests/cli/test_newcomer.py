@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import gptworks
 from gptworks.data.corpus import Skipped, read_documents
@@ -165,6 +166,7 @@ def test_ctrl_c_before_the_first_step(small_store: Path, call: Call, monkeypatch
     assert done.err == "stopped by Ctrl-C before the first step; nothing was trained\n"
 
 
+@pytest.mark.slow
 def test_make_does_not_go_on_after_ctrl_c(recipe: Path) -> None:
     """The rest of a script would evaluate a model that is not finished."""
     command = f"{sys.executable} -m gptworks train -c {recipe} --out run train.steps=1000000 checkpoint.every=0"
@@ -263,6 +265,44 @@ def test_a_model_that_is_not_there_or_not_named(call: Call) -> None:
     )
     assert "generate: no model." in call("generate", "--prompt", "a", expect=2).err
     assert "generate: unknown argument b" in call("generate", "a", "b", "--prompt", "c", expect=2).err
+
+
+def test_words_in_the_wrong_place_are_given_theirs(call: Call) -> None:
+    for folder in ("run", "other"):
+        Path(folder).mkdir()
+    Path("run/config.yaml").write_text("{}\n")
+    resumed = call("train", "--resume", "run/checkpoints/step-00000002", "train.steps=3", expect=2)
+    assert resumed.err == (
+        "error: --resume run/checkpoints/step-00000002: no configuration. That of the run goes with it: "
+        "-c run/config.yaml --resume auto.\n"
+    )
+    assert resumed.out == ""
+    err = call("train", "-c", "run", "--resume", "auto", expect=2).err
+    assert "run: 1 problem\n  is a folder; needs a YAML file. The configuration of this run is run/config.yaml." in err
+    assert "is a folder; needs a YAML file.\n" in call("train", "-c", "other", expect=2).err
+    assert "no value. Needed: --resume auto, or the folder" in call("train", "--resume", expect=2).err
+    assert "generate: no prompt. Needed: --prompt TEXT, --prompts FILE" in call("generate", "run", "Soup", expect=2).err
+    assert call("eval", "run", "soups.csv", expect=2).err == (
+        "error: eval: soups.csv is no model. What to measure on is --data soups.csv.\n"
+    )
+    assert call("plot", "none", expect=2).err == "error: none: no such folder. Needed: the folder of a training run.\n"
+
+
+def test_a_device_that_is_not_here_is_said_before_text_is_prepared(call: Call) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    Path("train.txt").write_text("\n\n".join(LINES * 4))
+    settings = [each for each in SMALL if not each.startswith("run.device")]
+    for more in ([], ["--dry-run"]):
+        done = call("train", *settings, "data.path=train.txt", "train.steps=2", "--device", "cuda", *more, expect=2)
+        assert "run.device: cuda is not available here" in done.err and done.out == ""
+    assert not Path("runs").exists()
+
+
+def test_what_a_look_prepares_is_not_named_as_if_it_stayed(call: Call) -> None:
+    Path("train.txt").write_text("\n\n".join(LINES * 4))
+    done = call("train", *SMALL, "data.path=train.txt", "data.split=80,20", "train.steps=2", "--dry-run")
+    assert "learned from the text, prepared for this look only\n" in done.out and "prepared as" not in done.out
 
 
 @pytest.mark.parametrize("name", ["recipes", "none.csv", "data/none"])

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 # All modules are imported once as they are, so that libraries are there, and once more on what is left of the system.
 IMPORT_EVERYTHING = """
 import importlib, os, pkgutil, signal, sys
@@ -67,6 +69,7 @@ print("two processes", main(["train", "-c", sys.argv[1], "--out", sys.argv[2], "
 """
 
 
+@pytest.mark.slow
 def test_every_module_and_every_verb_is_there_without_what_only_posix_has(recipe: Path, tmp_path: Path) -> None:
     """Training in several processes is refused with what is missing."""
     command = [sys.executable, "-W", "ignore", "-c", IMPORT_EVERYTHING, str(recipe), str(tmp_path / "run")]

@@ -205,6 +205,7 @@ def test_search_ranks_what_fits_and_tells_why_the_rest_does_not(call: Call) -> N
     assert "more than v100-32g has" in listed and "tp 16 would reach beyond a machine of 8" in listed
 
 
+@pytest.mark.slow
 def test_no_layout_and_no_batch_means_the_best(call: Call) -> None:
     said = [word for word in SEARCH if word != "--search"]
     done = call(*said)
@@ -279,6 +280,7 @@ def test_more_devices_than_there_are_is_said_at_once(said: list[str], call: Call
     assert "needs 32 devices or a multiple of them, but there are 16" in err and "--devices 32" in err
 
 
+@pytest.mark.slow
 def test_enough_devices_are_enough_for_what_was_said(call: Call) -> None:
     err = call(*SEARCH, "batch.micro_size=64", "train.recompute=none", expect=2).err
     assert "would be enough" not in err
@@ -305,6 +307,7 @@ def test_a_batch_that_nobody_chose_is_said(layout: list[str], call: Call) -> Non
     assert chosen["settings"]["batch.global_size"] == told["devices"] and not chosen["notes"]
 
 
+@pytest.mark.slow
 def test_changes_have_their_speed_and_the_best_beside_them(call: Call) -> None:
     said = ["plan", "--preset", "6.7B", "--devices", "16", "--device", "v100-32g", "precision.compute=fp16"]
     said += ["parallel.dp=16", "batch.global_size=512", "batch.micro_size=4", "--tokens", "300B"]
@@ -322,12 +325,14 @@ def test_changes_have_their_speed_and_the_best_beside_them(call: Call) -> None:
     assert "GiB, 54.15 s a step, 358.6 days)" in lines and "\nOf all layouts, --search: " in lines
 
 
+@pytest.mark.slow
 def test_what_a_search_costs(call: Call) -> None:
     paid = [*SEARCH, "batch.global_size=512", "--price", "2", "--top", "1"]
     assert " cost\n" in call(*paid, "--tokens", "300B").out
     assert "note: --price: how many tokens?" in call(*paid).out
 
 
+@pytest.mark.slow
 def test_rejected_ones_are_grouped_for_people(call: Call) -> None:
     out = call(*SEARCH, "batch.global_size=512", "--rejected").out
     told = json.loads(call(*SEARCH, "batch.global_size=512", "--rejected", "--json").out)["rejected"]
@@ -369,7 +374,7 @@ def test_a_search_of_a_file_has_as_many_devices_as_the_file(call: Call, tmp_path
         (["--device", "v100-32g", "--devices", "12", "--nodes", "2"], "needs 16 ranks, but the world has 12"),
         (
             ["--device", "v100-32g", "--devices", "12"],
-            "12 of them are no whole machines of 8. Needed: 8 or 16 devices, or --nodes",
+            "12 of them do not fill whole machines of 8. Needed: 8 or 16 devices, or --nodes",
         ),
         (["--device", "v100-32g", "--devices", "0"], "--devices: 0. Needed: 1 or more."),
         (["--device", "v100-32g", "--nodes", "3"], "--nodes: 3 machines do not divide --devices 16"),
@@ -493,6 +498,7 @@ def test_memory_of_compiled_blocks_is_said_to_be_that_of_others(call: Call) -> N
     assert "compiled" not in call(*said).out
 
 
+@pytest.mark.slow
 def test_a_file_is_not_taken_for_the_command_line_by_its_name(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,11 @@
 """gptworks prepare: a vocabulary of characters, tables, folders of Hugging Face `datasets`."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 
 def test_characters_on_the_command_line(tmp_path: Path, call: Any) -> None:
@@ -108,3 +111,15 @@ def test_a_table_and_a_folder_of_datasets_become_stores(tmp_path: Path, call: An
     assert json.loads(said.out)["documents"] == 40
     told = call("prepare", table(tmp_path), "--key", "body", "--out", tmp_path / "t", expect=2).err
     assert "recipes.csv:1: no column 'body'. Columns: n, text. Choose one with --key, or several" in told
+
+
+@pytest.mark.parametrize("page", ["prepare.md", "prepare.zh.md"])
+def test_bad_lines_are_answered_as_the_page_shows(page: str, tmp_path: Path, call: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = Path(__file__, "../../../docs/howto", page).resolve().read_text(encoding="utf-8")
+    shown = re.search(r"```\n(skipped rough.*?)```", text, re.DOTALL)
+    assert shown
+    Path("rough.jsonl").write_text('{"text": "A good line."}\nnot JSON\n{"body": "no text here"}\n')
+    assert call("prepare", "rough.jsonl", "--append-eod", "--out", "data/rough").err == shown[1]
+    begin = re.search(r"\| (key 'text' .*?): \.\.\. \|", text)
+    assert begin and begin[1] in shown[1], "the table below has the same words"

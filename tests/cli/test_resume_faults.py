@@ -237,11 +237,15 @@ def test_garbage_in_the_records_does_not_end_a_run(finished: Path, recipe: Path,
     records = finished / "metrics.jsonl"
     records.write_bytes(b"\xff\n" + records.read_bytes() + b'not JSON\n{"loss": 1}\n')
     (finished / "nonfinite.jsonl").write_bytes(b"\0\0\0\n")
+    (finished / "events.jsonl").write_bytes(b'no event\n{"step": 9, "samples": "config.yaml"}\n')
     done = call("plot", finished)
     assert f"{records}: 3 lines that cannot be read are left out" in done.err
     done = call("train", "-c", recipe, "--out", finished, "--resume", "auto", "train.steps=7")
     assert f"{records}: 3 lines that cannot be read set aside in {records}.bad" in done.out
     assert f"nonfinite.jsonl: 1 line that cannot be read set aside in {finished / 'nonfinite.jsonl'}.bad" in done.out
+    assert f"events.jsonl: 1 line that cannot be read set aside in {finished / 'events.jsonl'}.bad" in done.out
+    assert (finished / "events.jsonl.bad").read_bytes() == b"no event\n"
+    assert (finished / "config.yaml").is_file() and not (finished / "events.jsonl").read_bytes()
     assert metrics(finished)[:6] == wanted
     assert (finished / "metrics.jsonl.bad").read_bytes() == b'\xff\nnot JSON\n{"loss": 1}\n'
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from gptworks import config
+from gptworks.errors import TrainingError
 from gptworks.train import trackers
 
 Call = Callable[..., Any]
@@ -83,6 +85,23 @@ def test_one_that_cannot_begin_is_told_before_the_first_step(recipe, tmp_path: P
     monkeypatch.setitem(trackers.ADAPTERS, "wandb", broken)
     done = call("train", "-c", recipe, "--out", tmp_path / "run", "run.track=[wandb]", expect=2)
     assert "run.track: wandb could not begin: PermissionError: no key." in done.err
+
+
+@pytest.mark.usefixtures("is_installed")
+@pytest.mark.parametrize("content", [b"\xff", b"[]", b'{"trackio": 1}', b"[" * 100_000])
+def test_names_there_that_cannot_be_read(
+    content: bytes, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run would begin there, beside the first half of this one."""
+    monkeypatch.setitem(trackers.ADAPTERS, "trackio", Followed)
+    (tmp_path / "trackers.json").write_bytes(content)
+    (tmp_path / "environment.json").write_bytes(content.replace(b"{", b"["))
+    with pytest.raises(TrainingError, match=r"trackers\.json: holds no names of runs") as error:
+        trackers.begin(config.load(recipe, overrides=["run.track=trackio"]), tmp_path, 3)
+    assert "Remove it" in str(error.value)
+    (tmp_path / "trackers.json").unlink()
+    (followed,) = trackers.begin(config.load(recipe, overrides=["run.track=trackio"]), tmp_path, 3)
+    assert followed.begun.environment == {}  # type: ignore[attr-defined]
 
 
 def test_unknown_and_missing_ones_are_refused(recipe: Path, tmp_path: Path, call: Call, monkeypatch) -> None:

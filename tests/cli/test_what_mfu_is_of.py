@@ -11,7 +11,7 @@ from gptworks.train import speed
 from gptworks.train.speed import Product
 
 BUSY = "the CPU was busy when its speed was measured (our threads had 30% of the time). "
-BUSY += "Beside other work fewer threads are often faster: run.threads"
+BUSY += "Beside other work fewer threads are often faster: run.threads=1"
 
 
 def lines_of(run: Path) -> list[dict[str, Any]]:

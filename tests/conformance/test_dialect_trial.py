@@ -2,6 +2,7 @@
 
 import shlex
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -237,9 +238,11 @@ def test_a_machine_that_is_not_in_the_rank_table_does_not_wait(
 
 def test_a_node_says_for_whom_it_waits() -> None:
     said: list[str] = []
-    lost = nodes.Nodes(2, 2, 1, "127.0.0.1", nodes.free_port())
-    with pytest.raises(UsageError, match="node 1 cannot reach node 0 there"):
-        Membership(lost, said.append).enter(lambda: None, 1.2)
+    with socket.socket() as nobody:  # bound and not listening: no other program gets this port in the meantime
+        nobody.bind(("127.0.0.1", 0))
+        lost = nodes.Nodes(2, 2, 1, "127.0.0.1", nobody.getsockname()[1])
+        with pytest.raises(UsageError, match="node 1 cannot reach node 0 there"):
+            Membership(lost, said.append).enter(lambda: None, 1.2)
     assert said and said[0].startswith(f"waiting for node 0 at 127.0.0.1:{lost.port} (")
 
 

@@ -213,6 +213,7 @@ PADDLENLP = (
 )
 
 
+@pytest.mark.slow
 def test_s2_06_the_learning_rates_of_the_log(train: Callable[..., str]) -> None:
     shape = ["model.num_layers=1", "model.hidden_size=8", "model.num_heads=1", "batch.global_size=1"]
     clock = ["optim.lr=1e-4", "optim.min_lr=1e-5", "optim.warmup_steps=3200", "optim.decay_steps=320000"]

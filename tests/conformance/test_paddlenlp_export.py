@@ -76,6 +76,7 @@ def test_s2_10_files_by_their_names(to: str, exported: Callable[[str], Path]) ->
     assert any("[batch, length]" in shape for shape in info["inputs"].values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["hf", "torch", "onnx"])
 def test_s2_10_the_folder_runs_without_our_package(
     to: str, source: Path, exported: Callable[[str], Path], tmp_path: Path

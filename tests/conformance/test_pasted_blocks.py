@@ -235,4 +235,4 @@ def test_a_block_in_which_nothing_is_ours_is_answered(tmp_path: Path, capsys: py
     out = capsys.readouterr().out
     assert "not needed: gptworks is installed" in out and "not needed: no clone" in out
     assert main(["run", "--cwd", str(tmp_path), "--", f"{PADDLE.format(size=8)}\nPrompt: Hi, GPT2."]) == 2
-    assert "If it is no command, but what one has printed, leave it out." in capsys.readouterr().err
+    assert "If it is not a command, but what one has printed, leave it out." in capsys.readouterr().err

@@ -60,6 +60,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GPT2LMHeadMode
     return model.eval()
 
 
+@pytest.mark.slow
 def test_the_scripts_of_the_howto_run(howto: tuple[dict[str, Any], list[str]]) -> None:
     names, printed = howto
     assert len(printed) == len(blocks("python.md")) == 8

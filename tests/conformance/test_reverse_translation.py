@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gptworks.cli import translate
 from gptworks.cli.main import main
 from gptworks.config.load import flatten, load
 from gptworks.config.schema import RunConfig
-from gptworks.interop import command_line, fleetx, paddlenlp, registry
+from gptworks.interop import command_line, fleetx, paddlenlp, registry, reverse
 from gptworks.interop.adapt import adapted
 from gptworks.interop.translation import Translation
 from gptworks.interop.write_yaml import as_yaml
@@ -29,6 +30,10 @@ evaluate: {every: 100, batches: 32}
 checkpoint: {every: 500, keep_last: 1000000}
 run: {out: there}
 """
+
+
+def test_the_help_names_every_system() -> None:
+    assert translate.SYSTEMS.replace(" or ", ", ").split(", ") == list(reverse.WRITERS)
 
 
 @pytest.fixture

@@ -387,6 +387,7 @@ def make_table(folder: Path, machines: int, each: int, port: int = 0) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_s4_03_run_distribute_starts_the_ranks_of_the_table(rows: Path, tmp_path: Path) -> None:
     """Plain data parallelism, two processes: the global batch is twice that of one, read by both."""
     samples = "True\n    num_samples: 48"
@@ -558,6 +559,7 @@ def test_s4_10_convert_weight_as_the_document_has_it(
     assert missing.startswith("error: --torch_path none.bin (SOURCE): no such file")
 
 
+@pytest.mark.slow
 def test_x_01_the_document_as_one_story(
     corpus_file: Path, pytorch_model: Callable[[Path], dict[str, torch.Tensor]], tmp_path: Path
 ) -> None:

@@ -330,6 +330,7 @@ def test_s1_09_s1_13_the_2x4x1_script_runs_on_8_processes(beside: Path, run_cli)
     assert [loss for _, loss in foreign.losses(beside / "eight")] == pytest.approx(alone, abs=5e-6)
 
 
+@pytest.mark.slow
 def test_s1_13_the_script_of_four_machines_is_planned(
     beside: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -494,6 +495,7 @@ sys.exit(subprocess.run(words[at + 1:], cwd=where).returncode)
     return place
 
 
+@pytest.mark.slow
 def test_s1_08_the_container_command_runs_what_is_inside(
     beside: Path, stand_in: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -553,6 +555,7 @@ def test_s1_04_a_known_name_says_nothing_about_what_is_in_a_script(
 # The whole document
 
 
+@pytest.mark.slow
 def test_x_01_document_1_as_one_story(
     tmp_path: Path,
     corpus_file: Path,

@@ -357,6 +357,7 @@ def losses_of(model: gptworks.GPT, ids: list[int]) -> list[float]:
     return [-scores[place, token].item() for place, token in enumerate(ids[1:])]
 
 
+@pytest.mark.slow
 def test_x_01_the_document_from_raw_text_to_inference(story: Story) -> None:
     """Each command finds what the one before it left."""
     failed = {name: said.err for name, said in story.said.items() if said.code != 0}

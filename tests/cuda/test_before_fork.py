@@ -51,6 +51,7 @@ def imported(*modules: str, path: Path | None = None) -> list[str]:
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 
 
+@pytest.mark.slow
 def test_imports_before_a_fork_leave_cuda_and_threads_alone() -> None:
     assert imported(*train.PRELOAD, *layout.PRELOAD) == ["1 threads ['MainThread']"]
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow  # a minute of compiling and of layouts
+
 HERE = Path(__file__).parent
 LAYOUTS = {"dp2", "zero 0", "zero 1", "zero 2", "zero 3", "hsdp", "offload", "tp2", "tp2 sequence", "pp2 fsdp2 tp2"}
 KINDS = {"fp32", "bf16", "fp16", "dropout", "segments", "recompute full", "recompute full_attn", "recompute core_attn"}

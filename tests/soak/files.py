@@ -17,7 +17,16 @@ from soak.read_mutated import read_all
 from soak.readers import all_readers
 
 # Files of one reader at a time, by how its name begins: a whole command takes longer than a read.
-BATCH = {"run-folder": 8, "run-looked": 100, "yaml": 250, "foreign": 250, "script": 250, "rank": 500, "": 2000}
+BATCH = {
+    "run-folder": 8,
+    "run-looked": 100,
+    "yaml": 250,
+    "foreign": 250,
+    "script": 250,
+    "rank": 500,
+    "records": 250,
+    "": 2000,
+}
 SECONDS = 900.0  # for a batch; each file has its own limit
 AT_ONCE = 4  # readers in one child
 MEMORY_DISK = Path("/dev/shm")

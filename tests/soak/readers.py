@@ -9,18 +9,28 @@ import json
 import shutil
 import tarfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from test_characters import meta
+from test_chat import TOOLS
 from test_dataset_fuzz import dataset, located_outcome
+from test_event_file import write_run
+from test_gguf_llama_kind import model_of, weights_of
 from test_hostile_weights import MODEL, weights
 from test_llama2c import llama2c_model
 from test_refused_by_the_system import RANK_TABLE
 from test_text_in import parquet
+from test_tokenizers_of_today import learned, learned_pieces, settings_of_pieces
 
 from soak.campaign import Found
 from soak.driver import CORPUS, RECIPE, TESTS
 
+if TYPE_CHECKING:
+    from gptworks.tokenizer import Tokenizer
+
+SOME_WORDS = "a few words, 12 and more\n"
 TEXT = CORPUS.read_bytes()[:6000]
 SHIPPED = TESTS.parent / "src/gptworks/interop/shipped"
 
@@ -115,10 +125,91 @@ def _tokenizer(kind: str) -> Reader:
 
     def read(folder: Path) -> None:
         found = Tokenizer.from_pretrained(folder)
-        found.decode(found.encode("a few words, 12 and more\n"))
+        found.decode(found.encode(SOME_WORDS))
         _ = found.identity, found.byte_lengths
 
     return Reader(make, read)
+
+
+def _use(found: "Tokenizer") -> None:
+    """All that a model's folder may bring along with its words, the chat template too."""
+    from gptworks.tokenizer import chat
+
+    found.decode(found.encode(SOME_WORDS))
+    _ = found.identity, found.byte_lengths
+    if found.special.chat_template is not None:
+        chat.render(found, [{"role": "user", "content": "Hello"}])
+
+
+def _published_tokenizer(make: Callable[[Path], object]) -> Reader:
+    from gptworks.tokenizer import Tokenizer
+
+    return Reader(lambda folder: make(folder) and None, lambda folder: _use(Tokenizer.from_pretrained(folder)))
+
+
+def _characters(folder: Path) -> None:
+    meta(folder, SOME_WORDS)
+
+
+def _pieces(folder: Path) -> None:
+    from gptworks.checkpoint.systems import gguf_vocabulary
+
+    settings = settings_of_pieces(learned_pieces(), **{"tokenizer.chat_template": TOOLS})
+    found = gguf_vocabulary.from_settings(settings, "x")
+    assert found is not None
+    found.save(folder)
+
+
+def _model_of_a_kind(system_name: str, kind: str, split_name: str) -> Reader:
+    """A model that is no GPT-2, with the words of one of today."""
+    from gptworks.checkpoint.systems import registry
+    from gptworks.tokenizer import Tokenizer, splits
+    from gptworks.tokenizer.special_tokens import SpecialTokens
+
+    system = registry.system(system_name)
+    split = next(each for each in splits.ALL if each.name == split_name)
+
+    def target(folder: Path) -> Path:
+        return folder / f"x{system.SUFFIX}" if system.SUFFIX else folder
+
+    def make(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        words = Tokenizer(learned(split), name="x", eod_token="<|eot_id|>", special=SpecialTokens(chat_template=TOOLS))
+        model = model_of(kind).model_copy(update={"vocab_size": words.vocab_size})
+        system.write(target(folder), replace(weights_of(model), tokenizer=lambda: words))
+        if not system.SUFFIX:
+            words.save(folder)
+
+    def read(folder: Path) -> None:
+        found = registry.open_any(target(folder), name=system_name).require_whole()
+        for tensor in found.tensors.values():
+            tensor.read()
+        words = found.open_tokenizer()
+        if words is not None:
+            _use(words)
+
+    return Reader(make, read)
+
+
+def _records() -> Reader:
+    """What a run wrote down of itself, as reports and trackers read it."""
+    from gptworks import run_paths
+    from gptworks.report import page, run_data
+    from gptworks.train import event_file, trackers
+
+    def read(folder: Path) -> None:
+        page.written([run_data.read(folder)]).encode(errors="replace")
+        command("inspect", folder, "--events")
+        before = sorted(folder.iterdir())
+        trackers.Begun(folder, 3, {}, "project")
+        content = (folder / run_paths.EVENTS).read_bytes()
+        event_file.forget_after(folder, 10**6, 10**6, lambda _: None)
+        (folder / run_paths.EVENTS).write_bytes(content)
+        (folder / f"{run_paths.EVENTS}.bad").unlink(missing_ok=True)
+        if sorted(folder.iterdir()) != before:
+            raise Found("files came or went")
+
+    return Reader(write_run, read)
 
 
 def _text(name: str, content: Callable[[], bytes]) -> Reader:
@@ -267,6 +358,13 @@ def all_readers() -> dict[str, Callable[[], Reader]]:
     found |= {
         f"script-{file.stem}": functools.partial(_foreign_script, file.name) for file in sorted(SHIPPED.glob("*.sh"))
     }
+    found["tokenizer-of-characters"] = functools.partial(_published_tokenizer, _characters)
+    found["tokenizer-of-pieces"] = functools.partial(_published_tokenizer, _pieces)
+    kinds = {"gguf": ("qwen3", "qwen2"), "gguf-q8_0": ("llama, own head, theta", "llama-bpe"),
+             "gguf-q4_0": ("qwen2", "qwen2"), "hf": ("llama, yarn", "smollm")}  # fmt: skip
+    for system, (kind, split) in kinds.items():
+        found[f"weights-{system}-{kind.partition(',')[0]}"] = functools.partial(_model_of_a_kind, system, kind, split)
+    found["records"] = _records
     found["rank-table"] = _rank_table
     found["run-looked-at"] = functools.partial(_run_folder, goes_on=False)
     found["run-folder"] = functools.partial(_run_folder, goes_on=True)

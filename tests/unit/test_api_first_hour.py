@@ -206,7 +206,9 @@ def test_an_eval_dataset_is_evaluated_during_training(small_tokenizer: gw.Tokeni
         model=SHAPE, train_dataset=TEXTS, eval_dataset=TEXTS[:6], tokenizer=small_tokenizer, out="run", **FEW
     )
     outcome = trainer.train()
-    assert outcome.held_out_loss == pytest.approx(trainer.evaluate().loss, abs=1e-6)
+    there = gw.evaluate("run", TEXTS[:6], device="cpu")  # not a part of what is trained on
+    assert outcome.held_out_loss == pytest.approx(there.loss, abs=1e-6)
+    assert trainer.evaluate().samples == there.samples
 
 
 def test_a_list_of_dictionaries(small_tokenizer: gw.Tokenizer) -> None:

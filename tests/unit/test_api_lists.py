@@ -45,10 +45,12 @@ def test_a_list_learns_a_vocabulary_that_fits_the_model(capsys: pytest.CaptureFi
 def test_lists_of_dictionaries_and_of_characters() -> None:
     pairs = [{"prompt": text[:20], "completion": text[20:30]} for text in TEXTS]
     gw.Trainer(model={**SHAPE, "max_positions": 64}, train_dataset=pairs, out="pairs", **FEW).train()
-    letters = gw.Trainer(model=SHAPE, train_dataset=TEXTS, out="letters", data={"tokenizer": "chars"}, **FEW)
-    letters.train()
-    tokenizer = letters.model.tokenizer
-    assert tokenizer is not None and tokenizer.vocab_size == len(set("".join(TEXTS))) + 1
+    ways: list[dict[str, Any]] = [{"data": {"tokenizer": "chars"}}, {"tokenizer": "chars"}]
+    for number, named in enumerate(ways):
+        letters = gw.Trainer(model=SHAPE, train_dataset=TEXTS, out=f"letters{number}", **named, **FEW)
+        letters.train()
+        tokenizer = letters.model.tokenizer
+        assert tokenizer is not None and tokenizer.vocab_size == len(set("".join(TEXTS))) + 1
 
 
 @pytest.mark.parametrize("train", ["list", "file", "store"])

@@ -29,6 +29,7 @@ def same_weights(a: gw.GPT, b: gw.GPT) -> bool:
     return all(torch.equal(parameter, other[name]) for name, parameter in a.named_parameters())
 
 
+@pytest.mark.slow
 def test_the_run_is_that_of_the_command_line(small_store: Path, run_cli) -> None:
     keys = [f"model.{key}={value}" for key, value in SHAPE.items()] + ["train.steps=3", "batch.global_size=2"]
     run_cli("train", *keys, f"data.path={small_store}", "--out", "runs/cli", "--device", "cpu")
@@ -136,6 +137,7 @@ def test_a_folder_with_other_things_in_it_is_left_alone(small_tokenizer: gw.Toke
     assert [path.name for path in Path("mine").iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.slow
 def test_finetuning_takes_the_published_weights_of_the_name(own_folder: Path) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 

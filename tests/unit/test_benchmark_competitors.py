@@ -80,12 +80,13 @@ def test_comparisons_go_on_without_peers(
     assert "0.5 1.25" not in said and "no peer" in said and "     1.25\n" in said
     assert said.endswith("  left out: transformers: killed by SIGILL\n")
     names = ["gptworks fp32", "CTranslate2 int8", "llama.cpp q8_0"]
-    asked = argparse.Namespace(only=names, task=["batch 1"], rounds=2, threads=1, shape="gpt2", clock="wall")
-    generate.compare(asked, tmp_path, {"CTranslate2 int8": "ctranslate2 is not installed"})
+    asked = argparse.Namespace(only=names, task=["batch 1"], rounds=2, threads=1, shape=["gpt2"], clock="wall")
+    generate.compare(asked, {"gpt2": tmp_path}, {"gpt2: CTranslate2 int8": "ctranslate2 is not installed"})
     said = capsys.readouterr().out
     assert "gptworks fp32              256.0" in said and "128 of 128" in said
     assert said.endswith(
-        "  left out: CTranslate2 int8: ctranslate2 is not installed\n  left out: llama.cpp q8_0: killed by SIGILL\n"
+        "  left out: gpt2: CTranslate2 int8: ctranslate2 is not installed\n"
+        "  left out: gpt2: llama.cpp q8_0: killed by SIGILL\n"
     )
 
 

@@ -125,6 +125,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_moment_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", CRASHES, str(tmp_path)], check=True)
     steps = [1, 2, 2, 3]
@@ -342,6 +343,10 @@ def edit(path: Path, **values: object) -> None:
         ({"files": {"a\\..\\x": {"bytes": 1, "sha256": ""}}}, "is not below the checkpoint's own"),
         ({"files": {"": {"bytes": 1, "sha256": ""}}}, "'' is not below the checkpoint's own"),
         ({"config": None}, "config is None, needed dict"),
+        ({"config": {"init": "x"}}, "config.init is 'x', needed keys and values"),
+        ({"files": {"x": {"bytes": "many", "sha256": ""}}}, "'x' has no size and hash"),
+        ({"files": {"x": {"bytes": -1, "sha256": ""}}}, "'x' has no size and hash"),
+        ({"files": {"x": {"bytes": 1, "sha256": None}}}, "'x' has no size and hash"),
         ({"data_identities": "abc"}, "data_identities is 'abc', needed list"),
         ({"files": {"state/.metadata": 12}}, "'state/.metadata' has no size and hash"),
         ({"colour": "red"}, "colour"),

@@ -152,7 +152,7 @@ def test_what_lies_beside_is_not_touched(source: Path, tmp_path: Path) -> None:
     assert (tmp_path / "keep.part" / "precious").read_text() == "x"
     old = tmp_path / "x.ckpt.certificate.json"
     old.write_text("mine")
-    with pytest.raises(CheckpointError, match=r"x\.ckpt\.certificate\.json: exists, and tells of another file"):
+    with pytest.raises(CheckpointError, match=r"x\.ckpt\.certificate\.json: exists, and belongs to another file"):
         convert(source, tmp_path / "x.ckpt", "mindspore", verify=True)
     assert old.read_text() == "mine" and not (tmp_path / "x.ckpt").exists()
     assert sorted(each.name for each in tmp_path.iterdir()) == ["hf", "keep", "keep.part", old.name]
@@ -190,7 +190,7 @@ def test_one_file_has_its_suffix(to: str, suffix: str, source: Path, tmp_path: P
     with pytest.raises(CheckpointError, match=rf"out: --to {to} writes one file.*Call it out\{suffix}\."):
         convert(source, tmp_path / "out", to)
     (tmp_path / f"out{suffix}").mkdir()
-    with pytest.raises(CheckpointError, match="is a folder, and one file is written"):
+    with pytest.raises(CheckpointError, match="is a folder, but the result is one file"):
         convert(source, tmp_path / f"out{suffix}", to)
 
 
@@ -211,7 +211,7 @@ def test_a_cut_vocabulary_leaves_nothing_that_points_beyond_it(
 
 
 def test_bad_requests(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"'nonsense' is no format of checkpoints. Known: .*hf"):
+    with pytest.raises(CheckpointError, match=r"'nonsense' is not a format of checkpoints. Known: .*hf"):
         convert(source, tmp_path / "out", "nonsense")
     with pytest.raises(CheckpointError, match="keeps a model in one piece; --tp and --pp are for megatron, "):
         convert(source, tmp_path / "out", "hf", cut=SplitSpec(tp=2))

@@ -202,6 +202,9 @@ def test_name_and_flags_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     text = "processor\t: 0\nmodel name\t: Some CPU: 8573C\nflags\t\t: fpu amx_tile\n\nmodel name\t: Other\n"
     (tmp_path / "cpuinfo").write_text(text, encoding="utf-8")
     assert (cpu.name(), cpu.flags()) == ("Some CPU: 8573C", ["fpu", "amx_tile"])
+    assert not cpu.is_intel()
+    (tmp_path / "cpuinfo").write_text(f"vendor_id\t: GenuineIntel\n{text}", encoding="utf-8")
+    assert cpu.is_intel()
 
 
 # How fast

@@ -23,6 +23,7 @@ def states(found: list[gpus.Finding]) -> list[tuple[str, str]]:
     return [(each.what, each.state) for each in found]
 
 
+@pytest.mark.slow
 def test_two_ranks_sum_train_save_and_resume() -> None:
     found = gpus.findings("cpu", limit=120)
     assert states(found) == [(stage, "ok") for stage in gpus._STAGES], found

@@ -16,7 +16,7 @@ import gptworks
 from gptworks.checkpoint.pretrained import PretrainedGPT
 from gptworks.checkpoint.systems import huggingface
 from gptworks.checkpoint.systems import registry as systems
-from gptworks.cli.export import TARGETS
+from gptworks.cli.export import TARGETS, WEIGHTS
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.errors import CheckpointError, GenerationError, TokenizerError, UsageError
 from gptworks.export import folder as folders
@@ -446,3 +446,11 @@ def test_the_help_names_every_target() -> None:
         target = registry.target(name)
         assert name == target.NAME and target.WEIGHTS[0] == "fp32"
     assert folders.INFO_SUFFIX == ".info.json"
+
+
+def test_the_help_names_every_kind_of_weights() -> None:
+    kinds = dict(each.split(" for ") for each in WEIGHTS.split("; ")[1:])
+    offered = {name: registry.target(name).WEIGHTS for name in registry.NAMES}
+    assert set(kinds) == {kind for some in offered.values() for kind in some} - {"fp32"}
+    for kind, names in kinds.items():
+        assert names.split(", ") == [name for name, some in offered.items() if kind in some]

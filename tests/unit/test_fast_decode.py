@@ -178,6 +178,26 @@ WIDE = ModelConfig(num_layers=2, hidden_size=264, num_heads=4, vocab_size=301, m
 
 
 @needs_compiler
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kind", inference.WEIGHTS)
+@torch.no_grad()
+def test_rows_apart_and_side_by_side_give_the_same_bits(kind: str, threads: int) -> None:
+    """Which of the two a processor gets is chosen by who made it."""
+    model = model_of(WIDE, std=0.1)
+    store_weights(model, kind)
+    tokens = torch.randint(0, WIDE.vocab_size, (2, 21), generator=torch.Generator().manual_seed(1))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        apart, beside = (Decoder(model, is_apart=is_apart) for is_apart in (True, False))
+        for rows, chunk in ((1, 1), (1, 3), (2, 1), (2, 4), (2, 21)):
+            found, expected = (read_rows(each, model, tokens[:rows], chunk) for each in (apart, beside))
+            assert torch.equal(found, expected), (rows, chunk)
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_compiler
 @pytest.mark.parametrize("kind", inference.WEIGHTS)
 @torch.no_grad()
 def test_the_numbers_of_a_token_do_not_depend_on_the_batch(kind: str) -> None:
@@ -380,6 +400,15 @@ def test_int4_takes_four_and_a_half_bits_and_is_nearer_than_q4_0() -> None:
     ours, theirs = (found - weight).square().sum(), (q4_0.flatten(1)[:, :100] - weight).square().sum()
     assert 0 < ours < theirs
     assert torch.equal(matrix.rows(torch.tensor([7, 3])), found[[7, 3]])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_words_and_the_head_have_eight_bits_beside_four(tied: bool) -> None:
+    model = model_of(CONFIG.model_copy(update={"tied": tied}))
+    store_weights(model, "int4")
+    eight = {name for name, each in model.named_buffers() if each.dtype == torch.int8}
+    assert eight == {"wte.matrix.values"} | (set() if tied else {"head.matrix.values"})
+    assert all(each.dtype == torch.uint8 for name, each in model.blocks.named_buffers() if name.endswith(".values"))
 
 
 def test_int4_groups_of_zeros_stay_zero() -> None:

@@ -66,5 +66,5 @@ def test_rows_that_are_no_whole_blocks(tmp_path: Path) -> None:
     whole = (FIXTURES / "blocks_q6_k.gguf").read_bytes()
     at = whole.index(TENSOR.encode()) + len(TENSOR) + 4
     (tmp_path / "x.gguf").write_bytes(whole[:at] + (160).to_bytes(8, "little") + whole[at + 8 :])
-    with pytest.raises(CheckpointError, match=r"is q6_k with rows that are no multiple of 256"):
+    with pytest.raises(CheckpointError, match=r"is q6_k with rows that are not a multiple of 256"):
         gguf_file.read(tmp_path / "x.gguf")

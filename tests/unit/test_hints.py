@@ -28,6 +28,100 @@ def test_a_key_of_another_tool(key: str, hint: str) -> None:
     assert f"{key}: " in str(error.value) and hint in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [
+        ("precision.compute=float16", "input should be 'fp32', 'bf16' or 'fp16'. Did you mean fp16?"),
+        ("precision.compute=bf16-mixed", "Did you mean bf16?"),
+        ("run.device=gpu", "Did you mean cuda?"),
+        ("optim.schedule=linear_with_warmup", "Did you mean linear?"),
+        ("optim.name=AdamW", "optim.name: no such setting: it is AdamW. Leave it out."),
+        ("precision=bf16", "precision: 'bf16' is not a section. A section has keys, such as 'precision.compute'."),
+        ("model=gpt2", "A preset is --preset gpt2, or preset: gpt2 in a file."),
+        (
+            "data.key=[title,steps]",
+            "data.key: got ('title', 'steps'); needs one text, with commas between several columns",
+        ),
+        ("data.key=[title,steps]", ": title,steps."),
+        ("data.split=0.1", "alone it gives everything to training. 0.1 held out is data.split=0.9,0.1"),
+        # Words without =.
+        ("optim.lr", "Here the value is missing; there are no blanks around the = of optim.lr=VALUE."),
+        ("run.yaml", "A configuration is -c run.yaml."),
+        ("config/train_gpt2.py", "goes with its command: gptworks run -- python train.py config/train_gpt2.py."),
+    ],
+)
+def test_a_value_of_another_tool(setting: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        gw.load_config(overrides=[setting])
+    assert hint in str(error.value)
+
+
+@pytest.mark.parametrize("setting", ["precision.compute=f", "precision.compute=1", "data.split=1", "data.split=100"])
+def test_where_nothing_is_meant(setting: str) -> None:
+    try:
+        gw.load_config(overrides=[setting])
+    except ConfigError as error:
+        assert "Did you mean" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "hint"),
+    [
+        ({"dataset": ["a"]}, "dataset: unknown key; did you mean train_dataset=...?"),
+        ({"eval_data": ["a"]}, "eval_data: unknown key; did you mean eval_dataset=...?"),
+        ({"output_dir": "x"}, "output_dir: unknown key; did you mean out=...?"),
+        ({"learning_rate": 3}, "did you mean optim={'lr': ...}?"),
+        ({"train": 3}, "train: 3 is not a section. A section has keys, such as train={'steps': ...}."),
+    ],
+)
+def test_keywords_of_another_trainer(keywords: dict[str, object], hint: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        gw.Trainer(model="tiny", train_dataset=["a"], **keywords)  # type: ignore[arg-type]
+    assert hint in str(error.value)
+
+
+def test_a_model_in_the_place_of_a_task_and_one_that_is_misspelt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(gw.GPTWorksError, match=r"no task 'tiny-4k'.* If it is a model, write model='tiny-4k'\."):
+        gw.Trainer("tiny-4k", ["a"])  # type: ignore[arg-type]
+    with pytest.raises(
+        gw.GPTWorksError, match=r"model 'tiny-4' is neither a preset nor a folder. Did you mean tiny-4k\?"
+    ):
+        gw.Trainer(model="tiny-4", train_dataset=["a"])
+    with pytest.raises(gw.GPTWorksError, match=r"GPT: got 'gpt2'; needs a ModelConfig. GPT.from_pretrained takes"):
+        gw.GPT("gpt2")  # type: ignore[arg-type]
+
+
+def test_public_names_of_others() -> None:
+    with pytest.raises(AttributeError, match=r"'GPT2Config'. Did you mean ModelConfig\? Public names: GPT, "):
+        gw.GPT2Config  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'nonsense'. Public names: "):
+        gw.nonsense  # noqa: B018
+    for meant in gw._OTHER_NAMES.values():
+        name, _, attribute = meant.partition(",")[0].partition(".")
+        assert hasattr(gw, name) and (not attribute or hasattr(getattr(gw, name), attribute))
+
+
+def test_prepare_takes_paths_and_says_so(tmp_path: Path) -> None:
+    with pytest.raises(gw.GPTWorksError, match=r"item 2 is the text 'Soup\\nCut the onion.'; needs paths"):
+        gw.prepare([tmp_path / "a.txt", "Soup\nCut the onion."], tmp_path / "out")
+    with pytest.raises(gw.GPTWorksError, match=r"key: got \['title', 'steps'\]; needs one text, with commas"):
+        gw.prepare(tmp_path / "a.csv", tmp_path / "out", key=["title", "steps"])  # type: ignore[arg-type]
+    (tmp_path / "a.csv").write_text("title,steps\nSoup,Cut.\n")
+    with pytest.raises(gw.GPTWorksError, match=r'Columns: title, steps. Choose one with key="NAME", or several'):
+        gw.prepare(tmp_path / "a.csv", tmp_path / "out")
+
+
+def test_characters_are_no_tokenizer_before_there_is_a_text() -> None:
+    with pytest.raises(gw.GPTWorksError, match=r"chars: not a tokenizer.*`gptworks prepare --train-tokenizer chars`"):
+        gw.Tokenizer.from_pretrained("chars")
+    with pytest.raises(gw.GPTWorksError) as error:
+        gw.Tokenizer.from_pretrained("no/letters")
+    assert "train-tokenizer" not in str(error.value)
+
+
 def test_the_same_in_python() -> None:
     with pytest.raises(ConfigError, match=r"model.block_size: unknown key; did you mean 'max_positions'\?"):
         gw.ModelConfig(block_size=8)  # type: ignore[call-arg]

@@ -76,6 +76,8 @@ GARBAGE = [
     b"null",
     b'{"step": 2, "loss": 3.0} {"step": 3}',
     b'{"step": ' + b"9" * 5000 + b"}",
+    b'{"step": 2, "loss": 1' + b"0" * 400 + b"}",
+    b'{"step": 2, "text": "\\ud800"}',
     b"[" * 100_000,
 ]
 

@@ -372,7 +372,7 @@ USED = 2 * (8 + len(ROW))
         (with_page(end_row_id=2**40), r"page\[0\].end_row_id is 1099511627776, needed a whole number from 0 to 4"),
         (with_page(end_row_id=1), "1 rows end at byte .*but their page ends at"),
         (with_page(end_row_id=3), "row 2, field input_ids: it should begin at byte"),
-        (with_(version="2.0"), "row 0, field input_ids: 9 bytes, which is no whole number of int64"),
+        (with_(version="2.0"), "row 0, field input_ids: 9 bytes, which is not a whole number of int64"),
     ],
 )
 def test_a_damaged_header_is_refused(tmp_path: Path, change: Callable[[dict], object], message: str) -> None:

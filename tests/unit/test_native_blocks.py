@@ -33,6 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen2": {**LLAMA, "bias": "qkv", "num_kv_heads": 1},
     "swiglu-with-bias": {"mlp": "swiglu"},
     "wide-heads": {**LLAMA, "head_size": 20},
+    "large-heads": {"head_size": 72},  # more vectors than are summed side by side, and a part of one
     "window": {**LLAMA, "sliding_window": 9},
     "no-positions": {"positions": "none", "norm": "rmsnorm"},
 }
@@ -68,7 +69,8 @@ def own_positions() -> dict[str, Tensor]:
 
 
 def gradients(model: GPT, times: int = 1, **keywords: Tensor) -> tuple[float, dict[str, Tensor]]:
-    tokens = torch.randint(0, 40, (3, T + 1), generator=torch.Generator().manual_seed(2))
+    shape = (3, model.cfg.max_positions + 1)
+    tokens = torch.randint(0, 40, shape, generator=torch.Generator().manual_seed(2))
     for _ in range(times):
         loss = model(tokens[:, :-1], labels=tokens[:, 1:], **keywords)
         loss.backward()
@@ -89,6 +91,11 @@ def compare(kind: dict[str, Any], times: int = 1, **keywords: Tensor) -> None:
 @pytest.mark.parametrize("given", [dict, documents, own_positions])
 def test_loss_and_gradients_are_those_of_torch(kind: str, given: Any) -> None:
     compare(KINDS[kind], **given())
+
+
+@needs_function
+def test_more_queries_of_a_long_row_are_multiplied_at_a_time() -> None:
+    compare({"max_positions": 150})
 
 
 @needs_function

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import gptworks
+from gptworks.cli import plan_options
 from gptworks.errors import UsageError
 from gptworks.plan.devices import custom_device, device, devices, link
 
@@ -25,6 +26,10 @@ def test_the_devices_that_are_asked_for_are_there_with_plausible_numbers():
     assert known["a100-40g"].peak["bf16"] == 312e12
     assert known["v100-16g"].peak["bf16"] == known["v100-16g"].peak["fp32"], "there are no bf16 units"
     assert known["h100-80g"].bandwidth > known["a100-80g"].bandwidth > known["a100-40g"].bandwidth
+
+
+def test_the_help_names_every_device():
+    assert plan_options.DEVICES.replace(" or ", ", ").split(", ") == [*devices(), "custom"]
 
 
 def test_every_number_has_a_source():

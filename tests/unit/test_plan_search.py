@@ -197,6 +197,7 @@ def test_devices_that_do_not_help() -> None:
     assert fewest_devices(workload_of(cfg), lambda devices: (on, link(of=on)), 8, 64) is None
 
 
+@pytest.mark.slow
 def test_so_many_devices_are_enough_for_what_is_fixed_too() -> None:
     """Activations of a fixed micro-batch: more devices do not make them smaller, or only with more tp."""
     cfg, on = load(preset="6.7B", overrides=["precision.compute=fp16"]), device("v100-32g")

@@ -424,6 +424,7 @@ def test_killed_it_goes_on_with_the_same_bytes(corpus_file: Path, other_kind: Pa
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole" / "out")
 
 
+@pytest.mark.slow
 def test_interrupted_it_goes_on(corpus_file: Path, tmp_path: Path) -> None:
     options = (corpus_file, "--tokenizer", "gpt2", "--workers", 1, "--out", tmp_path / "out")
     stopped = command(*options, stop_after=2, how=signal.SIGINT)
@@ -477,6 +478,7 @@ print(peak.split()[1])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux for the peak memory")
 def test_memory_does_not_grow_with_a_document(corpus_file: Path, tmp_path: Path) -> None:
     pytest.importorskip("gigatoken")
@@ -549,6 +551,7 @@ def test_quick_ids_of_any_text(pairs) -> None:
     same()
 
 
+@pytest.mark.slow
 def test_quick_ids_of_every_character(pairs) -> None:
     """Alone, doubled, and between letters, digits, spaces and marks."""
     every = [c for c in map(chr, range(0x110000)) if unicodedata.category(c) not in ("Cs", "Cn", "Co")]
@@ -700,6 +703,7 @@ def test_without_gigatoken_all_works(case: Case, monkeypatch: pytest.MonkeyPatch
 # Formats
 
 
+@pytest.mark.slow
 def test_formats_that_do_not_fit(corpus_file: Path, tmp_path: Path, small_tokenizer: Tokenizer, run_cli) -> None:
     (tmp_path / "v.json").write_text(json.dumps({"a": 0, "b": 70_000}))
     (tmp_path / "m.txt").write_text("")

@@ -169,7 +169,8 @@ def test_counted_machines() -> None:
 
 def test_the_same_list_of_addresses_on_every_machine() -> None:
     """203.0.113.x is for documents: nobody has it."""
-    assert nodes.solve(node_ips="203.0.113.1,127.0.0.1") == Nodes(2, 2, 1, "203.0.113.1", nodes.PORT)
+    addresses = ("203.0.113.1", "127.0.0.1")
+    assert nodes.solve(node_ips=",".join(addresses)) == Nodes(2, 2, 1, addresses[0], nodes.PORT, addresses=addresses)
     assert nodes.solve(node_ips="127.0.0.2, 203.0.113.1").rank == 0
     assert nodes.solve(node_ips="127.0.0.1,127.0.0.2", node_rank=1).rank == 1
 
@@ -184,7 +185,8 @@ def table(tmp_path: Path, *machines: str) -> str:
 def test_a_rank_table_says_machines_processes_and_devices(tmp_path: Path) -> None:
     file = table(tmp_path, "203.0.113.1", "127.0.0.1")
     second = nodes.solve(table=file, ranks="[8,16]")
-    assert second == Nodes(2, 2, 1, "203.0.113.1", nodes.PORT, tuple(range(4, 12)), (8, 8))
+    addresses = ("203.0.113.1", "127.0.0.1")
+    assert second == Nodes(2, 2, 1, "203.0.113.1", nodes.PORT, tuple(range(4, 12)), (8, 8), addresses)
     assert nodes.solve(table=file) == second, "found by its address"
     assert nodes.solve(table=file, ranks="[0,8]").rank == 0
     assert nodes.solve(table=table(tmp_path, "203.0.113.1")).master == "127.0.0.1", "one machine meets itself"
@@ -199,6 +201,11 @@ def test_a_rank_table_says_machines_processes_and_devices(tmp_path: Path) -> Non
         ({"nnodes": "0"}, "--nnodes: '0'. Needed: a number of machines"),
         ({"nnodes": "2:1"}, "--nnodes: '2:1'"),
         ({"nnodes": "2", "node_rank": 0, "master": "a:x"}, "--master: 'a:x'"),
+        ({"nnodes": "2", "node_rank": 0, "master": "10.0.0.300"}, "--master: '10.0.0.300' is no address"),
+        ({"node_ips": "10.0.0.1,http://b", "node_rank": 0}, "--node-ips: 'http://b'. Needed: ADDRESS or ADDRESS:PORT"),
+        ({"node_ips": "10.0.0.1,the other", "node_rank": 0}, "--node-ips: 'the other' is no address"),
+        ({"node_ips": f"10.0.0.1,{'b' * 64}.c", "node_rank": 0}, "--node-ips: 'b+.c' is no address"),
+        ({"node_ips": "10.0.0.1,fe80::1::2", "node_rank": 0}, "--node-ips: 'fe80::1::2' is no address"),
         ({"nnodes": "2", "node_ips": "a,b"}, "--nnodes and --node-ips: each says which machines"),
         ({"node_rank": 1}, "--node-rank: of how many machines"),
         ({"master": "a"}, "--master: of how many machines"),
@@ -211,6 +218,12 @@ def test_a_rank_table_says_machines_processes_and_devices(tmp_path: Path) -> Non
 def test_machines_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         nodes.solve(**options)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_rank_table_with_what_is_no_address_is_refused_on_every_machine(node: int, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"table.json: '10.1.1.256' is no address. Needed: such as 10.0.0.1"):
+        nodes.solve(table=table(tmp_path, "127.0.0.1", "10.1.1.256"), node_rank=node)
 
 
 def test_a_range_and_a_node_rank_that_differ(tmp_path: Path) -> None:

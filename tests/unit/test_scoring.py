@@ -155,14 +155,14 @@ def test_a_file_of_something_else_is_left_alone(model: GPT, tmp_path: Path) -> N
     assert file.read_bytes() == before
     for content in (b"precious\n", b"[1]\n", b'{"format": "other"}\n'):
         file.write_bytes(content)
-        with pytest.raises(DataError, match="exists and is no evaluation of gptworks"):
+        with pytest.raises(DataError, match="exists, but not as an evaluation of gptworks"):
             run(model, rows, file, Watcher())
         assert file.read_bytes() == content
     for line, said in [(b"what?", "damaged at b'what"), (b'{"index": 99}', "has number 99 of 3"), (b"[]", "damaged")]:
         file.write_bytes(before + line + b"\n")
         with pytest.raises(DataError, match=said):
             run(model, rows, file, Watcher())
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="is not a folder"):
         run(model, rows, tmp_path / "nowhere" / "out.jsonl", Watcher())
 
 

@@ -24,7 +24,7 @@ from gptworks.launch.ranks import Ranks
 from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.model.gpt import LayerNorm
-from gptworks.plan import block_shape
+from gptworks.plan import block_kinds
 from gptworks.plan.workload import Workload
 from gptworks.tokenizer import Tokenizer
 from gptworks.train import native_blocks
@@ -116,7 +116,7 @@ def test_the_plan() -> None:
 
 
 TABLES: dict[str, Any] = {
-    "plan": block_shape.KNOWN,
+    "plan": block_kinds.KNOWN,
     "decoder": fast_decode.KNOWN,
     "gguf": gguf_architectures.KNOWN,
     "huggingface": huggingface_families.KNOWN,

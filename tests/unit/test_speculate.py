@@ -15,6 +15,7 @@ from gptworks.generate.engine import continue_tokens, settings_of
 from gptworks.generate.speculate import ModelGuesser, NgramGuesser, Pace, Speculation
 from gptworks.launch.world import World
 from gptworks.model import GPT
+from gptworks.model.inference import WEIGHTS, store_weights
 from gptworks.parallel.build import FreshWeights, build_gpt
 
 CONFIG = ModelConfig(num_layers=2, hidden_size=48, num_heads=4, vocab_size=61, max_positions=128)
@@ -196,7 +197,7 @@ def test_a_window_that_slides_is_not_guessed_beyond(monkeypatch: pytest.MonkeyPa
 
 def test_no_folder_and_beams_are_refused(tmp_path: Path) -> None:
     cfg = settings_of({"strategy": "greedy", "speculate": str(tmp_path / "none")})
-    with pytest.raises(GenerationError, match=r"generate\.speculate: got '.*none', which is no folder"):
+    with pytest.raises(GenerationError, match=r"generate\.speculate: got '.*none', which is not a folder"):
         continue_tokens(model_of(), PROMPTS, cfg)
     with pytest.raises(Exception, match="speculate: ngram needs strategy: greedy or sampling, got beam"):
         settings_of({"strategy": "beam", "num_beams": 2, "speculate": "ngram"})
@@ -209,6 +210,16 @@ def test_another_vocabulary_is_refused() -> None:
 
     with pytest.raises(GenerationError, match=r"the model of small has 60 tokens, this one 61"):
         draft_model.require_same_vocabulary("small", Draft(), model_of(), None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_a_draft_is_kept_as_the_model_is(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model, asked = model_of(), []
+    store_weights(model, kind)
+    monkeypatch.setattr(draft_model, "_loaded", lambda name, device, weights: asked.append(weights) or model)
+    monkeypatch.setattr(draft_model, "require_same_vocabulary", lambda *_: None)
+    draft_model.draft_model(str(tmp_path), model, None)
+    assert asked == [kind]
 
 
 def test_a_state_forgets_what_it_has_read() -> None:

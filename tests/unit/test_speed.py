@@ -93,7 +93,7 @@ def test_a_busy_cpu_has_no_peak() -> None:
     found = judge([Product(0.5, 0.2), Product(0.1, 0.35)], 1024, "measured")
     assert found.flops is None
     said = "MFU is not shown: the CPU was busy when its speed was measured (our threads had 35% of the time). "
-    assert str(found) == said + "Beside other work fewer threads are often faster: run.threads"
+    assert str(found) == said + "Beside other work fewer threads are often faster: run.threads=1"
 
 
 def test_time_on_cores_is_that_of_running_against_that_of_waiting() -> None:

@@ -168,7 +168,7 @@ def test_the_end_of_document_a_store_was_made_with(small_tokenizer: Tokenizer) -
 
 @pytest.mark.parametrize("encode", [lambda t, text: t.encode(text), lambda t, text: t.encode_batch(["fine", text])])
 def test_half_a_surrogate_pair_is_no_text(encode, small_tokenizer: Tokenizer) -> None:
-    with pytest.raises(TokenizerError, match=r"text has '\\ud83d' at character 2, which is no character"):
+    with pytest.raises(TokenizerError, match=r"text has '\\ud83d' at character 2, which is not a character"):
         encode(small_tokenizer, "ab\ud83dcd")
 
 

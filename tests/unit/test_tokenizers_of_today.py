@@ -136,8 +136,7 @@ def without_json(settings: dict[str, Any]) -> dict[str, Any]:
 # Pieces with scores
 
 
-@pytest.fixture(scope="module")
-def pieces() -> sentencepiece.SentencePieceProcessor:
+def learned_pieces() -> sentencepiece.SentencePieceProcessor:
     """Made as Llama's was: BPE, bytes for what is missing, blanks kept, a blank before the text."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -149,6 +148,11 @@ def pieces() -> sentencepiece.SentencePieceProcessor:
     processor = sentencepiece.SentencePieceProcessor()
     processor.LoadFromSerializedProto(model.getvalue())
     return processor
+
+
+@pytest.fixture(scope="module")
+def pieces() -> sentencepiece.SentencePieceProcessor:
+    return learned_pieces()
 
 
 def settings_of_pieces(pieces: sentencepiece.SentencePieceProcessor, **more: Any) -> dict[str, Any]:

@@ -51,8 +51,8 @@ class Pipeline:
                 _room(total, len(self.tokenizer.encode_prompt(item)), number) for number, item in enumerate(texts, 1)
             ]
             wanted[_NEW] = max(lengths)
-        found = generations_up_to(self.model, texts, settings_of(drawing_anew(wanted)), lengths)
-        return _results(texts if with_prompt else [""] * len(texts), [generation.text for generation in found])
+        generations = generations_up_to(self.model, texts, settings_of(drawing_anew(wanted)), lengths)
+        return _results(texts if with_prompt else [""] * len(texts), [generation.text for generation in generations])
 
 
 @generation_in_python_words

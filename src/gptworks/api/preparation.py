@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gptworks.errors import UsageError
 from gptworks.python_words import in_python_words
 from gptworks.tokenizer import Tokenizer
 
@@ -39,6 +40,11 @@ def prepare(
     from gptworks.data.text_blocks import TextRules
 
     files = [str(each) for each in ([inputs] if isinstance(inputs, str | Path) else inputs)]
+    _refuse_texts(files)
+    if not isinstance(key, str):
+        raise UsageError(
+            f"prepare: key: got {key!r}; needs one text, with commas between several columns: 'title,steps'."
+        )
     rules = TextRules((key,), keep_separator=not append_eod)
     if train_tokenizer is not None:
         chosen = learn(files, train_tokenizer, rules, strict=strict, with_eod=append_eod)
@@ -57,3 +63,14 @@ def prepare(
             workers=workers,
         )
     )
+
+
+def _refuse_texts(files: list[str]) -> None:
+    """A list of texts is taken by others; a path has one line and a length that a file system knows."""
+    for number, each in enumerate(files, 1):
+        if "\n" in each or len(each.encode()) > 4095:
+            shown = each if len(each) <= 40 else f"{each[:40]}..."
+            raise UsageError(
+                f"prepare: item {number} is the text {shown!r}; needs paths of files or folders. Trainer and evaluate "
+                "take a list of texts as it is."
+            )

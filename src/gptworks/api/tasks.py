@@ -12,5 +12,7 @@ def require_task(task: object, known: Iterable[str], what: str) -> str:
     known = list(known)
     name = task.replace("-", "_") if isinstance(task, str) else task
     if name not in known:
-        raise UsageError(f"{what}: no task {task!r}. Tasks: {', '.join(known)}.")
+        raise UsageError(
+            f"{what}: no task {task!r}. Tasks: {', '.join(known)}. If it is a model, write model={task!r}."
+        )
     return str(name)

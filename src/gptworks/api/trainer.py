@@ -85,7 +85,10 @@ class Trainer:
                 self.texts[key] = texts
             elif data is not None:
                 self.above[f"data.{key}"] = str(data)
-        if isinstance(tokenizer, str | Path):
+        if tokenizer == CHARACTERS:  # which are learned
+            self.above.setdefault("data.tokenizer", tokenizer)
+            tokenizer = None
+        elif isinstance(tokenizer, str | Path):
             self.above.setdefault("data.tokenizer", str(tokenizer))  # for datasets that do not say which it is
             tokenizer = Tokenizer.from_pretrained(tokenizer)
         self.tokenizer = tokenizer
@@ -172,6 +175,8 @@ class Trainer:
             model = {f"model.{key}": value for key, value in given.cfg.model_dump().items()}
         elif isinstance(given, str | Path):
             if Path(given).is_dir() or not _is_preset(str(given)):
+                if not (model_hub.may_download() if self.download is None else self.download):
+                    _refuse_misspelt(str(given))
                 model = {"init.checkpoint": str(given)}
             elif from_weights and self._weights_of_preset():
                 model = {"init.checkpoint": self._weights_of_preset()}
@@ -288,6 +293,16 @@ def _values(config: object) -> dict[str, Any]:
 
 def _is_preset(name: str) -> bool:
     return name.lower() in {known.lower() for known in [*presets.names(), *presets.aliases()]}
+
+
+def _refuse_misspelt(name: str) -> None:
+    """A name that is nearly that of a preset, and of nothing that is here."""
+    near = "" if name in model_hub.GPT2_NAMES else presets.near(name)
+    if near and "/" not in name and not Path(name).exists() and model_hub.find(name) is None:
+        raise UsageError(
+            f"Trainer: model {name!r} is neither a preset nor a folder. Did you mean {near}? `gptworks config presets` "
+            "lists them."
+        )
 
 
 def _functions(callbacks: object) -> tuple[Observer, ...]:

@@ -76,19 +76,19 @@ def convert(
     step = int(opened.about.get("step") or 0)
     weights = Weights(opened.model, tensors, opened.eod_id, step, opened.open_tokenizer, notes, opened.bos_id)
     certificate = None
-    with staging.staged(destination, is_folder=not target.SUFFIX, beside=beside) as part:
-        written = target.write(part, weights, cut)
-        if part.is_dir():
-            written += _copy_tokenizer(opened, part, notes)
-        notes += _not_kept(opened, target, part)
+    with staging.staged(destination, is_folder=not target.SUFFIX, beside=beside) as staged:
+        written = target.write(staged, weights, cut)
+        if staged.is_dir():
+            written += _copy_tokenizer(opened, staged, notes)
+        notes += _not_kept(opened, target, staged)
         if verify:
-            certificate = _prove(opened, weights, target, part, written, overrides)
-            written.append(part / CERTIFICATE if part.is_dir() else Path(f"{part}{beside}"))
+            certificate = _prove(opened, weights, target, staged, written, overrides)
+            written.append(staged / CERTIFICATE if staged.is_dir() else Path(f"{staged}{beside}"))
             written[-1].write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
     if target.SUFFIX:
         files = [destination.with_name(file.name) for file in written]
     else:
-        files = [destination / file.relative_to(part) for file in written]
+        files = [destination / file.relative_to(staged) for file in written]
     return Converted(opened, destination, target.NAME, files, certificate, notes)
 
 
@@ -177,9 +177,9 @@ def _tokenizer_files(folder: Path) -> list[Path]:
     return [file for file in files if file.name in _TOKENIZER_FILES or file.suffix == ".model"]
 
 
-def _not_kept(opened: Opened, target: System, part: Path) -> list[str]:
+def _not_kept(opened: Opened, target: System, staged: Path) -> list[str]:
     """Where a format does not say how the model computes, and its system computes otherwise."""
-    result = target.open(part, {"num_heads": opened.model.num_heads})
+    result = target.open(staged, {"num_heads": opened.model.num_heads})
     theirs, lost = result.model, []
     if (
         target.SUFFIX
@@ -200,14 +200,14 @@ def _not_kept(opened: Opened, target: System, part: Path) -> list[str]:
 
 
 def _prove(
-    opened: Opened, weights: Weights, target: System, part: Path, written: list[Path], overrides: dict[str, object]
+    opened: Opened, weights: Weights, target: System, staged: Path, written: list[Path], overrides: dict[str, object]
 ) -> dict[str, Any]:
     """The result is opened as a user would open it, and both sides compute. Raises when they differ."""
     unsaid = {name: getattr(opened.model, name) for name in ("num_heads", "gelu", "layernorm_eps")}
     numbers = {name: value for name, value in overrides.items() if name in ModelConfig.model_fields}
-    result = target.open(part, {**unsaid, **numbers}).require_whole()
+    result = target.open(staged, {**unsaid, **numbers}).require_whole()
     if result.model.vocab_size != opened.model.vocab_size:
-        raise VerificationError(f"{part}: vocabulary {result.model.vocab_size}, needed {opened.model.vocab_size}.")
+        raise VerificationError(f"{staged}: vocabulary {result.model.vocab_size}, needed {opened.model.vocab_size}.")
     same = [torch.equal(each.read(), result.tensors[name].read()) for name, each in weights.tensors.items()]
     tokens = conversion_check.sample_tokens(opened.model)
     expected = conversion_check.logits(opened.model, weights.tensors, tokens)
@@ -222,7 +222,7 @@ def _prove(
     certificate: dict[str, Any] = {
         "gptworks": __version__,
         "source": {"system": opened.system, "name": opened.path.name, "sha256": _hashes(opened.files, opened.path)},
-        "result": {"system": target.NAME, "sha256": _hashes(written, part)},
+        "result": {"system": target.NAME, "sha256": _hashes(written, staged)},
         "model": opened.model.model_dump(),
         "given": {
             name: {"value": value, "source": opened.conflicts.get(name)} for name, value in (overrides or {}).items()
@@ -243,17 +243,17 @@ def _prove(
 def _english_tokenizer(opened: Opened) -> Tokenizer | None:
     """Its own, or GPT-2's where the vocabulary has that size (or is padded from it)."""
     try:
-        found = opened.open_tokenizer()
+        tokenizer = opened.open_tokenizer()
     except TokenizerError:
-        found = None
-    found = found or gpt2_for(opened.model.vocab_size)
-    return found if found and found.vocab_size <= opened.model.vocab_size else None
+        tokenizer = None
+    tokenizer = tokenizer or gpt2_for(opened.model.vocab_size)
+    return tokenizer if tokenizer and tokenizer.vocab_size <= opened.model.vocab_size else None
 
 
 def _hashes(files: list[Path], base: Path) -> dict[str, str]:
-    found = {}
+    hashes = {}
     for path in files:
         with path.open("rb") as file:
             name = str(path.relative_to(base)) if path != base and path.is_relative_to(base) else path.name
-            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+            hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes

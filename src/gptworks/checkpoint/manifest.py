@@ -129,6 +129,9 @@ def _check_kinds(manifest: Manifest) -> None:
         for name in names:
             if type(getattr(manifest, name)) is not kind:
                 raise TypeError(f"{name} is {getattr(manifest, name)!r}, needed {kind.__name__}")
+    for name, section in manifest.config.items():
+        if type(section) is not dict:
+            raise TypeError(f"config.{name} is {section!r}, needed keys and values")
     if manifest.samples_asked is not None and type(manifest.samples_asked) is not int:
         raise TypeError(f"samples_asked is {manifest.samples_asked!r}, needed int or null")
     best = {} if manifest.best is None else manifest.best
@@ -167,7 +170,8 @@ def _check_bounds(manifest: Manifest, folder: Path) -> None:
         parts = PureWindowsPath(name)
         if not name or ".." in parts.parts or parts.anchor:
             raise ValueError(f"files: {name!r} is not below the checkpoint's own folder")
-        if not isinstance(expected, dict) or not {"bytes", "sha256"} <= expected.keys():
+        known = expected if isinstance(expected, dict) else {}
+        if type(known.get("bytes")) is not int or known["bytes"] < 0 or type(known.get("sha256")) is not str:
             raise TypeError(f"files: {name!r} has no size and hash")
 
 

@@ -74,7 +74,7 @@ class Pretrained:
 
 
 def fields_not_stored(model: Mapping[str, Any]) -> dict[str, object]:
-    """Of a model section, what some systems do not store and no shape tells: for `shape` of what is opened."""
+    """What some systems do not store of a model section, and no shape tells: for `shape` of what is opened."""
     return {key: model[key] for key in ("num_heads", "gelu", "layernorm_eps") if model.get(key) is not None}
 
 
@@ -112,6 +112,11 @@ class PretrainedGPT(GPT):
     folder: Path | None = None  # where the weights came from
 
     def __init__(self, cfg: ModelConfig, compute_dtype: torch.dtype = torch.float32) -> None:
+        if not isinstance(cfg, ModelConfig):
+            raise UsageError(
+                f"GPT: got {cfg!r}; needs a ModelConfig. GPT.from_pretrained takes a name or a folder with weights, "
+                "GPT.from_config the name of a preset, for fresh ones."
+            )
         cpu.settle()  # it is called without anything else of ours
         super().__init__(cfg, compute_dtype)
 

@@ -78,10 +78,10 @@ class Rule:
         return [piece.T if self._is_transposed(piece) else piece for piece in pieces]
 
     def their_shapes(self, shape: torch.Size, per_kv: int = 1) -> list[torch.Size]:
-        """Of one of our tensors of this shape."""
+        """The shapes they store for one of our tensors of this shape."""
         turned = self.transposed and len(shape) == 2
-        found = [torch.Size([rows, *shape[1:]]) for rows in self._rows(shape[0], per_kv)]
-        return [each[::-1] if turned else each for each in found]
+        shapes = [torch.Size([rows, *shape[1:]]) for rows in self._rows(shape[0], per_kv)]
+        return [each[::-1] if turned else each for each in shapes]
 
     def _rows(self, total: int, per_kv: int) -> list[int]:
         """How many of our rows each of their tensors has."""
@@ -139,19 +139,19 @@ class Table:
 
     def at(self, model: ModelConfig) -> dict[str, Rule]:
         self.require(model)
-        found: dict[str, Rule] = {}
+        rules: dict[str, Rule] = {}
         for rule in self.rules:
             if not architecture.role_of(rule.ours).exists(model):
                 continue
             if "{i}" in rule.ours:
-                found.update((each.ours, each) for each in map(rule.at, range(model.num_layers)))
+                rules.update((each.ours, each) for each in map(rule.at, range(model.num_layers)))
             else:
-                found[rule.ours] = rule
-        if not model.tied and "head.weight" not in found:
+                rules[rule.ours] = rule
+        if not model.tied and "head.weight" not in rules:
             raise CheckpointError(
                 "model.tied is false: the model has a head of its own, for which this format has no place."
             )
-        return found
+        return rules
 
 
 def block_rules(
@@ -243,12 +243,12 @@ def require_layers(num_layers: object, shards: Sequence[Mapping[str, object]], w
 
 
 def _wrong_types(rule: Rule, shards: Sequence[LazyTensors]) -> list[str]:
-    found = {name: dict.fromkeys(shard[name].dtype for shard in shards) for name in rule.theirs}
-    wrong = [(name, dtype) for name, dtypes in found.items() for dtype in dtypes if dtype not in _TYPES]
+    dtypes_of = {name: dict.fromkeys(shard[name].dtype for shard in shards) for name in rule.theirs}
+    wrong = [(name, dtype) for name, dtypes in dtypes_of.items() for dtype in dtypes if dtype not in _TYPES]
     if wrong:
         name, dtype = wrong[0]
         return [f"'{name}' is of type {str(dtype).removeprefix('torch.')}, needed {', '.join(_TYPES.values())}"]
-    kinds = dict.fromkeys(_TYPES[dtype] for dtypes in found.values() for dtype in dtypes)
+    kinds = dict.fromkeys(_TYPES[dtype] for dtypes in dtypes_of.values() for dtype in dtypes)
     if len(kinds) > 1:
         return [f"the pieces of '{rule.theirs[0]}' are of different types ({', '.join(kinds)})"]
     return []
@@ -256,15 +256,15 @@ def _wrong_types(rule: Rule, shards: Sequence[LazyTensors]) -> list[str]:
 
 def zero_biases(table: Table, shard: LazyTensors, model: ModelConfig, *, ranks: int = 1) -> dict[str, LazyTensor]:
     """For a model that was trained without biases: those its shard of `ranks` lacks, under their names."""
-    shapes, found = our_shapes(model), {}
+    shapes, zeros = our_shapes(model), {}
     for name, rule in table.at(model).items():
         if name.endswith(".bias"):
             local = _local_shape(shapes[name], rule.cut, ranks)
             dtype = next(iter(shard.values())).dtype
             for theirs, shape in zip(rule.theirs, rule.their_shapes(local, model.heads_per_kv), strict=True):
                 if theirs not in shard:
-                    found[theirs] = LazyTensor(shape, dtype, partial(torch.zeros, shape, dtype=dtype))
-    return found
+                    zeros[theirs] = LazyTensor(shape, dtype, partial(torch.zeros, shape, dtype=dtype))
+    return zeros
 
 
 def compare_copies(table: Table, shards: Sequence[LazyTensors], model: ModelConfig, where: str) -> list[str]:
@@ -285,7 +285,7 @@ def compare_copies(table: Table, shards: Sequence[LazyTensors], model: ModelConf
                 if not difference <= _DRIFT * max(1.0, float(first.abs().max())):
                     raise CheckpointError(
                         f"{where}: '{name}' of tensor-parallel rank {rank} differs by {difference:.3g} from that of "
-                        "rank 0, and all ranks have the same one. They are of different runs or steps: copy the "
+                        "rank 0, though all ranks hold the same one. They are of different runs or steps: copy the "
                         "folder again."
                     )
                 if difference > largest:
@@ -341,15 +341,15 @@ def split(
     table: Table, tensors: LazyTensors, model: ModelConfig, *, rank: int = 0, ranks: int = 1
 ) -> dict[str, LazyTensor]:
     """Our tensors under their names: whole, or what tensor-parallel rank `rank` of `ranks` has. Read when asked for."""
-    found: dict[str, LazyTensor] = {}
+    renamed: dict[str, LazyTensor] = {}
     for name, rule in table.at(model).items():
         stored = tensors[name]
         local = _local_shape(stored.shape, rule.cut, ranks)
         for number, (theirs, shape) in enumerate(
             zip(rule.theirs, rule.their_shapes(local, model.heads_per_kv), strict=True)
         ):
-            found[theirs] = LazyTensor(shape, stored.dtype, _reader(rule, stored, number, rank, ranks, model))
-    return found
+            renamed[theirs] = LazyTensor(shape, stored.dtype, _reader(rule, stored, number, rank, ranks, model))
+    return renamed
 
 
 def _reader(
@@ -375,9 +375,9 @@ def settle(known: Mapping[str, object], given: Mapping[str, object], where: str)
     return {**known, **given}
 
 
-def conflicts_with(said: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
-    """What the files say where the user states something else; `said` leaves out what a system takes for granted."""
-    return {name: said[name] for name, value in given.items() if said.get(name) is not None and said[name] != value}
+def conflicts_with(stored: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
+    """What the files say where the user states something else; `stored` leaves out what a system takes for granted."""
+    return {key: stored[key] for key, value in given.items() if stored.get(key) is not None and stored[key] != value}
 
 
 # By width. Others are anybody's guess, and a guess that is copied computes nonsense.
@@ -409,10 +409,10 @@ def infer_model(
         if rule.theirs[0] not in first:
             some = ", ".join(f"'{name}'" for name in list(first)[:3]) or "no tensors"
             raise CheckpointError(f"{where}: tensor '{rule.theirs[0]}' is missing; it holds {some} ...")
-        found = first[rule.theirs[0]].shape
-        if len(found) != 2:  # all that are asked for are matrices
-            raise CheckpointError(f"{where}: tensor '{rule.theirs[0]}' has shape {list(found)}, needed a matrix.")
-        return torch.Size(reversed(found)) if rule.transposed else found
+        size = first[rule.theirs[0]].shape
+        if len(size) != 2:  # all that are asked for are matrices
+            raise CheckpointError(f"{where}: tensor '{rule.theirs[0]}' has shape {list(size)}, needed a matrix.")
+        return torch.Size(reversed(size)) if rule.transposed else size
 
     marker = by_name["blocks.{i}.ln1.weight"]
     layers = 0
@@ -421,21 +421,21 @@ def infer_model(
     if not layers:
         raise CheckpointError(f"{where}: tensor '{marker.at(0).theirs[0]}' is missing: no block of a GPT is in it.")
     hidden = shape("wte.weight")[1]
-    found: dict[str, object] = {
+    values: dict[str, object] = {
         "num_layers": layers,
         "hidden_size": hidden,
         "vocab_size": shape("wte.weight")[0] * parts,
         "ffn_size": shape("blocks.{i}.mlp.up.weight")[0] * parts,
     }
-    said = settle(known, given, where)
-    if said.get("positions", "learned") == "learned":
-        found["max_positions"] = shape("wpe.weight")[0]
-    found |= said
-    require_layers(found["num_layers"], shards, where)
-    if "num_heads" not in found:
+    stated = settle(known, given, where)
+    if stated.get("positions", "learned") == "learned":
+        values["max_positions"] = shape("wpe.weight")[0]
+    values |= stated
+    require_layers(values["num_layers"], shards, where)
+    if "num_heads" not in values:
         usual = f" (published GPTs of this width have {_HEADS[hidden]})" if hidden in _HEADS else ""
         raise HeadsUnknownError(
             f"{where}: the format does not carry the number of heads, and no shape tells it. "
             f"Give it with -o model.num_heads=N{usual}; a wrong number loads and computes nonsense."
         )
-    return found
+    return values

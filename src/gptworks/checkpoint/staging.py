@@ -16,13 +16,17 @@ from gptworks.errors import CheckpointError
 def require_free(destination: Path, *, is_folder: bool, beside: str | None = None) -> None:
     """`beside`: what the name of a file that will lie beside the result adds to its own."""
     if destination.is_dir() and not is_folder:
-        raise CheckpointError(f"{destination}: is a folder, and one file is written. Name a file that does not exist.")
+        raise CheckpointError(
+            f"{destination}: is a folder, but the result is one file. Name a file that does not exist."
+        )
     if destination.is_dir() and any(destination.iterdir()):
         raise CheckpointError(f"{destination}: exists and is not empty. Name another folder, or remove it first.")
     if not destination.is_dir() and os.path.lexists(destination):
         raise CheckpointError(f"{destination}: exists, and is a file. Name another, or remove it first.")
     if beside and os.path.lexists(f"{destination}{beside}"):
-        raise CheckpointError(f"{destination}{beside}: exists, and tells of another file. Move it, or remove it first.")
+        raise CheckpointError(
+            f"{destination}{beside}: exists, and belongs to another file. Move it, or remove it first."
+        )
 
 
 @contextmanager
@@ -50,5 +54,5 @@ def staged(destination: Path, *, is_folder: bool, beside: str | None = None) -> 
 
 def _move(file: Path, to: Path) -> None:
     if os.path.lexists(to):
-        raise CheckpointError(f"{to}: has appeared in the meantime. Name another place, or remove it first.")
+        raise CheckpointError(f"{to}: has appeared in the meantime. Choose another place, or remove it first.")
     file.rename(to)

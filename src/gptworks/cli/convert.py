@@ -14,9 +14,9 @@ _FILES_SHOWN = 12
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC", help="a checkpoint or a dataset; recognised by looking")
-    parser.add_argument("destination", metavar="DST", help="folder, file or prefix of what is written")
+    parser.add_argument("destination", metavar="DST", help="what to write: a folder, file or prefix")
     parser.add_argument("--to", required=True, metavar="FORMAT", help="see below")
-    parser.add_argument("--from", dest="from_format", metavar="FORMAT", help="what SRC is, when several fit")
+    parser.add_argument("--from", dest="from_format", metavar="FORMAT", help="format of SRC, when several fit")
     parser.add_argument("--verify", action="store_true", help="prove the result before it appears")
     weights = parser.add_argument_group("checkpoints", f"FORMAT: {options.WEIGHT_FORMATS}")
     weights.add_argument(
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--tokenizer",
         metavar="NAME",
-        help="of a source that does not say; also tells where documents end in formats without an index",
+        help="tokenizer of a source that names none; it also tells where documents end in formats without an index",
     )
     data.add_argument("--row-length", type=int, metavar="N", help="mindrecord: tokens per row, seq_len + 1")
     options.add_json_option(parser)

@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpus", action="store_true", help="start two ranks on two GPUs: a sum, a sharded step, save and resume"
     )
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="with --gpus: where to try the same")
+    parser.add_argument(
+        "--device", choices=["cuda", "cpu"], default="cuda", help="with --gpus: the devices to try (default: cuda)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="rows per forward pass")
     published = ", ".join(task.name for task in TASKS.values() if task.published)
     parser.add_argument(
-        "--published", action="store_true", help=f"{published}: figures that others published beside it"
+        "--published", action="store_true", help=f"{published}: show the figures that others published too"
     )
     parser.add_argument(
         "--log-style", choices=["gptworks", "fleetx"], default="gptworks", help="fleetx: the log lines of PaddleNLP"

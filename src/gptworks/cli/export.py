@@ -9,19 +9,20 @@ HELP = "a model for another runtime: transformers, onnxruntime, torch.export, ll
 
 # Written here as well as in the registry, whose import would need torch; a test compares them.
 TARGETS = "hf, onnx, torch, gguf or ctranslate2"
+WEIGHTS = "fp32 (default); int8 for onnx, gguf, ctranslate2; fp16 for hf, gguf, ctranslate2; bf16 for hf"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="DIR", help="run folder, checkpoint of any system, or a name")
     parser.add_argument("--to", required=True, metavar="TARGET", help=TARGETS)
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to make")
+    parser.add_argument("--weights", metavar="KIND", help=WEIGHTS)
     parser.add_argument(
-        "--weights",
-        metavar="KIND",
-        help="fp32 (default); int8 for onnx, gguf, ctranslate2; fp16 for hf, gguf, ctranslate2; bf16 for hf",
+        "--tokenizer", metavar="NAME", help="tokenizer for weights that have none beside them, such as gpt2"
     )
-    parser.add_argument("--tokenizer", metavar="NAME", help="for weights that have none beside them, such as gpt2")
-    parser.add_argument("--name", metavar="NAME", default="model", help="of files, before the suffix (default: model)")
+    parser.add_argument(
+        "--name", metavar="NAME", default="model", help="name of the files, without suffix (default: model)"
+    )
     parser.add_argument(
         "-o", "--override", metavar="KEY=VALUE", action="append", default=[],
         help="what the source does not carry, such as model.num_heads=16",

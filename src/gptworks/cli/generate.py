@@ -18,18 +18,18 @@ HELP = "text from a checkpoint"
 _SETTINGS: dict[str, tuple[Any, str, str]] = {
     "strategy": (("greedy", "sampling", "beam"), "", "how tokens are chosen (default: the run's, else sampling)"),
     "max_new_tokens": (int, "N", "default: the run's, else 64, or as many as fit the context"),
-    "min_new_tokens": (int, "N", "no end of document before so many"),
+    "min_new_tokens": (int, "N", "no end of document before N new tokens"),
     "temperature": (float, "X", "logits are divided by this (default: the run's, else 1)"),
     "top_k": (int, "K", "keep the K likeliest tokens; 0 = all"),
-    "top_p": (float, "P", "keep the likeliest tokens up to this mass"),
+    "top_p": (float, "P", "keep the likeliest tokens up to this probability mass"),
     "min_p": (float, "P", "keep tokens at least P times as likely as the likeliest"),
-    "typical_p": (float, "P", "keep the tokens of typical surprise up to this mass"),
-    "repetition_penalty": (float, "X", "for tokens of prompt and text; above 1 = fewer of them"),
-    "presence_penalty": (float, "X", "off the logit of generated tokens"),
-    "frequency_penalty": (float, "X", "the same for each time they were generated"),
+    "typical_p": (float, "P", "keep the tokens of most typical surprise up to this mass"),
+    "repetition_penalty": (float, "X", "above 1 = fewer tokens that stand in prompt or text already"),
+    "presence_penalty": (float, "X", "subtracted from the logit of each token generated so far"),
+    "frequency_penalty": (float, "X", "subtracted once for each time a token was generated"),
     "no_repeat_ngram": (int, "N", "no sequence of N tokens twice"),
     "logit_bias": (list, "ID:BIAS", "added to the logit of a token, such as 198:-2.5; repeatable"),
-    "stop": (list, "TEXT", "ends the generation; repeatable"),
+    "stop": (list, "TEXT", "text that ends the generation; repeatable"),
     "ignore_eod": (bool, "", "go on after an end of document"),
     "num_return_sequences": (int, "N", "texts per prompt"),
     "best_of": (int, "N", "draw N, keep the likeliest"),
@@ -37,11 +37,11 @@ _SETTINGS: dict[str, tuple[Any, str, str]] = {
     "length_penalty": (float, "X", "beam scores are divided by length to this power"),
     "early_stopping": (("true", "false", "never"), "", "when a beam search ends"),
     "num_beam_groups": (int, "N", "groups of beams that avoid each other"),
-    "diversity_penalty": (float, "X", "how much they do"),
-    "rules": (("huggingface", "paddle", "mindformers"), "", "whose order of operations"),
+    "diversity_penalty": (float, "X", "how strongly groups avoid each other"),
+    "rules": (("huggingface", "paddle", "mindformers"), "", "apply the settings in the order of this system"),
     "speculate": (str, "ngram|DIR", "read guessed tokens ahead: from the text itself, or by a smaller model"),
-    "window": (("refuse", "slide"), "", "text beyond the model's context"),
-    "seed": (int, "N", "of the random draws (default: the run's, else a new one each time, which is shown)"),
+    "window": (("refuse", "slide"), "", "text beyond the model's context: refuse it, or forget its beginning"),
+    "seed": (int, "N", "seed of the random draws (default: the run's, else a new one each time, which is shown)"),
 }
 
 
@@ -53,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     options.add_model_options(parser)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", metavar="TEXT", action="append", help="repeatable; - = all of standard input")
+    source.add_argument(
+        "--prompt", metavar="TEXT", action="append", help="text to continue; repeatable; - = all of standard input"
+    )
     source.add_argument(
         "--prompts", metavar="FILE", help='one prompt per line, or .jsonl with {"prompt": ...}; - = standard input'
     )
@@ -61,12 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (kind, metavar, about) in _SETTINGS.items():
         _add_setting(parser, "--" + name.replace("_", "-"), kind, metavar, about)
     parser.add_argument(
-        "--stream", action="store_true", help="show tokens as they appear (a terminal gets one text so anyway)"
+        "--stream",
+        action="store_true",
+        help="show tokens as they appear (a single text in a terminal always appears so)",
     )
     parser.add_argument(
         "--engine",
         choices=["gptworks", "llama.cpp"],
-        help="who computes (default: llama.cpp for a .gguf file, else gptworks)",
+        help="what computes (default: llama.cpp for a .gguf file, else gptworks)",
     )
     parser.add_argument(
         "--log-style",

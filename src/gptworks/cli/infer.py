@@ -10,7 +10,9 @@ HELP = "text from an exported folder, by its own runtime, greedily"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="what `gptworks export` wrote")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", metavar="TEXT", action="append", help="repeatable; - = all of standard input")
+    source.add_argument(
+        "--prompt", metavar="TEXT", action="append", help="text to continue; repeatable; - = all of standard input"
+    )
     source.add_argument(
         "--prompts", metavar="FILE", help='one prompt per line, or .jsonl with {"prompt": ...}; - = standard input'
     )

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--events", action="store_true", help="of a run: the steps that train.guard found bad, and their samples"
     )
-    parser.add_argument("--tokenizer", metavar="NAME", help="to decode with, when the dataset does not say")
+    parser.add_argument("--tokenizer", metavar="NAME", help="tokenizer to decode with, when the dataset names none")
     options.add_json_option(parser)
 
 

@@ -14,19 +14,36 @@ _ACTIONS = ("to", "make_rank_table", "merge_rank_tables", "show_rank_table", "im
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--to", metavar="slurm|kubernetes|skypilot", help="write a file that runs -c FILE there")
-    action.add_argument("--make-rank-table", metavar="[0,8]", help="of this machine, for these devices (end excluded)")
-    action.add_argument("--merge-rank-tables", nargs="+", metavar="FILE", help="of several machines into one")
-    action.add_argument("--show-rank-table", metavar="FILE", help="which machine has which ranks")
+    action.add_argument(
+        "--make-rank-table", metavar="[0,8]", help="write the table of this machine, for these devices (end excluded)"
+    )
+    action.add_argument(
+        "--merge-rank-tables", nargs="+", metavar="FILE", help="merge the tables of several machines into one"
+    )
+    action.add_argument("--show-rank-table", metavar="FILE", help="print which machine has which ranks")
     parser.add_argument(
-        "--image", metavar="IMAGE", help="run COMMAND in a container of it (see Dockerfile); with --to: the job"
+        "--image",
+        metavar="IMAGE",
+        help="run COMMAND in a container of this image (see Dockerfile); with --to: run the job in it",
     )
     parser.add_argument("overrides", nargs="*", metavar="COMMAND", help="after --; with --to: KEY=VALUE")
     scheduler.add_arguments(parser)
     inside = parser.add_argument_group("with --image")
     inside.add_argument(
-        "--mount", action="append", default=[], type=Path, metavar="DIR", help="seen inside; repeatable"
+        "--mount",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="DIR",
+        help="folder that the container sees; repeatable",
     )
-    inside.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="set inside; repeatable")
+    inside.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="variable of the container's environment; repeatable",
+    )
     inside.add_argument("--gpus", metavar="all|none|0,1", help="default: all, where there are any")
     inside.add_argument("--engine", choices=["docker", "podman"], help="default: whichever is there")
     inside.add_argument("--dry-run", action="store_true", help="print the command, run nothing")

@@ -5,6 +5,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from gptworks import __version__, file_errors
 from gptworks.cli import (
@@ -69,12 +70,74 @@ _OTHER_VERBS = {
     "tokenize": "prepare",
     "preprocess": "prepare",
     "download": "generate --download",
+    "help": "--help",
+    "presets": "config presets",
+    "show": "config show",
+}
+# What argparse says, in our words.
+_SAID_PLAINLY = {
+    "one of the arguments --prompt --prompts --interactive is required": (
+        "no prompt. Needed: --prompt TEXT, --prompts FILE or --interactive."
+    ),
+    "argument --resume: expected one argument": (
+        "argument --resume: no value. Needed: --resume auto, or the folder of a checkpoint."
+    ),
+}
+# Values of options.
+_OTHER_VALUES = {
+    "gpu": "cuda",
+    "list": "presets",
+    "greedy_search": "greedy",
+    "sample": "sampling",
+    "beam_search": "beam",
+}
+# Options of other tools that are an option with a value here; {} is their value.
+_OTHER_OPTIONS = {
+    "train": {
+        "model": "--preset {} for fresh weights, init.checkpoint={} to go on from some",
+        "bf16": "precision.compute=bf16",
+        "fp16": "precision.compute=fp16",
+        "gpu": "--device cuda",
+        "cpu": "--device cpu",
+        "cuda": "--device cuda",
+        "no-cuda": "--device cpu",
+        "train": "data.path={}",
+    },
+    "prepare": {
+        "vocab-size": "--train-tokenizer {}",
+        "output": "--out",
+        "output-dir": "--out",
+        "output-prefix": "--out",
+        "output-path": "--out",
+        "input": "{} alone, without an option",
+        "input-dir": "{} alone, without an option",
+        "data": "{} alone, without an option",
+    },
+    "generate": {
+        "gpu": "--device cuda",
+        "cpu": "--device cpu",
+        "text": "--prompt {}",
+        "input": "--prompt {}",
+        "num-tokens": "--max-new-tokens {}",
+        "checkpoint": "--model {}",
+        "ckpt": "--model {}",
+    },
+    "eval": {"gpu": "--device cuda", "cpu": "--device cpu", "checkpoint": "--model {}", "ckpt": "--model {}"},
 }
 _READS_MODELS = {"train", "eval", "generate", "serve", "export", "run"}
 
 
+class _Refused(Exception):
+    """What argparse says of a command line, before it has been said."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _Refused(self.prog, message)
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gptworks", description="One toolkit for the whole life of a GPT model.")
+    parser = _Parser(prog="gptworks", description="One toolkit for the whole life of a GPT model.")
     parser.add_argument("--version", action="version", version=f"gptworks {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, module in VERBS.items():
@@ -83,7 +146,9 @@ def build_parser() -> argparse.ArgumentParser:
         module.add_arguments(verb)
         if name in _READS_MODELS:
             verb.add_argument(
-                "--download", action="store_true", help="a model that is given by name may be fetched from the hub"
+                "--download",
+                action="store_true",
+                help="fetch a model that is given by name from the hub, if it is not here",
             )
     return parser
 
@@ -95,8 +160,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     parser = build_parser()
-    _refuse_unknown_verb(parser, list(sys.argv[1:] if argv is None else argv))
-    args, left = parser.parse_known_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    _refuse_unknown_verb(parser, given)
+    try:
+        args, left = parser.parse_known_args(given)
+    except _Refused as refused:
+        _refuse(parser, given, *refused.args)
     try:
         left = take_models(args, left)
     except GPTWorksError as error:
@@ -105,9 +174,9 @@ def _main(argv: Sequence[str] | None) -> int:
     if hasattr(args, "overrides") and not any(text.startswith("-") for text in left):
         args.overrides += left
     elif left:
-        _unknown(parser, args, left, list(sys.argv[1:] if argv is None else argv))
+        _unknown(parser, args.verb, left, given, takes_settings=hasattr(args, "overrides"))
     args.parser, args.main = parser, main  # `run` runs other verbs
-    args.argv = list(sys.argv[1:] if argv is None else argv)
+    args.argv = given
     if getattr(args, "download", False):
         os.environ["GPTWORKS_DOWNLOAD"] = "1"  # asked for wherever a name is looked up
     try:
@@ -148,18 +217,40 @@ def _refuse_unknown_verb(parser: argparse.ArgumentParser, argv: list[str]) -> No
     parser.exit(2, f"error: unknown command {first}{hint} Commands: {', '.join(VERBS)}.\n")
 
 
-def _unknown(parser: argparse.ArgumentParser, args: argparse.Namespace, left: list[str], argv: list[str]) -> None:
+def _refuse(parser: argparse.ArgumentParser, argv: list[str], prog: str, message: str) -> NoReturn:
+    """Ends the program in one line; the options are a screen of --help. An unknown option comes before a missing one,
+    which it may stand for."""
+    verb = prog.partition(" ")[2]
+    if verb in VERBS and "required" in message:
+        known = completion.options_of(parser, verb)
+        words = [word for word in argv[1:] if word.startswith("--") and " " not in word]
+        if unknown := [word for word in words if word != "--" and word.partition("=")[0] not in known]:
+            takes_settings = verb in ("train", "plan", "verify", "doctor")
+            _unknown(parser, verb, unknown, argv, takes_settings=takes_settings)
+    message = _SAID_PLAINLY.get(message, message)
+    near = next((ours for theirs, ours in _OTHER_VALUES.items() if f"invalid choice: '{theirs}'" in message), "")
+    hint = f"; did you mean {near}?" if near else "" if message.endswith(".") else "."
+    about = f"{verb}: " if verb else ""
+    parser.exit(2, f"error: {about}{message}{hint} `{prog} --help` lists what there is.\n")
+
+
+def _unknown(
+    parser: argparse.ArgumentParser, verb: str, left: list[str], argv: list[str], *, takes_settings: bool
+) -> NoReturn:
     """Ends the program, with the options or settings that there are instead: by their meaning, then by spelling."""
     options = [word for word in left if word.startswith("-") and not _is_number(word)] or left[:1]
-    known = completion.options_of(parser, args.verb)
-    found = [(option, _meant_by(option, args, argv, known)) for option in dict.fromkeys(options)]
+    known = completion.options_of(parser, verb)
+    found = [
+        (option, _meant_by(option, verb, argv, known, takes_settings=takes_settings))
+        for option in dict.fromkeys(options)
+    ]
     told = [f"{option}" + (f"; did you mean {' or '.join(near)}?" if near else "") for option, near in found]
     count = "unknown argument" if len(told) == 1 else f"{len(told)} unknown arguments"
     shown = f" {told[0]}" if len(told) == 1 else "".join(f"\n  {each}" for each in told)
     has_all = all(near for _, near in found)
-    more = f"`gptworks {args.verb} --help` lists what there is."
+    more = f"`gptworks {verb} --help` lists what there is."
     end = "" if has_all else f". {more}" if len(told) == 1 else f"\n{more}"
-    parser.exit(2, f"error: {args.verb}: {count}{shown}{end}\n")
+    parser.exit(2, f"error: {verb}: {count}{shown}{end}\n")
 
 
 def _is_number(word: str) -> bool:
@@ -170,12 +261,21 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _meant_by(option: str, args: argparse.Namespace, argv: list[str], known: list[str]) -> list[str]:
+def _meant_by(option: str, verb: str, argv: list[str], known: list[str], *, takes_settings: bool) -> list[str]:
     import difflib
 
     name = option.partition("=")[0].replace("_", "-")
-    near = _by_meaning(option, argv, known, takes_settings=hasattr(args, "overrides"))
+    if other := _OTHER_OPTIONS.get(verb, {}).get(name.lstrip("-")):
+        return [other.replace("{}", _value_of(option, argv))]
+    near = _by_meaning(option, argv, known, takes_settings=takes_settings)
     return near or difflib.get_close_matches(name, known, 1, 0.7)
+
+
+def _value_of(option: str, argv: list[str]) -> str:
+    """That was given with it, or VALUE."""
+    after = argv[argv.index(option) + 1 : argv.index(option) + 2]
+    is_value = after and not after[0].startswith("-") and "=" not in after[0]
+    return option.partition("=")[2] or (after[0] if is_value else "VALUE")
 
 
 def _by_meaning(option: str, argv: list[str], known: list[str], *, takes_settings: bool) -> list[str]:
@@ -185,10 +285,7 @@ def _by_meaning(option: str, argv: list[str], known: list[str], *, takes_setting
     from gptworks.config import other_names
     from gptworks.config.load import known_keys
 
-    name, _, value = option.partition("=")
-    if not value:
-        after = argv[argv.index(option) + 1 : argv.index(option) + 2]
-        value = after[0] if after and not after[0].startswith("-") and "=" not in after[0] else "VALUE"
+    name, value = option.partition("=")[0], _value_of(option, argv)
     last = name.lstrip("-").replace("-", "_").rpartition(".")[2]
     keys = [key for key in known_keys() if key.rpartition(".")[2] == last and not key.startswith("generate.")]
     keys = keys or list(other_names.find(name))

@@ -11,13 +11,20 @@ if TYPE_CHECKING:
     from gptworks.config.load import ShapeOf
 
 
+DEVICES = ["auto", "cpu", "cuda", "mps"]
+
+
 def add_config_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-c", "--config", metavar="FILE", help="YAML file (see `gptworks config show`)")
-    parser.add_argument("--preset", metavar="NAME", default="", help="model shape by name, such as gpt2 or 345M")
+    parser.add_argument(
+        "--preset", metavar="NAME", default="", help="model shape by name; `gptworks config presets` lists them"
+    )
     parser.add_argument(
         "-o", "--override", metavar="KEY=VALUE", action="append", default=[], help="such as optim.lr=1e-4; repeatable"
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="the same without -o")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="a setting, the same as -o: data.path=TEXT train.steps=100"
+    )
 
 
 def load_config(
@@ -66,6 +73,9 @@ def add_model_argument(parser: argparse.ArgumentParser, *, repeatable: bool = Fa
     parser.set_defaults(most_models=None if repeatable else 1)
 
 
+_TEXT_ENDINGS = (".txt", ".csv", ".tsv", ".json", ".jsonl", ".parquet", ".md")
+
+
 def take_models(args: argparse.Namespace, words: list[str]) -> list[str]:
     """The words of a command line that are left when one that names no --model has taken its model from them."""
     if not hasattr(args, "most_models") or args.model or getattr(args, "server", None):
@@ -75,12 +85,17 @@ def take_models(args: argparse.Namespace, words: list[str]) -> list[str]:
     if not words:
         other = ", or --server URL" if hasattr(args, "server") else ""
         raise UsageError(f"{args.verb}: no model. Needed: --model DIR, such as the folder of a run (runs/...){other}.")
+    text = next((word for word in words[1:] if Path(word).suffix in _TEXT_ENDINGS), "")
+    if text and hasattr(args, "data"):
+        raise UsageError(f"{args.verb}: {text} is no model. What to measure on is --data {text}.")
     args.model = words[0] if args.most_models == 1 else words
     return words[1:] if args.most_models == 1 else []
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tokenizer", metavar="NAME", help="name or folder, where none lies beside the weights")
+    parser.add_argument(
+        "--tokenizer", metavar="NAME", help="tokenizer by name or folder, where none lies beside the weights"
+    )
     parser.add_argument(
         "-o",
         "--override",
@@ -96,7 +111,7 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_device_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto", help="where to compute")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="where to compute")
 
 
 def add_weights_option(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +119,7 @@ def add_weights_option(parser: argparse.ArgumentParser) -> None:
         "--weights",
         choices=["fp32", "bf16", "int8", "int4"],
         default="fp32",
-        help="how matrices are kept: fewer bits are less memory to read, and less exact",
+        help="how matrices are kept: fewer bits need less memory and are less exact",
     )
 
 

@@ -24,31 +24,35 @@ _NUMBERS: dict[str, tuple[Callable[[str], float], str]] = {
     "tflops": (float, "such as 165"),
     "bandwidth": (float, "GB/s, such as 1000"),
 }
+# Written here as well as in plan/devices.toml, which is not read for --help; a test compares them.
+DEVICES = "v100-16g, v100-32g, a100-40g, a100-80g, h100-80g, cpu or custom"
 MANY = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_config_options(parser)
     where = parser.add_argument_group("devices")
-    where.add_argument("--devices", metavar="N", help="how many (default: what the layout needs)")
+    where.add_argument("--devices", metavar="N", help="number of devices (default: what the layout needs)")
+    where.add_argument("--device", default="", metavar="NAME", help=DEVICES)
+    where.add_argument("--nodes", metavar="N", help="number of machines (default: as many as such devices need)")
     where.add_argument(
-        "--device", default="", metavar="NAME", help="v100-16g, v100-32g, a100-40g, a100-80g, h100-80g, cpu or custom"
+        "--link", default="", metavar="NAME", help="what connects the devices, such as nvlink3+ib-8x200, pcie or ib-100"
     )
-    where.add_argument("--nodes", metavar="N", help="machines (default: as many as such devices need)")
-    where.add_argument("--link", default="", metavar="NAME", help="such as nvlink3+ib-8x200, pcie or ib-100")
     where.add_argument("--memory", metavar="GB", help="custom or cpu: memory of a device, such as 24 or 24GiB")
     where.add_argument("--tflops", metavar="X", help="custom: TFLOP/s of matrix products")
-    where.add_argument("--bandwidth", metavar="GB/s", help="custom: of a device's own memory")
+    where.add_argument("--bandwidth", metavar="GB/s", help="custom: bandwidth of a device's own memory")
     where.add_argument("--like", metavar="NAME", help="custom: the device whose efficiency it has (default: a100-80g)")
     budget = parser.add_argument_group("budget")
-    budget.add_argument("--tokens", metavar="N", help="to train on, such as 300B or 3e11 (default: of the config)")
-    budget.add_argument("--price", metavar="X", help="of one device for an hour")
+    budget.add_argument(
+        "--tokens", metavar="N", help="tokens to train on, such as 300B or 3e11 (default: of the config)"
+    )
+    budget.add_argument("--price", metavar="X", help="price of one device for an hour")
     search = parser.add_argument_group("search")
     search.add_argument(
         "--search", action="store_true", help="all layouts that fit, the fastest first; parallel.tp=2 and such stay"
     )
-    search.add_argument("--top", metavar="N", help="show so many (default: 10)")
-    search.add_argument("--rejected", action="store_true", help="those that do not fit or cannot run, by why")
+    search.add_argument("--top", metavar="N", help="show the N fastest (default: 10)")
+    search.add_argument("--rejected", action="store_true", help="also layouts that do not fit or cannot run, by reason")
     search.add_argument("--save", metavar="FILE", help="write the best one as YAML for `gptworks train -c`")
     parser.add_argument(
         "--simulate", action="store_true", help="also run a step of each stage on tensors without memory (needs torch)"
@@ -143,7 +147,7 @@ def tokens_of(args: argparse.Namespace, request: "Request", global_size: int) ->
 
 
 def _hardware(args: argparse.Namespace, asked: int, devices: int) -> "tuple[Device, Link]":
-    """Of so many devices; --nodes is about as many as were asked for."""
+    """The device and what connects so many of them; --nodes is about as many as were asked for."""
     from gptworks.plan.devices import custom_device, device, link
     from gptworks.plan.devices import devices as known
 
@@ -153,7 +157,7 @@ def _hardware(args: argparse.Namespace, asked: int, devices: int) -> "tuple[Devi
         if args.memory is None or args.tflops is None:
             missing = " and ".join(f"--{name}" for name in ("memory", "tflops") if getattr(args, name) is None)
             raise UsageError(f"--device custom: {missing} not given. Needed: such as --memory 24GB --tflops 165.")
-        found = custom_device(
+        chosen = custom_device(
             memory=_bytes(args.memory),
             tflops=args.tflops,
             bandwidth=args.bandwidth * 1e9 if args.bandwidth is not None else None,
@@ -161,9 +165,9 @@ def _hardware(args: argparse.Namespace, asked: int, devices: int) -> "tuple[Devi
             per_node=device(args.like or "a100-80g").per_node,
         )
     else:
-        found = device(args.device)
+        chosen = device(args.device)
         if args.memory is not None:
-            found = replace(found, memory=int(_bytes(args.memory)), reserved=0)
+            chosen = replace(chosen, memory=int(_bytes(args.memory)), reserved=0)
     if args.nodes and asked % args.nodes:
         fitting = [n for n in range(1, asked + 1) if asked % n == 0]
         near = sorted(sorted(fitting, key=lambda n: abs(n - args.nodes))[:2])
@@ -171,16 +175,16 @@ def _hardware(args: argparse.Namespace, asked: int, devices: int) -> "tuple[Devi
             f"--nodes: {args.nodes} machines do not divide --devices {asked}; all machines have as many. "
             f"Nearest that do: {' or '.join(map(str, near))}."
         )
-    most = min(devices, asked // args.nodes if args.nodes else found.per_node)
+    most = min(devices, asked // args.nodes if args.nodes else chosen.per_node)
     per_node = next(n for n in range(most, 0, -1) if devices % n == 0)
     if not args.nodes and devices == asked and per_node < most:
         whole = f"{asked // most * most} or {-(-asked // most) * most}"
         raise UsageError(
-            f"--devices: {asked} of them are no whole machines of {most}. Needed: {whole} devices, or --nodes with the "
-            f"machines they are in, such as --nodes {asked // per_node}."
+            f"--devices: {asked} of them do not fill whole machines of {most}. Needed: {whole} devices, or --nodes "
+            f"with the machines they are in, such as --nodes {asked // per_node}."
         )
-    found = replace(found, per_node=per_node)
-    return found, link(args.link, of=found)
+    chosen = replace(chosen, per_node=per_node)
+    return chosen, link(args.link, of=chosen)
 
 
 def notes_on_cpus(args: argparse.Namespace, request: "Request") -> list[str]:
@@ -202,25 +206,25 @@ def notes_on_cpus(args: argparse.Namespace, request: "Request") -> list[str]:
 
 
 def _bytes(text: str) -> float:
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(GB|GiB|)\s*", text, re.IGNORECASE)
+    parts = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(GB|GiB|)\s*", text, re.IGNORECASE)
     try:
-        number = float(found[1]) if found else math.nan
+        number = float(parts[1]) if parts else math.nan
     except ValueError:
         number = math.nan
-    if not found or not 0 < number < 1e9:
+    if not parts or not 0 < number < 1e9:
         raise UsageError(f"--memory: {text!r} is not an amount. Needed: such as 24, 24GB or 24GiB.")
-    return number * (2**30 if found[2].lower() == "gib" else 1e9)
+    return number * (2**30 if parts[2].lower() == "gib" else 1e9)
 
 
 def parse_count(text: str, option: str) -> float:
     """300B, 3e11, 1.5T, 20M or 300_000_000_000."""
-    found = re.fullmatch(
+    parts = re.fullmatch(
         r"\s*([0-9][0-9_,]*(?:\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?\s*([KMBGT]?|thousand|million|billion|trillion)\s*",
         text,
         re.IGNORECASE,
     )
-    letter = (found[3][:2].upper().replace("TH", "K") if len(found[3]) > 1 else found[3].upper()) if found else ""
-    number = float(re.sub("[_,]", "", found[1]) + (found[2] or "")) * MANY[letter[:1]] if found else 0.0
+    letter = (parts[3][:2].upper().replace("TH", "K") if len(parts[3]) > 1 else parts[3].upper()) if parts else ""
+    number = float(re.sub("[_,]", "", parts[1]) + (parts[2] or "")) * MANY[letter[:1]] if parts else 0.0
     if not 1 <= number < math.inf:
         raise UsageError(f"{option}: {text!r} is not a number of tokens. Needed: such as 300B, 1.5T or 3e11.")
     return number

@@ -16,7 +16,10 @@ def run(args: argparse.Namespace) -> int:
     from gptworks.train import metrics, plot
 
     folder = Path(args.run_folder)
-    next(folder.iterdir(), None)  # or an OSError that says why not
+    try:
+        next(folder.iterdir(), None)  # or an OSError that says why not
+    except FileNotFoundError:
+        raise UsageError(f"{folder}: no such folder. Needed: the folder of a training run.") from None
     if not plot.curves(folder):
         raise UsageError(f"{folder / metrics.NAME}: no losses there yet. Needed: the folder of a training run.")
     num_unreadable = metrics.num_unreadable(folder)

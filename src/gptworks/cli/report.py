@@ -25,9 +25,13 @@ def run(args: argparse.Namespace) -> int:
     if not out.parent.is_dir():
         why = f"{out.parent} is not a folder" if out.parent.exists() else f"there is no folder {out.parent}"
         raise UsageError(f"--out: {out}: {why}. Make it, or choose another place.")
+    text = page.written(runs)
+    if out.exists() and not out.is_file():  # a device or a pipe, such as /dev/stdout, which must stay what it is
+        out.write_text(text, encoding="utf-8", errors="replace")
+        return 0
     staged = out.with_name(f".{out.name}.new")
     try:
-        staged.write_text(page.written(runs), encoding="utf-8")
+        staged.write_text(text, encoding="utf-8", errors="replace")
         staged.replace(out)  # a reader sees the old page or the new one
     finally:
         staged.unlink(missing_ok=True)

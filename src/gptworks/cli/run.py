@@ -33,7 +33,9 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
         metavar="COMMAND",
         help="after --, exactly as written: a command, a whole block in quotes, a script, or - for standard input",
     )
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], help="instead of the device the command names")
+    parser.add_argument(
+        "--device", choices=["auto", "cpu", "cuda"], help="compute here, not on the device that the command names"
+    )
     parser.add_argument("--shrink", choices=["tiny"], help="the same command on a model that a laptop can train")
     parser.add_argument("--cwd", type=Path, default=Path(), metavar="DIR", help="where the command is run")
     parser.add_argument("--strict", action="store_true", help="a setting that would be ignored is an error")

@@ -41,12 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--preset", metavar="NAME", default="", help="model shape by name")
     job.add_argument("-o", "--override", metavar="KEY=VALUE", action="append", default=[], help="repeatable")
     job.add_argument("--nodes", metavar="N", help="machines")
-    job.add_argument("--gpus-per-node", metavar="M", help="GPUs of each, one process for each GPU")
-    job.add_argument("--processes-per-node", metavar="M", help="instead: machines without GPUs, so many processes")
-    job.add_argument("--time", metavar="T", help="limit of the job, such as 12h, 90m or 1-12:00:00")
-    job.add_argument("--grace", metavar="S", help=f"seconds of it that are for saving (default: {_GRACE})")
-    job.add_argument("--max-restarts", metavar="N", help=f"after failures (default: {_MAX_RESTARTS})")
-    job.add_argument("--device", metavar="NAME", default="", help="GPU whose memory must be enough, such as a100-80g")
+    job.add_argument("--gpus-per-node", metavar="M", help="GPUs of each machine, one process for each")
+    job.add_argument("--processes-per-node", metavar="M", help="instead: processes of each machine without GPUs")
+    job.add_argument("--time", metavar="T", help="time limit of the job, such as 12h, 90m or 1-12:00:00")
+    job.add_argument("--grace", metavar="S", help=f"its last seconds, kept for saving (default: {_GRACE})")
+    job.add_argument("--max-restarts", metavar="N", help=f"restarts after failures, at most (default: {_MAX_RESTARTS})")
+    job.add_argument("--device", metavar="NAME", default="", help="GPU whose memory the run must fit, such as a100-80g")
     job.add_argument(
         "--volume",
         action="append",
@@ -54,8 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SOURCE:/PATH",
         help="shared storage in a container; repeatable",
     )
-    job.add_argument("--setup", default="", metavar="COMMAND", help="slurm, skypilot: makes `gptworks` a command")
-    job.add_argument("--name", metavar="NAME", help="of the job (default: of the config or preset)")
+    job.add_argument(
+        "--setup",
+        default="",
+        metavar="COMMAND",
+        help="slurm, skypilot: run first, so that `gptworks` is a command there",
+    )
+    job.add_argument("--name", metavar="NAME", help="name of the job (default: of the config or preset)")
     job.add_argument("--kind", metavar="KIND", help="kubernetes: job (default), pytorchjob or trainjob (Kubeflow)")
     job.add_argument("--task-per", metavar="gpu|node", help="slurm: one task per GPU (default), or one per node")
     job.add_argument("--force", action="store_true", help="overwrite the file")

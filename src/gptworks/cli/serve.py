@@ -19,9 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default: this machine only (127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="default: 8000; 0 = any that is free")
     parser.add_argument("--api-key", metavar="FILE", help="clients need one of the keys in this file, one per line")
-    parser.add_argument("--open", action="store_true", help="another address than this machine's without keys")
+    parser.add_argument("--open", action="store_true", help="allow clients from other machines without keys")
     parser.add_argument(
-        "--allow-origin", action="append", default=[], metavar="URL", help="pages of there may ask; repeatable"
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="web pages of this origin may use the API; repeatable",
     )
     parser.add_argument("--max-batch", type=int, default=32, metavar="N", help="rows computed together (default: 32)")
     parser.add_argument("--max-queue", type=int, default=256, metavar="N", help="rows that may wait (default: 256)")
@@ -29,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--context", type=int, metavar="N", help="most tokens of prompt and text (default: the model's)"
     )
     parser.add_argument(
-        "--timeout", type=float, default=600, metavar="SECONDS", help="that a request may take (default: 600)"
+        "--timeout", type=float, default=600, metavar="SECONDS", help="longest time for a request (default: 600)"
     )
-    parser.add_argument("--watch", action="store_true", help="of a run that trains, serve each new checkpoint")
+    parser.add_argument("--watch", action="store_true", help="serve each new checkpoint of a run that is training")
     parser.add_argument("--no-page", action="store_true", help="the API alone, without the page at /")
     options.add_weights_option(parser)
     options.add_device_option(parser)

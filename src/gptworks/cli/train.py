@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gptworks.cli import options
 from gptworks.errors import TRY_AGAIN, LostRunError, UsageError
+from gptworks.run_paths import CONFIG
 
 if TYPE_CHECKING:
     from gptworks.config.load import Loaded
@@ -22,8 +23,13 @@ PRELOAD = ("gptworks.cli.train", "gptworks.train.run")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_config_options(parser)
     parser.add_argument("--out", metavar="DIR", help="run folder (default: runs/NAME of the config or preset)")
-    parser.add_argument("--resume", default="never", metavar="auto|never|DIR", help="go on from a checkpoint")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], help="where to compute")
+    parser.add_argument(
+        "--resume",
+        default="never",
+        metavar="auto|never|DIR",
+        help="continue: auto = from the newest checkpoint, DIR = from that one (default: never)",
+    )
+    parser.add_argument("--device", choices=options.DEVICES, help="where to compute")
     parser.add_argument("--dry-run", action="store_true", help="check everything, show the plan, train nothing")
     parser.add_argument(
         "--world", type=int, metavar="N", help="with --dry-run: what each of N processes would hold; needs no data"
@@ -33,13 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     many.add_argument(
         "--nproc", type=int, metavar="N", help="processes on this machine (default: what the layout needs)"
     )
-    many.add_argument("--nnodes", default="", metavar="N|MIN:MAX", help="machines; MIN:MAX goes on with fewer")
+    many.add_argument(
+        "--nnodes", default="", metavar="N|MIN:MAX", help="number of machines; with MIN:MAX the run goes on with fewer"
+    )
     many.add_argument("--node-rank", type=int, metavar="K", help="number of this machine, from 0")
     many.add_argument("--master", default="", metavar="ADDR[:PORT]", help="address of machine 0")
     many.add_argument("--node-ips", default="", metavar="A,B", help="addresses of all machines, the same everywhere")
     many.add_argument("--rank-table", default="", metavar="FILE", help="machines and devices (gptworks launch)")
-    many.add_argument("--rank-range", default="", metavar="[8,16]", help="the ranks of the table that are started here")
-    many.add_argument("--max-restarts", type=int, default=0, metavar="N", help="start again so often after a failure")
+    many.add_argument("--rank-range", default="", metavar="[8,16]", help="ranks of the table to start here")
+    many.add_argument(
+        "--max-restarts", type=int, default=0, metavar="N", help="restarts after failures, at most (default: 0)"
+    )
     many.add_argument(
         "--stopped-code",
         type=int,
@@ -51,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=TRY_AGAIN,
         metavar="N",
-        help=f"exit code where nothing is to be fixed and the same command goes on (default: {TRY_AGAIN})",
+        help=f"exit code of a failure that needs no fix: the same command goes on (default: {TRY_AGAIN})",
     )
     many.add_argument("--log-dir", metavar="DIR", help="one log per rank (default: logs in the run folder)")
     many.add_argument("--rdma", action="store_true", help="NCCL over RDMA, not TCP")
@@ -69,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    _refuse_resuming_without_settings(args)
     more = [f"run.device={args.device}"] if args.device else []
     loaded = options.load_config(args, *more, shape_of=options.shape_of_checkpoint)
     if not (args.dry_run or args.show_batch):
@@ -116,6 +127,22 @@ def _run(args: argparse.Namespace) -> int:
     return 0 if outcome.is_finished else _stopped_code(args, outcome.stopped_by)
 
 
+def _refuse_resuming_without_settings(args: argparse.Namespace) -> None:
+    """`--resume runs/x` alone: that folder says what the run is, and it would be a new one with the usual settings."""
+    if args.resume in ("auto", "never") or args.config or args.preset:
+        return
+    if any(text.startswith("data.path=") for text in [*args.override, *args.overrides]):
+        return
+    from pathlib import Path
+
+    folder = next((each for each in [Path(args.resume), *Path(args.resume).parents] if (each / CONFIG).is_file()), None)
+    if folder is not None:
+        raise UsageError(
+            f"--resume {args.resume}: no configuration. That of the run goes with it: -c {folder / CONFIG} "
+            "--resume auto."
+        )
+
+
 def _is_model_chosen(loaded: "Loaded") -> bool:
     from gptworks.config.load import OriginKind
 
@@ -124,7 +151,7 @@ def _is_model_chosen(loaded: "Loaded") -> bool:
 
 
 def _stopped_code(args: argparse.Namespace, by: str) -> int:
-    """Of a run that a signal has stopped. A rank tells what started it, which has that exit code itself."""
+    """The exit code of a run that a signal has stopped. A rank tells what started it, which then has that code."""
     from gptworks.launch import rank_env, rank_process, signals
 
     if not rank_env.is_supervised(os.environ):
@@ -201,7 +228,7 @@ def _agent_command(config: Any, job: "Job") -> list[str]:
 
 
 def _refuse_contradiction(config: Any) -> None:
-    """Of what the environment says about this process: on the ranks that wait for it too."""
+    """Refuse an environment that contradicts itself about this process: on the ranks that wait for it too."""
     from gptworks.launch import rank_env
 
     try:
@@ -220,7 +247,7 @@ def _starts_processes(args: argparse.Namespace, config: Any) -> bool:
 
     if rank_env.LOG_DIR in os.environ:  # by the command that we start, or show with --dry-run
         return False
-    by_layout = processes_of_layout(config) > 1 and rank_env.read(os.environ).world_size == 1
+    by_layout = processes_of_layout(config.parallel) > 1 and rank_env.read(os.environ).world_size == 1
     return _wants_many(args) or by_layout or bool(rank_env.pod_options(os.environ))
 
 
@@ -266,9 +293,10 @@ def _job(args: argparse.Namespace, config: Any) -> "Job":
 
 def _shared(config: Any, job: "Job") -> str:
     """Before several machines start: on which disks what must be."""
+    data = ", ".join(config.data.path) or "the data"
     return (
         f"shared by all machines: {config.run.out} (checkpoints, metrics). The same on each, shared or copied: "
-        f"{config.data.path or 'the data'}. May be local: {job.log_dir} (logs of the ranks)"
+        f"{data}. May be local: {job.log_dir} (logs of the ranks)"
     )
 
 

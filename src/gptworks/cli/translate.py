@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from gptworks.interop.translation import Translation
 
 HELP = "a command or YAML of another system as our configuration, or ours as theirs"
+SYSTEMS = "megatron, fleetx, mindformers or paddlenlp"  # as in interop/reverse.py; a test compares them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s FILE.yaml | %(prog)s -- COMMAND... | %(prog)s --to SYSTEM FILE.yaml"
     running.add_translation_options(parser)
-    parser.add_argument("--to", metavar="SYSTEM", help="the reverse: megatron, fleetx, mindformers or paddlenlp")
+    parser.add_argument("--to", metavar="SYSTEM", help=f"the other way round: {SYSTEMS}")
     options.add_json_option(parser)
 
 

@@ -19,8 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     layout.add_argument("--layout", metavar="NAME", help="such as tp2.pp2 (default: that of the configuration)")
     layout.add_argument("--steps", type=int, default=3, metavar="N", help="optimizer steps (default: 3)")
     size = layout.add_mutually_exclusive_group()
-    size.add_argument("--shrink", action="store_true", help="compare a small model that is cut alike")
-    size.add_argument("--full", action="store_true", help="never shrink; by default a model that is too large is")
+    size.add_argument("--shrink", action="store_true", help="compare a smaller model, cut in the same way")
+    size.add_argument(
+        "--full", action="store_true", help="never shrink; by default only a model that is too large is shrunk"
+    )
     layout.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to compute (default: cpu)")
     options.add_json_option(parser)
 
@@ -30,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         return _verify_layout(args)
     if args.path is None:
         raise UsageError(
-            "verify: of what? Needed: a dataset, run or checkpoint, or -c FILE --layout tp2.pp2 for a layout."
+            "verify: nothing to verify. Needed: a dataset, run or checkpoint, or -c FILE --layout tp2.pp2 for a layout."
         )
     if args.override or args.overrides:
         raise UsageError(f"verify: {(args.override + args.overrides)[0]}: {args.path} is one path, and there is no -c.")

@@ -83,6 +83,24 @@ class DataConfig(Section):
                 raise ValueError(f"{value!r} is not a list of numbers such as '949,50,1'") from None
         return (value,) if isinstance(value, int | float) else value
 
+    @field_validator("split")
+    @classmethod
+    def _split_alone(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if len(value) == 1 and 0 < value[0] < 1:
+            raise ValueError(
+                f"needs a share for each part: alone it gives everything to training. {value[0]:g} held out is "
+                f"data.split={1 - value[0]:g},{value[0]:g}"
+            )
+        return value
+
+    @field_validator("key", mode="before")
+    @classmethod
+    def _key_is_one_text(cls, value: Any) -> Any:
+        is_list = isinstance(value, list | tuple)
+        if is_list:
+            raise ValueError(f"needs one text, with commas between several columns: {','.join(map(str, value))}")
+        return value
+
     @model_validator(mode="after")
     def _lengths_agree(self) -> "DataConfig":
         if self.weights and len(self.weights) != len(self.path):

@@ -41,7 +41,14 @@ def unknown(key: str, whole: type[BaseModel], value: Any) -> str:
     known = set(keys_of(whole))
     section, _, name = key.partition(".")
     if key in {k.rpartition(".")[0] for k in known}:
-        return f"{key}: {value!r} is not a section. Put its keys below it, indented."
+        own = [k for k in other_names.find(key) if k.startswith(f"{key}.")]
+        first = own[0] if own else next(k for k in keys_of(whole) if k.startswith(f"{key}."))
+        preset = (
+            f" A preset is --preset {value}, or preset: {value} in a file."
+            if key == "model" and isinstance(value, str)
+            else ""
+        )
+        return f"{key}: {value!r} is not a section. A section has keys, such as {first!r}.{preset}"
     if reason := other_names.why_not(key):
         return f"{key}: no such setting: {reason}. Leave it out."
     near = meant(key, known)
@@ -70,5 +77,7 @@ def explain(section: str, error: ValidationError, whole: type[BaseModel]) -> lis
                 explained.append((f"{section}.{complaint.partition(':')[0]}", f"{section}.{complaint}"))
             continue
         shown = item["input"] if not isinstance(item["input"], dict) else "a block"
-        explained.append((path, f"{path}: got {shown!r}; {message[0].lower()}{message[1:]}."))
+        near = other_names.value(path, item["input"]) if item["type"] == "literal_error" else ""
+        hint = f" Did you mean {near}?" if near else ""
+        explained.append((path, f"{path}: got {shown!r}; {message[0].lower()}{message[1:]}.{hint}"))
     return explained

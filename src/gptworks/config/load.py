@@ -159,11 +159,21 @@ def _parse_override(text: str) -> tuple[str, Leaf, str]:
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key:
-        is_path = key and key not in keys_of(RunConfig) and ("/" in text or Path(text).suffix or Path(text).exists())
-        hint = f" A text or dataset to train on is data.path={text}." if is_path and not equals else ""
-        problem = f"{text}: an override has the form section.key=value, such as optim.lr=1e-4.{hint}"
-        return "", Leaf(None, None), problem
+        problem = f"{text}: an override has the form section.key=value, such as optim.lr=1e-4."
+        return "", Leaf(None, None), problem + ("" if equals else _meant_by_word(text))
     return key, Leaf(yaml_text.parse_scalar(value), Origin(f"override {text}", OriginKind.OVERRIDE)), ""
+
+
+def _meant_by_word(word: str) -> str:
+    """What a word without = may stand for."""
+    if word in keys_of(RunConfig):
+        return f" Here the value is missing; there are no blanks around the = of {word}=VALUE."
+    if Path(word).suffix in (".yaml", ".yml"):
+        return f" A configuration is -c {word}."
+    if Path(word).suffix == ".py":
+        return f" A configuration of nanoGPT goes with its command: gptworks run -- python train.py {word}."
+    is_path = "/" in word or Path(word).suffix or Path(word).exists()
+    return f" A text or dataset to train on is data.path={word}." if is_path and word else ""
 
 
 def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Leaf], str]:

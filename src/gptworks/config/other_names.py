@@ -186,8 +186,24 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "num_sequences": ("generate.num_return_sequences",),
     "repeat_penalty": ("generate.repetition_penalty",),
 }
+# What other tools call a value: key -> their word -> ours.
+_VALUES = {
+    "precision.compute": {
+        **dict.fromkeys(("float32", "32", "32-true", "single", "no"), "fp32"),
+        **dict.fromkeys(("float16", "half", "16-mixed", "16-true"), "fp16"),
+        **dict.fromkeys(("bfloat16", "bf16-mixed", "bf16-true", "mixed", "amp"), "bf16"),
+    },
+    "run.device": dict.fromkeys(("gpu", "nvidia", "cuda:0"), "cuda") | {"metal": "mps"},
+    "optim.schedule": {
+        "linear_with_warmup": "linear",
+        "cosine_with_warmup": "cosine",
+        "constant_with_warmup": "constant",
+        "warmup_stable_decay": "wsd",
+    },
+}
 # What others have as a setting and is one way only here.
 NOT_A_SETTING = {
+    **dict.fromkeys(("optimizer", "optim.name", "optim.type", "optim.optimizer", "optimizer_type"), "it is AdamW"),
     "norm_first": "norms come before attention and feed-forward here, as in GPT-2",
     "activation": "model.mlp says gelu or swiglu, and model.gelu which form of the former",
 }
@@ -211,7 +227,16 @@ def why_not(name: str) -> str:
     >>> why_not("model.norm_first")
     'norms come before attention and feed-forward here, as in GPT-2'
     """
-    return NOT_A_SETTING.get(_last(name), "")
+    return NOT_A_SETTING.get(name.lower()) or NOT_A_SETTING.get(_last(name), "")
+
+
+def value(key: str, given: object) -> str:
+    """What another tool's word for a value of ours is called here.
+
+    >>> value("precision.compute", "float16"), value("precision.compute", "f")
+    ('fp16', '')
+    """
+    return _VALUES.get(key, {}).get(str(given).lower(), "")
 
 
 def _last(name: str) -> str:

@@ -164,13 +164,19 @@ def aliases() -> dict[str, str]:
     return dict(_ALIASES)
 
 
+def near(name: str) -> str:
+    """The preset that a misspelt name may mean; empty where there is none."""
+    known = {key.lower(): key for key in [*_SHAPES, *_ALIASES]}
+    found = difflib.get_close_matches(name.lower(), known, 1, 0.6)
+    return known[found[0]] if found else ""
+
+
 def find(name: str) -> dict[str, Any]:
     """The `model` section of a preset."""
     known = {key.lower(): key for key in [*_SHAPES, *_ALIASES]}
     key = known.get(name.lower())
     if key is None:
-        near = difflib.get_close_matches(name.lower(), known, 1, 0.6)
-        meant = f" Did you mean {known[near[0]]}?" if near else ""
+        meant = f" Did you mean {found}?" if (found := near(name)) else ""
         raise ConfigError("preset", [f"'{name}' is not known.{meant} Presets: {', '.join([*_SHAPES, *_ALIASES])}."])
     return deepcopy(_SHAPES[_ALIASES.get(key, key)])
 

@@ -75,7 +75,7 @@ class OptimConfig(Section):
 
 class GuardConfig(Section):
     """What is done about a step whose loss or gradient norm is far above those of the steps before it, or that has a
-    sample whose loss is far from the others."""
+    sample whose loss is far from the others or that repeats itself."""
 
     action: Literal["off", "warn", "skip", "rollback"] = Field(
         "off",
@@ -91,12 +91,17 @@ class GuardConfig(Section):
         8.0, description="The same for the logarithm of the gradient norm before clipping; 0 = not judged."
     )
     sample_high_z: Rate = Field(
-        8.0,
+        11.0,
         description="The same for how far the highest loss of a sample lies above the median of its batch; 0 = not "
         "judged.",
     )
     sample_low_z: Rate = Field(
         12.0, description="The same for how far the lowest one lies below it: tables and lists are easy, too."
+    )
+    variety: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        0.25,
+        description="Share of the usual variety of tokens below which a sample is bad, since it repeats itself; 0 = "
+        "not judged.",
     )
     max_rollbacks: CountOrOff = Field(3, description="Rollbacks of a run after which it stops instead.")
 
@@ -246,10 +251,13 @@ class EvaluateConfig(Section):
         (), description="Tasks of `gptworks eval` that are measured at each evaluation, too."
     )
     task_data: tuple[str, ...] = Field((), description="The file of each of them.")
+    task_protocols: tuple[str, ...] = Field(
+        (), description="The protocol of each of them; '' or nothing at all = the task's first."
+    )
     task_limit: CountOrOff = Field(0, description="Only so many passages or windows of each; 0 = all.")
     patience: CountOrOff = Field(0, description="Stop after this many evaluations without a new best; 0 = never.")
 
-    @field_validator("tasks", "task_data", mode="before")
+    @field_validator("tasks", "task_data", "task_protocols", mode="before")
     @classmethod
     def _one_task(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
@@ -259,6 +267,11 @@ class EvaluateConfig(Section):
         if len(self.tasks) != len(self.task_data):
             raise ValueError(
                 f"task_data: {len(self.task_data)} files for {len(self.tasks)} tasks; give one for each, in order."
+            )
+        if self.task_protocols and len(self.task_protocols) != len(self.tasks):
+            raise ValueError(
+                f"task_protocols: {len(self.task_protocols)} for {len(self.tasks)} tasks; give one for each, in order "
+                "('' for a task's first), or none."
             )
         return self
 

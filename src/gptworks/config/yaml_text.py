@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from gptworks import file_errors, limits
+from gptworks import file_errors, limits, run_paths
 from gptworks.errors import ConfigError, UsageError
 
 
@@ -128,8 +128,12 @@ def read(path: Path) -> dict[str, Value | dict[str, Any]]:
     try:
         text = _bounded_text(path)
     except FileNotFoundError:
-        raise ConfigError(str(path), ["no such file. Check the path given with -c (or `base:`)."]) from None
-    except (IsADirectoryError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), ["no such file. Check the path, and `base:` if a file names it."]) from None
+    except IsADirectoryError:
+        inside = path / run_paths.CONFIG
+        hint = f" The configuration of this run is {inside}." if inside.is_file() else ""
+        raise ConfigError(str(path), [f"is a folder; needs a YAML file.{hint}"]) from None
+    except UnicodeDecodeError as error:
         raise ConfigError(str(path), [f"cannot be read as UTF-8 text: {error}"]) from None
     except OSError as error:
         raise UsageError(file_errors.explain(error, path) or f"{path}: cannot be read ({error.strerror}).") from None

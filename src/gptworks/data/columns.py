@@ -11,7 +11,7 @@ def columns_of(key: str, names: Collection[str]) -> tuple[str, ...]:
 
 
 def all_columns(keys: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
-    """Of all keys, each once."""
+    """The columns of all keys, each once."""
     return tuple(dict.fromkeys(column for key in keys for column in columns_of(key, names)))
 
 

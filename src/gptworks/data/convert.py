@@ -80,8 +80,8 @@ def located(source: str, from_format: Format | None) -> list[Located]:
         return locate_stores(source)
     main = from_format.find(Path(source))
     if main is None:
-        found = locate(Path(source))
-        raise DataError(f"{source}: --from {from_format.NAME}, but it is of format {found.format.NAME}.")
+        dataset = locate(Path(source))
+        raise DataError(f"{source}: --from {from_format.NAME}, but it is of format {dataset.format.NAME}.")
     return [Located(from_format, main)]
 
 

@@ -151,14 +151,14 @@ def _take_record(parsed: Parsed, number: int, record: Any, keys: tuple[str, ...]
 def _not_a_text(record: dict[str, Any], key: str, there: dict[str, Any], *, has_one_key: bool) -> str:
     if key in there:
         value = there[key]
-        found = "got list: join its texts into one" if isinstance(value, list) else f"got {type(value).__name__}"
-        return f"key '{key}' is not a string; {found}"
+        why = "got list: join its texts into one" if isinstance(value, list) else f"got {type(value).__name__}"
+        return f"key '{key}' is not a string; {why}"
     missing = next(column for column in columns_of(key, record) if column not in record)
-    found = f"keys here: {', '.join(record)}"
+    why = f"keys here: {', '.join(record)}"
     others = [name for name, each in record.items() if isinstance(each, str)]
     if others and has_one_key:
-        found += f"; --key {max(others, key=lambda name: len(record[name]))} takes that one"
-    return f"key '{missing}' is missing; {found}"
+        why += f"; --key {max(others, key=lambda name: len(record[name]))} takes that one"
+    return f"key '{missing}' is missing; {why}"
 
 
 def _parse_rows(rows: list[Any], keys: tuple[str, ...]) -> Parsed:
@@ -171,12 +171,12 @@ def _parse_rows(rows: list[Any], keys: tuple[str, ...]) -> Parsed:
 
 def _parse_table(records: list[Record], keys: tuple[str, ...]) -> Parsed:
     parsed = Parsed()
-    for num_lines, found in records:
+    for num_lines, record in records:
         number = parsed.num_lines + 1
-        if isinstance(found, str):
-            parsed.problems.append((number, found))
-        elif found is not None:
-            _take_record(parsed, number, dict(zip(keys, found, strict=True)), keys)
+        if isinstance(record, str):
+            parsed.problems.append((number, record))
+        elif record is not None:
+            _take_record(parsed, number, dict(zip(keys, record, strict=True)), keys)
         parsed.num_lines += num_lines
     return parsed
 

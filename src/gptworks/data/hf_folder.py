@@ -61,7 +61,7 @@ def recognise(folder: Path) -> DatasetFolder | None:
 
 
 def notes(inputs: Sequence[str]) -> list[str]:
-    """Of each dataset in the inputs that has splits which are not read."""
+    """A note for each dataset in the inputs that has splits which are not read."""
     datasets: list[DatasetFolder] = []
     for name in inputs:
         marks = Path(name).rglob("*") if Path(name).is_dir() else ()
@@ -133,9 +133,9 @@ def _is_card(file: Path) -> bool:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: not JSON ({error}). Save the dataset again.") from None
-    if not isinstance(found, dict):
-        raise DataError(f"{file}: needed an object, got {type(found).__name__}. Save the dataset again.")
-    return found
+    if not isinstance(content, dict):
+        raise DataError(f"{file}: needed an object, got {type(content).__name__}. Save the dataset again.")
+    return content

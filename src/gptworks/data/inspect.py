@@ -123,14 +123,14 @@ def checksum_problems(store: Store) -> list[str]:
     """Files that are not what the sidecar says. Empty also where there is no sidecar."""
     if store.sidecar is None:
         return []
-    found = []
+    problems = []
     for suffix, needed in sorted(store.sidecar.sha256.items()):
         file = _named(store, suffix)
         if file is None:
-            found.append(f"{store.located.sidecar}: speaks of a file ending in '{suffix}', which is not there")
+            problems.append(f"{store.located.sidecar}: speaks of a file ending in '{suffix}', which is not there")
         elif (actual := sha256_of(file)) != needed:
-            found.append(f"{file}: sha256 {actual[:12]}..., but the sidecar says {needed[:12]}...")
-    return found
+            problems.append(f"{file}: sha256 {actual[:12]}..., but the sidecar says {needed[:12]}...")
+    return problems
 
 
 def _named(store: Store, suffix: str) -> Path | None:

@@ -35,7 +35,7 @@ class Origin:
 def origins(
     stores: Sequence[Store], samples: LocatedSamples, places: Sequence[int], tokenizer: Tokenizer | None
 ) -> list[Origin]:
-    """Of the samples at those places in the order; `stores` are those of its sources."""
+    """Where the samples at those places in the order come from; `stores` are those of its sources."""
     origins = []
     for place in places:
         ((source, number),) = samples.where(place, 1)

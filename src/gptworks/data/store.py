@@ -109,9 +109,9 @@ class Store:
         described = [("tokens", sidecar.tokens, len(self.tokens))]
         if self.contents.has_documents:
             described.append(("documents", sidecar.documents, self.num_documents))
-        for what, said, found in described:
-            if said != found:
-                raise DataError(f"{file}: describes {said} {what}, the store has {found}. Prepare the data again.")
+        for what, wanted, actual in described:
+            if wanted != actual:
+                raise DataError(f"{file}: describes {wanted} {what}, the store has {actual}. Prepare the data again.")
         # The index is small and decides everything; the tokens themselves are hashed by `gptworks verify`.
         for suffix in set(sidecar.sha256) & INDEX_SUFFIXES:
             index = next(each for each in self.located.files if each.name.endswith(suffix))
@@ -203,11 +203,11 @@ def locate_stores(path: str) -> list[Located]:
     """Every dataset that a path of the configuration means: a prefix or file, all in a folder, or all that a pattern
     such as `shards/train_*.bin` matches; in the order of their names."""
     if Path(path).is_dir():
-        found = registry.locate_all(Path(path))
-        if not found:
+        located = registry.locate_all(Path(path))
+        if not located:
             kinds = ", ".join(registry.FORMATS)
             raise DataError(f"{path}: no dataset in this folder. Formats: {kinds}. `gptworks prepare` makes one.")
-        return found
+        return located
     if (files := matching(path)) is not None:
         matched = {each.main: each for each in map(registry.locate, map(Path, files))}
         if not matched:

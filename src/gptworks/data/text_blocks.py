@@ -77,7 +77,7 @@ class Block:
 
     @property
     def checksum(self) -> int:
-        """Of text that comes from a pipe or a compressed file, to know it again. A plain file has a date and a size."""
+        """To know text from a pipe or a compressed file again; 0 for a plain file, which has a date and a size."""
         return zlib.crc32(self.data) if isinstance(self.data, bytes) else 0
 
 

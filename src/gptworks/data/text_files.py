@@ -419,7 +419,7 @@ def _is_ours(file: Path) -> bool:
 
 
 def _without_what_is_no_text(files: list[Path]) -> list[Path]:
-    """Of folders of Hugging Face `datasets`, only the files that are read."""
+    """The files, but of folders of Hugging Face `datasets` only those that are read."""
     for folder in sorted({file.parent for file in files if hf_folder.is_mark(file)}):
         is_left = any(file.parent == folder for file in files)  # not taken off with a folder around it
         dataset = hf_folder.recognise(folder) if is_left else None

@@ -89,10 +89,10 @@ class Rows:
         if too_long == "truncate" and not len(wrong) and (sizes != seq_len + 1).any():
             self.note = f"{store.file}: rows have {int(sizes.max())} tokens and are cut off after {seq_len + 1}"
         if len(wrong):
-            found = int(store.contents.sizes[wrong[0]])
+            length = int(store.contents.sizes[wrong[0]])
             raise DataError(
-                f"{store.file}: row {wrong[0]} has {found} tokens, but a row is one sample, and data.seq_len + 1 is "
-                f"{seq_len + 1}. Set data.seq_len={found - 1}, or cut it anew: gptworks convert {store.file} PREFIX "
+                f"{store.file}: row {wrong[0]} has {length} tokens, but a row is one sample, and data.seq_len + 1 is "
+                f"{seq_len + 1}. Set data.seq_len={length - 1}, or cut it anew: gptworks convert {store.file} PREFIX "
                 "--to megatron; data.too_long: truncate cuts longer rows off."
             )
 
@@ -216,7 +216,7 @@ def build_samples(stores: list[Store], part: str, cfg: DataConfig, seed: int, st
 
 
 def _sources_to_measure(stores: list[Store], part: str, cfg: DataConfig) -> list[Source]:
-    """Of several stores, those that have anything in this part."""
+    """The sources of those stores that have anything in this part."""
     empty = empty_stores(stores, part, cfg)
     if len(empty) == len(stores):
         raise empty[0]
@@ -241,17 +241,17 @@ def build_source(store: Store, part: str, cfg: DataConfig) -> Source:
         borders = split.boundaries(cfg.split, len(store.tokens))
         is_left_out = False
         source: Source = Windows(store.tokens, cfg.seq_len, borders[which], borders[which + 1])
-        found = f"{borders[which + 1] - borders[which]} of {counted(len(store.tokens), 'token')}"
+        amount = f"{borders[which + 1] - borders[which]} of {counted(len(store.tokens), 'token')}"
     else:
         borders = split.boundaries(cfg.split, store.num_documents)
         documents = range(borders[which], borders[which + 1])
         source = _source_of_documents(store, documents, cfg)
         tokens = int(store.document_starts[documents.stop] - store.document_starts[documents.start])
         is_left_out = not documents and store.num_documents == 1
-        found = f"{len(documents)} of {counted(store.num_documents, 'document')} and {counted(tokens, 'token')}"
+        amount = f"{len(documents)} of {counted(store.num_documents, 'document')} and {counted(tokens, 'token')}"
     if not len(source):
         raise EmptyPartError(
-            f"{store.file}: the {part} part has {found}; one sample needs {cfg.seq_len + 1}. "
+            f"{store.file}: the {part} part has {amount}; one sample needs {cfg.seq_len + 1}. "
             + _more_text(cfg, part, is_left_out)
         )
     return source

@@ -40,14 +40,14 @@ class HarnessAnswers:
         return self.model.cfg.max_positions
 
     def loglikelihood(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
-        """Of each continuation after its context: summed log-probability, and whether greedy decoding gives it."""
+        """For each continuation after its context: summed log-probability, and whether greedy decoding gives it."""
         rows = [self._row(request.args) for request in requests]
         scores = score_all(self.model, rows, batch_size=self.rows_per_batch)
         return [(each.log_probability, each.greedy) for each in scores]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], **_: Any) -> list[float]:
-        """Of whole texts, each after the end of a document. What does not fit into the context is cut into pieces that
-        score every token once; the last piece reaches back as far as it can."""
+        """Log-probabilities of whole texts, each after the end of a document. What does not fit the context is cut into
+        pieces that score every token once; the last piece reaches back as far as it can."""
         pieces = [self._pieces(self.tokenizer.encode(request.args[0])) for request in requests]
         scores = score_all(self.model, [row for rows in pieces for row in rows], batch_size=self.rows_per_batch)
         ends = np.cumsum([0, *(len(rows) for rows in pieces)]).tolist()

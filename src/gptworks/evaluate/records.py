@@ -69,7 +69,7 @@ class Records:
             os.replace(temporary, self.file)  # noqa: PTH105
         except FileNotFoundError:
             raise DataError(
-                f"--per-document: {self.file.parent} is no folder. Make it, or name another file."
+                f"--per-document: {self.file.parent} is not a folder. Make it, or name another file."
             ) from None
         except OSError as error:
             raise DataError(
@@ -91,7 +91,8 @@ class Records:
             is_ours = False
         if not is_ours:
             raise DataError(
-                f"--per-document: {self.file} exists and is no evaluation of gptworks. Name another file, or remove it."
+                f"--per-document: {self.file} exists, but not as an evaluation of gptworks. Name another file, or "
+                "remove it."
             )
         for name, value in needed.items():
             if found.get(name) != value:

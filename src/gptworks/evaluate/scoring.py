@@ -38,10 +38,10 @@ def score(
 
 
 def score_all(model: GPT, rows: Sequence[Row], *, batch_size: int = 8) -> list[Score]:
-    found: dict[int, Score] = {}
+    scores: dict[int, Score] = {}
     for batch in score(model, rows, batch_size=batch_size):
-        found |= batch
-    return [found[number] for number in range(len(rows))]
+        scores |= batch
+    return [scores[number] for number in range(len(rows))]
 
 
 def _check(model: GPT, number: int, row: Row) -> None:

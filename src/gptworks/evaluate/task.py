@@ -12,6 +12,8 @@ from gptworks.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from gptworks.evaluate.measurement import Measurement
+    from gptworks.evaluate.request import Request
+    from gptworks.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class PaddleLog:
 
 def _require_file(task: "Task", data: str) -> None:
     if not Path(data).is_file():
-        raise DataError(f"{data}: no such file. The task {task.name} reads one file of text.")
+        what = "a folder" if Path(data).is_dir() else "no such file"
+        raise DataError(f"{data}: {what}. The task {task.name} reads one file of text.")
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,9 @@ class Task:
     published: tuple[Published, ...] = ()
     paddle: PaddleLog | None = None
     check_data: Callable[["Task", str], None] = _require_file
+    # What `measure` asks of a context of so many tokens. Training calls it before the first step, so that data which do
+    # not fit are known then. None: not measured during training.
+    read: "Callable[[Request, Tokenizer, int], object] | None" = None
     # Without --data: what the model was trained on, as (data, settings) from (path of the model, settings).
     own_data: Callable[[str, Mapping[str, Any]], tuple[str, Mapping[str, Any]]] | None = field(default=None)
 

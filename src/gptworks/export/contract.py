@@ -62,7 +62,7 @@ class Target(Protocol):
         """Into a folder that exists. `stem` names those files whose names are ours to choose."""
 
     def script(self, stem: str, source: Source) -> tuple[list[str], list[str]]:
-        """Of run.py: its imports, and the lines that make `new`, a list of ids, from `ids` and `count`."""
+        """Parts of run.py: its imports, and the lines that make `new`, a list of ids, from `ids` and `count`."""
 
     def recognise(self, folder: Path) -> Path | None:
         """The main file, if the folder looks like one of ours."""

@@ -64,14 +64,14 @@ def export(
     found = Pretrained.open(model, tokenizer=tokenizer, shape=given)
     opened, words = found.weights, found.require_tokenizer()
     require_known(opened.model, target.KNOWN, f"--to {to}: its {target.TITLE.partition(',')[0]}", UsageError)
-    with staging.staged(folder, is_folder=True) as part:
+    with staging.staged(folder, is_folder=True) as staged:
         source = _source(opened, words, kind)
-        tokenizer_files.write(part, words)
-        written = target.write(part, name, source, kind)
-        (part / "run.py").write_text(_script(target, name, source), encoding="utf-8")
-        (part / "README.md").write_text(_readme(target, name, source, kind, written), encoding="utf-8")
-        info = _info(target, source, kind, written, part)
-        (part / f"{name}{INFO_SUFFIX}").write_text(json.dumps(info, indent=1) + "\n", encoding="utf-8")
+        tokenizer_files.write(staged, words)
+        written = target.write(staged, name, source, kind)
+        (staged / "run.py").write_text(_script(target, name, source), encoding="utf-8")
+        (staged / "README.md").write_text(_readme(target, name, source, kind, written), encoding="utf-8")
+        info = _info(target, source, kind, written, staged)
+        (staged / f"{name}{INFO_SUFFIX}").write_text(json.dumps(info, indent=1) + "\n", encoding="utf-8")
     return Exported(folder, target, kind, sorted(folder.iterdir()), info, [*opened.notes, *source.notes])
 
 
@@ -132,7 +132,7 @@ def _readme(target: Target, name: str, source: Source, kind: str, written: Writt
     )
 
 
-def _info(target: Target, source: Source, kind: str, written: Written, part: Path) -> dict[str, Any]:
+def _info(target: Target, source: Source, kind: str, written: Written, staged: Path) -> dict[str, Any]:
     return {
         "gptworks": __version__,
         "target": target.NAME,
@@ -142,7 +142,7 @@ def _info(target: Target, source: Source, kind: str, written: Written, part: Pat
         "inputs": written.inputs,
         "outputs": written.outputs,
         "parameters": written.parameters,
-        "files": {path.name: _described(path) for path in sorted(part.iterdir())},
+        "files": {path.name: _described(path) for path in sorted(staged.iterdir())},
     }
 
 

@@ -46,7 +46,7 @@ class Inference:
         return [self._continue(*each) for each in zip(texts, encoded, limits, strict=True)]
 
     def new_tokens_that_fit(self, prompts: list[str]) -> list[int | None]:
-        """Of each prompt: fewer than usual, where nobody asks for a number; else None."""
+        """For each prompt, how many new tokens fit where these are fewer than usual; else None."""
         rooms = [self._room(self._encode(number, text, None)) for number, text in enumerate(prompts, start=1)]
         return [room if room < _USUAL else None for room in rooms]
 

@@ -35,7 +35,7 @@ def tokens_in_order(tokenizer: Tokenizer) -> list[str]:
 
 
 def script(tokenizer: Tokenizer) -> tuple[list[str], list[str], str]:
-    """Of run.py: its imports, the lines that make `ids` of `text`, and the expression that makes a text of `new`."""
+    """Parts of run.py: its imports, the lines that make `ids` of `text`, the expression that makes a text of `new`."""
     start = f"{tokenizer.prompt_start} + " if tokenizer.prompt_start else ""
     if not isinstance(tokenizer, SentencePieceTokenizer):
         return (

@@ -31,7 +31,7 @@ LAUNCHERS |= dict.fromkeys(("torch.distributed.launch", "torch.distributed.run",
 
 
 def split(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Command:
-    """Of one command: as a shell gave it, or one text. `environment`: where $NAME is looked up. No script is read."""
+    """One command, as words from a shell or as one text. `environment`: where $NAME is looked up. No script is read."""
     if len(words) == 1:
         started = list(shell_block.commands(words[0], "command", environment, folder, lambda name, where: None))
     else:

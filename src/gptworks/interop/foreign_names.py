@@ -16,7 +16,7 @@ RECORD = run_paths.FOREIGN_NAMES  # in the run folder: what was written -> the c
 
 
 def write(after: AfterTraining, run_folder: Path) -> None:
-    """Of each checkpoint that was kept. What was made from another one, of the same step, makes way for it."""
+    """Write each kept checkpoint under their name. What another one of the same step left there makes way for it."""
     steps = CheckpointFolder(run_folder).steps()
     if not steps:
         return
@@ -34,12 +34,12 @@ def write(after: AfterTraining, run_folder: Path) -> None:
             if record.get(str(written)) == identity:
                 continue
             _make_way(written, is_ours=str(written) in record)
-        part = target / f".{after.system}" if after.spread else target
-        convert(folder, part, after.system, cut=SplitSpec(after.tp, after.pp))
+        staged = target / f".{after.system}" if after.spread else target
+        convert(folder, staged, after.system, cut=SplitSpec(after.tp, after.pp))
         if after.spread:
-            for each in sorted(part.iterdir()):
+            for each in sorted(staged.iterdir()):
                 each.replace(target / each.name)
-            part.rmdir()
+            staged.rmdir()
         record[str(written)] = identity
         (run_folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         print(f"{written} ({after.system}: the same weights under the name it would have given them)")

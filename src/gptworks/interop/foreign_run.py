@@ -37,7 +37,7 @@ def inside(folder: Path, translation: Translation) -> Iterator[None]:
 
 
 def write_their_names(translation: Translation) -> None:
-    """Of the checkpoints that its run has left."""
+    """Write the checkpoints that the run has left under the other system's names."""
     if not translation.after:
         return
     from gptworks.interop import foreign_names  # with torch: not for a translation alone

@@ -189,7 +189,7 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
         left, right = _value(node.left, known), _value(node.right, known)
         if not all(isinstance(side, int | float) for side in (left, right)):
-            raise ValueError(f"{ast.unparse(node)} is no sum of numbers")
+            raise ValueError(f"{ast.unparse(node)} is not a sum of numbers")
         return _OPERATIONS[type(node.op)](left, right)
     raise ValueError(f"{ast.unparse(node)} is neither a number nor a text")
 
@@ -246,7 +246,10 @@ def _batch(settings: Settings, processes: int) -> None:
     if times % processes:
         raise ConfigError(
             settings.where,
-            [f"gradient_accumulation_steps: {times} does not come out over {processes} processes; nor in nanoGPT."],
+            [
+                f"gradient_accumulation_steps: {times} is not a multiple of the {processes} processes; nanoGPT refuses "
+                "it too."
+            ],
         )
     settings.map("batch_size", {"batch.micro_size": micro})
     settings.map("gradient_accumulation_steps", {"batch.global_size": times * micro})
@@ -333,7 +336,7 @@ def _sample(command: Command, settings: Settings, remarks: list[str]) -> Transla
     if prompt.startswith("FILE:"):
         file = command.folder / prompt[5:]
         if not file.is_file():
-            raise UsageError(f"start: {file} is no file.")
+            raise UsageError(f"start: {file} is not a file.")
         prompt = file.read_text(encoding="utf-8")
     prompt = prompt.replace("\\n", "\n") if settings.is_given("start") else prompt
     arguments = ["--model", model, *tokenizer, "--prompt", prompt, "--window", "slide", "--ignore-eod"]

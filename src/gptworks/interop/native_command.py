@@ -36,21 +36,21 @@ def is_edited(file: Path) -> bool:
 
 def write_config(translation: Translation, file: Path) -> str:
     """One that was changed by hand since we wrote it stays, under another name, which is told."""
-    told = ""
+    note = ""
     if is_edited(file):
         number = 1
         while (aside := file.with_name(f"{file.name}.edited-{number}")).exists():
             number += 1
         with suppress(FileNotFoundError):  # another machine was faster
             file.rename(aside)
-            told = f"{file.name} was changed by hand; it is {aside.name} now. To run it: gptworks train -c FILE"
+            note = f"{file.name} was changed by hand; it is {aside.name} now. To run it: gptworks train -c FILE"
     text = as_yaml(translation)
     # Another machine may be writing, or reading, the same one. A folder has the rights that a file should get.
     with tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as folder:
-        part = Path(folder) / file.name
-        part.write_text(f"{text}{_SEAL}{_checksum(text)}\n", encoding="utf-8")
-        part.replace(file)
-    return told
+        staged = Path(folder) / file.name
+        staged.write_text(f"{text}{_SEAL}{_checksum(text)}\n", encoding="utf-8")
+        staged.replace(file)
+    return note
 
 
 def awaited(translation: Translation, earlier: Sequence[Translation], folder: Path) -> str:
@@ -65,18 +65,18 @@ def awaited(translation: Translation, earlier: Sequence[Translation], folder: Pa
 def _written_by(translation: Translation) -> list[str]:
     """Where its results lie: paths, or what they begin with."""
     words: Sequence[Any] = translation.arguments
-    found = [words[at + 1] for at, word in enumerate(words[:-1]) if word in _WRITTEN]
-    found += words[1:2] if translation.verb == "convert" else []
-    found += [translation.config.get("run.out", ""), *(each.path.partition("{")[0] for each in translation.after)]
-    return [os.path.normpath(path) for path in found if path]
+    paths = [words[at + 1] for at, word in enumerate(words[:-1]) if word in _WRITTEN]
+    paths += words[1:2] if translation.verb == "convert" else []
+    paths += [translation.config.get("run.out", ""), *(each.path.partition("{")[0] for each in translation.after)]
+    return [os.path.normpath(path) for path in paths if path]
 
 
 def _read_by(translation: Translation) -> list[str]:
     """Words and settings of it that may name an input."""
-    found = [word for word in translation.arguments if not word.startswith("-")]
+    words = [word for word in translation.arguments if not word.startswith("-")]
     for value in (translation.config.get(key) for key in ("data.path", "init.checkpoint")):
-        found += map(str, value if isinstance(value, list | tuple) else [value or ""])
-    inputs = [os.path.normpath(path) for path in found if path]
+        words += map(str, value if isinstance(value, list | tuple) else [value or ""])
+    inputs = [os.path.normpath(path) for path in words if path]
     return [path for path in inputs if path not in _written_by(translation)]
 
 

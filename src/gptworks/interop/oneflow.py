@@ -174,7 +174,7 @@ def _train(command: Command, given: dict[str, str], remarks: list[str]) -> Trans
     optimizer = settings["--optimizer"]
     if optimizer != "adamw":
         raise ConfigError(
-            settings.where, [f"--optimizer: got {optimizer!r}; OneFlow-GPT has no other than adamw, and so have we."]
+            settings.where, [f"--optimizer: got {optimizer!r}; OneFlow-GPT has only adamw, as gptworks has."]
         )
     settings.same("--optimizer", "AdamW, the only one there and here")
     settings.same("--no-bias-gelu-fusion", KERNEL)

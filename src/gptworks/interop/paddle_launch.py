@@ -12,7 +12,7 @@ _DEVICES = ("--gpus", "--devices", "--xpus", "--npus", "--selected_gpus", "--sel
 
 
 def num_processes(command: Command | None) -> int:
-    """Of all machines. 0 = no launcher, or one that does not say: then the degrees of the layout do."""
+    """Processes on all machines. 0 = no launcher, or one that does not say: then the degrees of the layout do."""
     if command is None or not command.launcher:
         return 0
     options = command.launcher_options

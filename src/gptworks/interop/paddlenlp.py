@@ -70,8 +70,8 @@ def translate(command: Command, find: Any) -> Translation:
         return Translation(NAME, "doctor", CHECK, notes=[Note(CHECK, "", "mapped", "gptworks doctor")])
     if Path(command.program).name == "tar":
         raise UsageError(
-            "openwebtext2.json.zst.tar: the document's slip; the archive is called openwebtext2.jsonl.zst.tar. It need "
-            "not be unpacked: --input_path of create_pretraining_data.py (and `gptworks prepare`) reads the tar."
+            "openwebtext2.json.zst.tar: a slip in the document; the archive is called openwebtext2.jsonl.zst.tar. It "
+            "need not be unpacked: --input_path of create_pretraining_data.py (and `gptworks prepare`) reads the tar."
         )
     if Path(command.program).name == SCRIPT:
         command = _inside(find(command.program), command)

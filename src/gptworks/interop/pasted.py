@@ -84,7 +84,7 @@ def lines(
 
 
 def make_folders(line: Line) -> None:
-    """Of a mkdir: what comes after it may be run in there."""
+    """Make the folders of a mkdir: what comes after it may be run in there."""
     for word in line.started.words[1:] if line.started.words[0] == "mkdir" else []:
         if not word.startswith("-"):
             try:
@@ -108,7 +108,7 @@ def check(found: Sequence[Line]) -> None:
             try:
                 registry.of_command(line.command)
             except UsageError as error:
-                hint = " If it is no command, but what one has printed, leave it out." if len(found) > 1 else ""
+                hint = " If it is not a command, but what one has printed, leave it out." if len(found) > 1 else ""
                 raise UsageError(f"{line.started.where}: {str(error).removeprefix('run: ')}{hint}") from None
     if not found:
         raise UsageError("run: it starts no command. Needed: a command of a system that is known.")

@@ -20,7 +20,7 @@ from gptworks.interop import command_line, fleetx, megatron_flags, paddlenlp, re
 from gptworks.interop.paddlenlp_models import SHAPES
 from gptworks.interop.settings import Key
 
-Said = dict[str, Any]  # their key -> value, in their order
+TheirSettings = dict[str, Any]  # their key -> value, in their order
 _NOT_COMPARED = ("run.", "parallel.timeout", "generate.", "train.log_style", "data.tokenizer", "checkpoint.portable")
 
 
@@ -52,7 +52,7 @@ def _flat(config: RunConfig) -> dict[str, Any]:
     return flatten(config.model_dump())
 
 
-def _plain(keys: list[Key], config: RunConfig) -> Said:
+def _plain(keys: list[Key], config: RunConfig) -> TheirSettings:
     """Keys that take a value as it is."""
     values = _flat(config)
     return {key.theirs: values[key.ours] for key in keys if key.ours}
@@ -75,7 +75,7 @@ def _decay(config: RunConfig) -> tuple[int, float]:
 
 
 def _iterations(config: RunConfig, samples: int) -> int:
-    """Of an evaluation of ours, in batches of theirs; the next whole number."""
+    """The length of an evaluation of ours, in batches of theirs; the next whole number."""
     return -(-config.evaluate.batches * _batch(config).global_size // samples)
 
 
@@ -92,7 +92,7 @@ def _fleetx(config: RunConfig, where: str) -> str:
     batch, decay, model = _batch(config), _decay(config), config.model
     recompute, half = config.train.recompute, config.precision.compute
     strategy = {"sampling": "sampling", "greedy": "greedy_search", "beam": "beam_search"}[config.generate.strategy]
-    said = _plain(fleetx.KEYS, config) | {
+    settings = _plain(fleetx.KEYS, config) | {
         "Global.device": {"cpu": "cpu"}.get(config.run.device, "gpu"),
         "Engine.mix_precision.use_pure_fp16": half != "fp32",
         **({"Engine.mix_precision.dtype": "bfloat16"} if half == "bf16" else {}),
@@ -130,9 +130,9 @@ def _fleetx(config: RunConfig, where: str) -> str:
         "Generation.decode_strategy": strategy,
     }
     if strategy == "beam_search":
-        said |= {"Generation.num_beams": config.generate.num_beams}
+        settings |= {"Generation.num_beams": config.generate.num_beams}
     order = [key.theirs for key in fleetx.KEYS]
-    return _yaml({key: said[key] for key in sorted(said, key=order.index)})
+    return _yaml({key: settings[key] for key in sorted(settings, key=order.index)})
 
 
 def _paddlenlp(config: RunConfig, where: str) -> str:
@@ -152,7 +152,7 @@ def _paddlenlp(config: RunConfig, where: str) -> str:
     if config.precision.compute == "bf16":
         raise ConfigError(where, ["precision.compute: bf16; PaddleNLP's script has fp16 only."])
     exact = [name for name in names if SHAPES.get(name, ())[3:] == (model.vocab_size,)]
-    said: Said = {
+    flags: TheirSettings = {
         "--model_type": "gpt",
         "--model_name_or_path": (exact or names)[0],
         "--input_dir": _only_path(config, where),
@@ -175,14 +175,14 @@ def _paddlenlp(config: RunConfig, where: str) -> str:
         "--eval_freq": _every(config),
     }
     if config.evaluate.batches:
-        said["--eval_iters"] = _iterations(config, batch.micro_size * batch.data_parallel)
+        flags["--eval_iters"] = _iterations(config, batch.micro_size * batch.data_parallel)
     if config.train.recompute != "none":
-        said["--recompute_granularity"] = config.train.recompute
-    said |= _plain(paddlenlp.TRAINING, config) | {"--split": _shares(config), "--micro_batch_size": batch.micro_size}
+        flags["--recompute_granularity"] = config.train.recompute
+    flags |= _plain(paddlenlp.TRAINING, config) | {"--split": _shares(config), "--micro_batch_size": batch.micro_size}
     processes = Layout.from_config(config.parallel).world_size
     devices = ",".join(map(str, range(processes)))
     start = f'python -u -m paddle.distributed.launch --gpus "{devices}" ' if processes > 1 else "python "
-    return start + "run_pretrain.py" + _flags(said)
+    return start + "run_pretrain.py" + _flags(flags)
 
 
 # Megatron-LM and MindFormers
@@ -193,12 +193,12 @@ def _megatron(config: RunConfig, where: str) -> str:
     style = config.optim.schedule
     if style == "wsd":
         raise ConfigError(where, ["optim.schedule: wsd; needed cosine, linear or constant for Megatron's old flags."])
-    said: Said = {
+    flags: TheirSettings = {
         key.theirs: value
         for key, value in ((key, _flat(config)[key.ours]) for key in megatron_flags.SHARED if key.ours)
         if not key.theirs.startswith(("--initial-loss-scale", "--loss-scale", "--split"))
     }
-    said |= {
+    flags |= {
         "--ffn-hidden-size": model.ffn_size,
         "--seq-length": config.data.seq_len,
         "--max-position-embeddings": model.max_positions,
@@ -219,17 +219,17 @@ def _megatron(config: RunConfig, where: str) -> str:
         "--eval-interval": _every(config) or config.train.steps,
     }
     if not _every(config) or config.evaluate.batches:
-        said["--eval-iters"] = config.evaluate.batches if _every(config) else 0
+        flags["--eval-iters"] = config.evaluate.batches if _every(config) else 0
     if config.precision.compute != "fp32":
-        said[f"--{config.precision.compute}"] = None
+        flags[f"--{config.precision.compute}"] = None
     if config.precision.compute == "fp16":
         scaler = config.precision.scaler
-        said |= {"--initial-loss-scale": scaler.init, "--loss-scale-window": scaler.window}
-        said |= {"--hysteresis": scaler.hysteresis}
+        flags |= {"--initial-loss-scale": scaler.init, "--loss-scale-window": scaler.window}
+        flags |= {"--hysteresis": scaler.hysteresis}
     if config.train.recompute == "core_attn":
-        said["--recompute-granularity"] = "selective"
+        flags["--recompute-granularity"] = "selective"
     elif config.train.recompute != "none":
-        said["--checkpoint-activations"] = None
+        flags["--checkpoint-activations"] = None
     for flag, wanted in (
         ("--no-bias-gelu-fusion", model.gelu == "erf"),
         ("--untie-embeddings-and-output-weights", not model.tied),
@@ -239,13 +239,13 @@ def _megatron(config: RunConfig, where: str) -> str:
         ("--reset-position-ids", config.data.reset_positions),
     ):
         if wanted:
-            said[flag] = None
+            flags[flag] = None
     if config.data.reset_attention:
-        said["--reset-attention-mask"] = None
+        flags["--reset-attention-mask"] = None
     if config.init.checkpoint:
-        said |= {"--load": config.init.checkpoint, "--finetune": None}
+        flags |= {"--load": config.init.checkpoint, "--finetune": None}
     start = f"torchrun --nproc_per_node {layout.world_size} " if layout.world_size > 1 else "python "
-    return start + "pretrain_gpt.py" + _flags(said)
+    return start + "pretrain_gpt.py" + _flags(flags)
 
 
 def _vocabulary_unit(vocabulary: int, tp: int) -> int:
@@ -335,7 +335,7 @@ def _short(value: float) -> int | float:
     return int(value) if value == int(value) else value
 
 
-def _mindformers_model(config: RunConfig, activation: str) -> Said:
+def _mindformers_model(config: RunConfig, activation: str) -> TheirSettings:
     model = config.model
     shape = {
         "type": "GPT2Config",
@@ -359,15 +359,15 @@ def _mindformers_model(config: RunConfig, activation: str) -> Said:
 # Text
 
 
-def _yaml(said: Mapping[str, Any]) -> str:
-    nested = nest({key: list(value) if isinstance(value, tuple) else value for key, value in said.items()})
+def _yaml(settings: Mapping[str, Any]) -> str:
+    nested = nest({key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()})
     return yaml.safe_dump(nested, sort_keys=False, allow_unicode=True)
 
 
-def _flags(said: Said) -> str:
+def _flags(flags: TheirSettings) -> str:
     """--name value, a line each; of a flag without a value only the name."""
     lines = []
-    for name, value in said.items():
+    for name, value in flags.items():
         text = "" if value is None else " " + " ".join(map(shlex.quote, _word(value).split(" ")))
         lines.append(f" \\\n    {name}{text}")
     return "".join(lines) + "\n"

@@ -304,7 +304,7 @@ class _Parser:
         self.at += 1
 
     def _expect_end(self, keyword: str) -> None:
-        """Of a loop or an if, whose output as a whole goes nowhere else."""
+        """Nothing is behind the end of a loop or an if: its output as a whole goes nowhere else."""
         token = self.tokens[self.at]
         if token.redirection or token.operator in ("|", "|&", "&"):
             raise refuse(self.name, token.line, f"{token.operator} behind {keyword}")

@@ -69,7 +69,7 @@ def _check_pieces(pieces: Sequence[Piece], line: int, name: str) -> None:
 
 
 def _check_program(text: str, line: int, name: str) -> None:
-    """Of $(...)."""
+    """Refuse a $(...) that starts anything but the programs that are known."""
     inside = f"{name}, line {line}"
     for node in shell_syntax.parse(text, inside):
         items = node.items if isinstance(node, Chain) else ()

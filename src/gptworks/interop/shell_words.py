@@ -88,7 +88,7 @@ class Scope:
             )
 
     def _pieces_as_text(self, word: Word) -> Iterator[str]:
-        """Of a value that is assigned: not cut at blanks."""
+        """The pieces of a value that is assigned, as text: not cut at blanks."""
         for number, piece in enumerate(self._resolved(word.pieces, word.line)):
             if piece.kind == "text":
                 yield self._at_home(piece) if number == 0 else piece.value

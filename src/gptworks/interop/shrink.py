@@ -64,7 +64,7 @@ def tiny(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def num_heads(config: Mapping[str, Any]) -> int:
-    """Of a tiny model, for as many tensor-parallel ranks."""
+    """The heads of a tiny model, which can be divided among its tensor-parallel ranks."""
     ranks: int = config.get("parallel.tp", 1)
     return 4 if 4 % ranks == 0 else ranks
 
@@ -84,7 +84,7 @@ def describe(config: Mapping[str, Any], small: Mapping[str, Any]) -> str:
 
 
 def newest_step(name: str, folder: Path) -> str:
-    """Of a checkpoint that is named by its step (model_1000/...) and is not there: the newest that is."""
+    """The newest checkpoint there is, in place of one that is named by its step (model_1000/...) and is not there."""
     parts = Path(name).parts
     for depth, part in enumerate(parts):
         here, named = Path(*parts[:depth]), re.fullmatch(r"(\D*)(\d+)(\D*)", part)

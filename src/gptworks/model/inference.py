@@ -125,12 +125,16 @@ def require_kind(kind: str) -> None:
 
 
 def store_weights(model: GPT, kind: str) -> None:
-    """Keep the matrices in bf16, int8 or int4 from now on. The model can then predict, but not be trained or saved."""
+    """Keep the matrices in bf16, int8 or int4 from now on. The model can then predict, but not be trained or saved.
+
+    Beside int4, words and the head are int8, as in GGUF files of q4_0: 4 bits cost more there than elsewhere.
+    """
     require_kind(kind)
     if kind == "fp32":
         return
-    embedding = StoredMatrix(model.wte.weight, kind)
-    head = embedding if model.cfg.tied else StoredMatrix(model.head.weight, kind)
+    kind_of_words = "int8" if kind == "int4" else kind
+    embedding = StoredMatrix(model.wte.weight, kind_of_words)
+    head = embedding if model.cfg.tied else StoredMatrix(model.head.weight, kind_of_words)
     linears = [(name, module) for name, module in model.named_modules() if isinstance(module, Linear)]
     for name, linear in linears:
         matrix = head if linear is model.head else StoredMatrix(linear.weight, kind)

@@ -31,7 +31,7 @@ class Words:
         return x
 
     def gradient(self, grad_x: Tensor) -> Tensor:
-        """Of what `rows` was given, from that of what it gave and of the words here."""
+        """The gradient of what `rows` was given, from that of what it gave and of the words here."""
         return grad_x
 
     def places(self, labels_C1: Tensor, scored_C1: Tensor, num_words: int) -> tuple[Tensor, Tensor]:

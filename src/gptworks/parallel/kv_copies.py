@@ -47,7 +47,7 @@ class KVCopies:
 
     @property
     def _rows_of_head(self) -> int:
-        """Of one head of keys and values in the whole matrix, with all queries that share it."""
+        """Rows of one head of keys and values in the whole matrix, with all queries that share it."""
         return self.copies * self.query_rows + 2 * self.head_size
 
     def with_copies(self, whole: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class KVCopies:
         return Pieces(tuple(slices), shape, here.dtype)
 
     def shared_rows(self, gradient: Tensor) -> tuple[Tensor, int]:
-        """Of a cut gradient the rows here that other ranks have copies of, and the number of their head."""
+        """The rows of a cut gradient here that other ranks have copies of, and the number of their head."""
         rows = region_of(gradient)[0]
         rank, begin = divmod(rows.start, self.rows_of_rank)
         here = local_of(gradient)

@@ -67,7 +67,7 @@ NOT_SHARDED = ShardPolicy(zero=0)
 def apply(
     part: GPT, world: World, policy: ShardPolicy, compute_dtype: torch.dtype, *, offload_to_cpu: bool = False
 ) -> None:
-    """Of a part on the meta device, whose parameters may be tensor-parallel already and whose blocks may be few."""
+    """Shard a part on the meta device; its parameters may be tensor-parallel already, and its blocks may be few."""
     if policy.zero == 0:
         return
     assert world.mesh is not None

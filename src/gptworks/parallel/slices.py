@@ -40,7 +40,7 @@ class Pieces:
 
 
 def slices_of(tensor: Any) -> tuple[Slice, ...]:
-    """Of a tensor, a DTensor, a slice or pieces."""
+    """All that is here of a tensor, a DTensor, a slice or pieces."""
     return tensor.slices if isinstance(tensor, Pieces) else (slice_of(tensor),)
 
 
@@ -50,7 +50,7 @@ def local_of(tensor: Any) -> Tensor:
 
 
 def slice_of(tensor: Any) -> Slice:
-    """Of a tensor, a DTensor or a slice. No copy is made, and nothing is sent."""
+    """What is here of a tensor, a DTensor or a slice. No copy is made, and nothing is sent."""
     if isinstance(tensor, Slice):
         return tensor
     if not hasattr(tensor, "placements"):  # a plain one; to import DTensor would take as long as half of torch

@@ -35,7 +35,7 @@ def embed(tokens_BT: Tensor, weight_WD: Tensor, vocab_size: int, ranks: TensorRa
 
 
 def logits(x: Tensor, weight_WD: Tensor, vocab_size: int, ranks: TensorRanks) -> Tensor:
-    """Of the whole vocabulary and of all tokens, on every rank."""
+    """Logits of the whole vocabulary and of all tokens, on every rank."""
     if not ranks.split_tokens:
         x = collectives.copy_to_ranks(x, ranks)
     elif x.ndim == 3:

@@ -36,12 +36,12 @@ def describe_one_process(cfg: RunConfig) -> str:
 
 def describe(cfg: RunConfig, world_size: int) -> str:
     """The plan of a run of so many processes. Where there is data, with what it is enough for."""
-    found = inspect_ranks(cfg, world_size)
-    layout, batch, parallel = found.choice.layout, found.choice.batch, found.choice.parallel
+    inspected = inspect_ranks(cfg, world_size)
+    layout, batch, parallel = inspected.choice.layout, inspected.choice.batch, inspected.choice.parallel
     seq_len = cfg.data.seq_len
     lines = [
         f"layout           {layout}: {layout.world_size} processes",
-        f"parameters       {found.parameters:,}",
+        f"parameters       {inspected.parameters:,}",
         f"precision        {cfg.precision.compute}; weights, gradients and Adam's moments in fp32",
         f"batch            {batch.global_size} = {batch.micro_size} micro-batch x {batch.accumulation} accumulation "
         f"x {batch.data_parallel} data-parallel; {batch.global_size * seq_len:,} tokens per step",
@@ -64,7 +64,7 @@ def describe(cfg: RunConfig, world_size: int) -> str:
         tokens = last_step * batch.global_size * seq_len
         lines.append(f"steps            {last_step:,} ({tokens:,} tokens)")
         lines.append(f"compute          {tokens * sizes.flops_per_token(cfg.model, seq_len):.3g} FLOP in all")
-    lines += ["", f"what one rank holds at its fullest (GiB), on {found.workload.kernels}:", *_table(found)]
+    lines += ["", f"what one rank holds at its fullest (GiB), on {inspected.workload.kernels}:", *_table(inspected)]
     note = shard.note(parallel)
     if note and parallel.zero == 3:  # slower or not, it may be the one that fits, or that needs no recomputation
         note += " `gptworks plan --search` compares what that costs."
@@ -78,10 +78,10 @@ def describe(cfg: RunConfig, world_size: int) -> str:
     return "\n".join(lines)
 
 
-def _table(found: Inspected) -> list[str]:
+def _table(inspected: Inspected) -> list[str]:
     titles = ("stage", "tp", "ranks", "layers", "heads", "words", "parameters")
     rows: list[tuple[str, ...]] = [(*titles, "weights", *TERMS[1:], "in all", "in the")]
-    for state in found.ranks:
+    for state in inspected.ranks:
         amounts = (*(getattr(state.memory, name) for name in TERMS), state.memory.peak)
         rows.append(
             (

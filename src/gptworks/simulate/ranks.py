@@ -41,7 +41,7 @@ class Inspected:
 
     @property
     def parameters(self) -> int:
-        """Of the whole model, as the stages add up to it."""
+        """Parameters of the whole model, as the stages add up to it."""
         return sum(state.stage_parameters * len(state.pp_ranks) for state in self.ranks if state.tp_ranks.start == 0)
 
 
@@ -62,7 +62,7 @@ def inspect_ranks(cfg: RunConfig, world_size: int) -> Inspected:
 
 
 def layers_of(model: ModelConfig, parallel: ParallelConfig, pp: int, pp_rank: int) -> list[range]:
-    """Of each stage of a pipeline rank."""
+    """The layers of each stage of a pipeline rank."""
     if pp == 1:
         return [range(model.num_layers)]
     every = assign_layers(model.num_layers, pp * parallel.virtual_stages)

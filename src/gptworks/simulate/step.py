@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gptworks.config.derive import BatchPlan, Layout
-from gptworks.config.schema import RunConfig
+from gptworks.config.schema import DataConfig, RunConfig
 from gptworks.data.loader import Batch
 from gptworks.errors import UsageError
 from gptworks.launch import process_group
@@ -108,7 +108,7 @@ def simulate(cfg: RunConfig, world_size: int, rank: int, micro_batches: int | No
                 imagining.enter_context(pipeline.messages_hold_tensors())
                 # The other stages cannot be asked what they send.
                 part.hidden_len = cfg.data.seq_len // (layout.tp if parallel.sequence else 1)
-            seen = watch_step(part, cfg, world, [_any_batch(cfg, batch) for _ in range(number)])
+            seen = watch_step(part, cfg, world, [_any_batch(cfg.data, batch) for _ in range(number)])
         place = world.coords
     kinds = seen.tracker.at_peak()
     return Simulated(
@@ -207,7 +207,7 @@ def watch_step(part: Part, cfg: RunConfig, world: World, batches: list[Batch]) -
 
 
 @contextmanager
-def _telling(tracker: Tracker, part: Part, optimizer: torch.optim.AdamW) -> Iterator[None]:
+def _telling(tracker: Tracker, part: Part, optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """The tracker sees storages; here it is told what they are, whenever there may be new ones."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -243,14 +243,14 @@ def _telling(tracker: Tracker, part: Part, optimizer: torch.optim.AdamW) -> Iter
             handle.remove()
 
 
-def _any_batch(cfg: RunConfig, plan: BatchPlan) -> Batch:
-    shape = (plan.micro_size, cfg.data.seq_len)
+def _any_batch(data: DataConfig, plan: BatchPlan) -> Batch:
+    shape = (plan.micro_size, data.seq_len)
 
     def integers() -> Tensor:
         return torch.zeros(shape, dtype=torch.long)
 
-    positions = integers() if cfg.data.reset_positions else None
-    segments = integers() if cfg.data.reset_attention else None
+    positions = integers() if data.reset_positions else None
+    segments = integers() if data.reset_attention else None
     return Batch(integers(), integers(), positions, segments, torch.zeros(plan.micro_size, dtype=torch.long))
 
 
@@ -267,9 +267,9 @@ class _Answers(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def describe(found: list[Simulated]) -> str:
+def describe(simulated: list[Simulated]) -> str:
     """As a table: a line for each kind of rank."""
-    first = found[0]
+    first = simulated[0]
     lines = [f"simulated        {first.layout}: {first.layout.world_size:,} processes; one rank of each line was run"]
     if first.micro_batches < first.accumulation:
         lines.append(
@@ -279,16 +279,16 @@ def describe(found: list[Simulated]) -> str:
     else:
         lines.append(f"micro-batches    {first.micro_batches}")
     rows: list[tuple[str, ...]] = [("stage", "layers", *_COLUMNS, "peak", "at", "TFLOP", "took")]
-    for one in found:
+    for one in simulated:
         sizes = (*(getattr(one, name) for name in _COLUMNS), one.peak)
         layers = str(sum(len(layers) for layers in one.layers))
         shown = [f"{size / 2**30:.2f}" for size in sizes]
         rows.append((span(one.pp_ranks), layers, *shown, one.moment, f"{one.flops / 1e12:.4g}", f"{one.seconds:.1f} s"))
     lines += ["", "memory of one rank when it is most (GiB):", *aligned(rows)]
-    keys = sorted({key for one in found for key in one.communication})
+    keys = sorted({key for one in simulated for key in one.communication})
     if keys:
         sent: list[tuple[str, ...]] = [("stage", *(f"{axis} {kind}" for axis, kind in keys))]
-        for one in found:
+        for one in simulated:
             amounts = (f"{one.communication.get(key, 0) / 1e9:.4g}" for key in keys)
             sent.append((span(one.pp_ranks), *amounts))
         lines += ["", "what one rank brings to messages (GB):", *aligned(sent)]

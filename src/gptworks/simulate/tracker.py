@@ -113,10 +113,10 @@ class Tracker(TorchDispatchMode):
 
     def at_peak(self) -> dict[str, int]:
         """Bytes of each kind that were alive then."""
-        found: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
+        bytes_of: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
         for number, size in self._alive_at_peak().items():
-            found[self._pieces[number].kind] += size
-        return dict(found)
+            bytes_of[self._pieces[number].kind] += size
+        return dict(bytes_of)
 
     def groups_at_peak(self) -> list[Group]:
         """What they were, the largest first."""
@@ -128,10 +128,10 @@ class Tracker(TorchDispatchMode):
         return sorted(groups, key=lambda group: -group.bytes)
 
     def _alive_at_peak(self) -> dict[int, int]:
-        found: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         for number, change in self._changes[: self._changes_to_peak]:
-            found[number] += change
-        return {number: size for number, size in found.items() if size}
+            counts[number] += change
+        return {number: size for number, size in counts.items() if size}
 
     def _see(self, result: Any, func: Any) -> None:
         if isinstance(result, Tensor):

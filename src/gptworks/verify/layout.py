@@ -158,7 +158,9 @@ def plan(cfg: RunConfig, layout: Layout, *, steps: int, shrink: str) -> Comparis
     own, notes = cfg, []
     fits_memory, reason = _fits(own, choice, steps)
     if shrink == "never" and not fits_memory:
-        raise UsageError(f"--full: {reason}. Leave out --full, and a small model that is cut alike takes its place.")
+        raise UsageError(
+            f"--full: {reason}. Leave out --full, and a smaller model that is cut in the same way takes its place."
+        )
     if shrink == "always" or (shrink == "auto" and reason):
         samples = batch.global_size
         cfg, choice = scaled_model.scale_down(cfg, choice)
@@ -169,7 +171,7 @@ def plan(cfg: RunConfig, layout: Layout, *, steps: int, shrink: str) -> Comparis
         why = f": {reason}" if reason and shrink == "auto" else ""
         changed = scaled_model.changes(own, cfg, ("model", "data", "init"))
         changed += [f"batch.global_size {samples} -> {batch.global_size}"] if samples != batch.global_size else []
-        notes.append(f"a small twin is compared{why}\n  {'; '.join(changed)}")
+        notes.append(f"a smaller model is compared, cut in the same way{why}\n  {'; '.join(changed)}")
     cfg, more = _comparable(cfg)
     synthetic, data_note = _find_data(cfg)
     m = cfg.model
@@ -311,15 +313,15 @@ def _verdict(result: Result, first: str) -> str:
     return "\n".join(lines)
 
 
-def _relative(wanted: dict[str, reference.Described], found: dict[str, reference.Compared]) -> dict[str, float]:
-    """Of each tensor, in the order of the model, as a part of its largest number."""
+def _relative(wanted: dict[str, reference.Described], compared: dict[str, reference.Compared]) -> dict[str, float]:
+    """The difference of each tensor, in the order of the model, as a part of its largest number."""
     floor = _NEGLIGIBLE * max(tensor.largest for tensor in wanted.values())
     differences = {}
-    for name in [*wanted, *(name for name in found if name not in wanted)]:
-        if name not in wanted or name not in found or found[name].num_seen < wanted[name].size:
+    for name in [*wanted, *(name for name in compared if name not in wanted)]:
+        if name not in wanted or name not in compared or compared[name].num_seen < wanted[name].size:
             differences[name] = math.inf  # nobody has it, or a piece of it
         else:
-            differences[name] = measure.relative(found[name].difference, max(wanted[name].largest, floor))
+            differences[name] = measure.relative(compared[name].difference, max(wanted[name].largest, floor))
     return differences
 
 

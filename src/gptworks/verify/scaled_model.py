@@ -59,8 +59,8 @@ def scale_down(cfg: RunConfig, choice: LayoutChoice) -> tuple[RunConfig, LayoutC
 
 def changes(before: RunConfig, after: RunConfig, sections: tuple[str, ...]) -> list[str]:
     """`model.num_layers 96 -> 32` for each value of these sections that is another."""
-    found = []
+    changed = []
     for name in sections:
         old, new = getattr(before, name).model_dump(), getattr(after, name).model_dump()
-        found += [f"{name}.{key} {old[key]} -> {new[key]}" for key in old if old[key] != new[key]]
-    return found
+        changed += [f"{name}.{key} {old[key]} -> {new[key]}" for key in old if old[key] != new[key]]
+    return changed

@@ -67,7 +67,7 @@ def _nibbles(packed: Array) -> Array:
 
 
 def _fifth_bits(packed: Array) -> Array:
-    """Of each of 32 values, at the place it has in the value."""
+    """The fifth bit of each of 32 values, shifted to where it stands in the value."""
     return (packed[:, None] >> np.arange(32, dtype=np.uint32) & 1).astype(np.uint8) << 4
 
 

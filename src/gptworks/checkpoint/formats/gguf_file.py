@@ -114,7 +114,7 @@ class _Entry:
         block = BLOCKS[self.type]
         if not self.shape or self.shape[-1] % block.length:
             raise CheckpointError(
-                f"{path}: tensor '{self.name}' is {block.name} with rows that are no multiple of {block.length}."
+                f"{path}: tensor '{self.name}' is {block.name} with rows that are not a multiple of {block.length}."
             )
         return count // block.length * block.layout.itemsize
 

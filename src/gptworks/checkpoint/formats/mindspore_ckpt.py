@@ -69,19 +69,19 @@ def read(path: Path) -> MindSporeFile:
     if has_checksum:
         end -= _CRC_BYTES + len(_CRC_MARK)
         _compare_checksum(path, end, int.from_bytes(data[-_CRC_BYTES:], "big"))
-    found = MindSporeFile({}, {}, {}, has_checksum)
+    content = MindSporeFile({}, {}, {}, has_checksum)
     for value in _Message(path, data, 0, end).values():
-        if value.tag in found.tensors or value.tag in found.texts or value.tag in found.skipped:
+        if value.tag in content.tensors or value.tag in content.texts or value.tag in content.skipped:
             raise CheckpointError(f"{path}: '{value.tag}' is in it twice. It is damaged: save or copy it again.")
         if value.kind == "map":
-            found.skipped[value.tag] = "a map tensor, which holds no weights of a GPT"
+            content.skipped[value.tag] = "a map tensor, which holds no weights of a GPT"
         elif value.kind == "str":
-            found.texts[value.tag] = _text(path, value)
+            content.texts[value.tag] = _text(path, value)
         elif (dtype := _TYPES.get(value.kind)) is None:
-            found.skipped[value.tag] = f"of type {value.kind[:40]}, which holds no weights of a GPT"
+            content.skipped[value.tag] = f"of type {value.kind[:40]}, which holds no weights of a GPT"
         else:
-            found.tensors[value.tag] = _stored(path, value, dtype)
-    return found
+            content.tensors[value.tag] = _stored(path, value, dtype)
+    return content
 
 
 def is_mindspore_file(path: Path) -> bool:
@@ -106,13 +106,13 @@ def is_mindspore_file(path: Path) -> bool:
 
 
 def _compare_checksum(path: Path, end: int, expected: int) -> None:
-    found = 0
+    checksum = 0
     with path.open("rb") as file:
         for begin in range(0, end, _PIECE):
-            found = zlib.crc32(file.read(min(_PIECE, end - begin)), found)
-    if found != expected:
+            checksum = zlib.crc32(file.read(min(_PIECE, end - begin)), checksum)
+    if checksum != expected:
         raise CheckpointError(
-            f"{path}: its checksum is {found:#x}, and {expected:#x} is written in it. It is damaged: copy it again."
+            f"{path}: its checksum is {checksum:#x}, and {expected:#x} is written in it. It is damaged: copy it again."
         )
 
 
@@ -123,19 +123,19 @@ class _Message:
         self.path, self.data, self.at, self.end = path, data, at, end
 
     def values(self) -> list[_Value]:
-        found: list[_Value] = []
+        values: list[_Value] = []
         for number, begin, end in self.fields():
             if number != 1:
                 continue
             value = _Message(self.path, self.data, begin, end).value()
-            previous = found[-1] if found else None
+            previous = values[-1] if values else None
             if previous and previous.tag == value.tag:
                 if (previous.dims, previous.kind) != (value.dims, value.kind):
                     raise self.damaged(f"the parts of '{value.tag}' are of different shapes or types")
                 previous.pieces += value.pieces
             else:
-                found.append(value)
-        return found
+                values.append(value)
+        return values
 
     def value(self) -> _Value:
         value = _Value()
@@ -178,9 +178,9 @@ class _Message:
                 self.at = begin + length
                 yield number, begin, self.at
             elif kind == _VARINT:
-                found = self.varint()
+                value = self.varint()
                 if number == 1 and numbers is not None:
-                    numbers(found)
+                    numbers(value)
             elif kind in (_FIXED64, _FIXED32):
                 self.at += 8 if kind == _FIXED64 else 4
             else:
@@ -189,19 +189,19 @@ class _Message:
             raise self.damaged("it is cut off")
 
     def key(self) -> tuple[int, int]:
-        found = self.varint()
-        return found >> 3, found & 7
+        key = self.varint()
+        return key >> 3, key & 7
 
     def varint(self) -> int:
-        found = 0
+        number = 0
         for shift in range(0, 70, 7):
             if self.at >= self.end:
                 raise self.damaged("it is cut off")
             byte = self.data[self.at]
             self.at += 1
-            found |= (byte & 0x7F) << shift
+            number |= (byte & 0x7F) << shift
             if byte < 0x80:
-                return found
+                return number
         raise self.damaged(f"no number at byte {self.at:,}")
 
     def text(self, begin: int, end: int) -> str:
@@ -223,7 +223,7 @@ def _stored(path: Path, value: _Value, dtype: torch.dtype) -> LazyTensor:
     dims = [] if value.dims == [0] and held == dtype.itemsize else value.dims
     if math.prod(max(n, 1) for n in dims) >= _MOST_ITEMS or math.prod(dims) * dtype.itemsize != held:
         raise CheckpointError(
-            f"{path}: '{value.tag}' has {held:,} bytes, which are no {value.kind} tensor of shape {dims[:8]}. "
+            f"{path}: '{value.tag}' has {held:,} bytes, which do not make a {value.kind} tensor of shape {dims[:8]}. "
             "It is damaged: copy it again."
         )
     return raw_bytes.stored(path, value.pieces, torch.Size(dims), dtype)
@@ -241,14 +241,14 @@ def write(path: Path, tensors: LazyTensors, *, checksum: bool = False, chunk_byt
     """
     path.unlink(missing_ok=True)  # one that is read-only could not be opened
     with path.open("wb") as file:
-        found = 0
+        crc = 0
         for tag, stored in tensors.items():
             for piece in _pieces(tag, stored, chunk_bytes):
                 file.write(piece)
                 if checksum:
-                    found = zlib.crc32(piece, found)
+                    crc = zlib.crc32(piece, crc)
         if checksum:
-            file.write(_CRC_MARK + found.to_bytes(_CRC_BYTES, "big"))
+            file.write(_CRC_MARK + crc.to_bytes(_CRC_BYTES, "big"))
     path.chmod(0o400)
 
 
@@ -273,9 +273,9 @@ def _sized(data: bytes) -> bytes:
 
 
 def _number(value: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while value >= 0x80:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    encoded.append(value)
+    return bytes(encoded)

@@ -96,7 +96,9 @@ def _described(meta: Path) -> tuple[list[int], torch.dtype]:
         raise CheckpointError(f"{meta}: data_type {name[:40]}, which holds no weights of a GPT.")
     dims = _dims(shape[1])
     if dims is None or math.prod(max(n, 1) for n in dims) >= _MOST_ITEMS:
-        raise CheckpointError(f"{meta}: {shape[1].strip()[:60]!r} is no shape. It is damaged: copy the folder again.")
+        raise CheckpointError(
+            f"{meta}: {shape[1].strip()[:60]!r} is not a shape. It is damaged: copy the folder again."
+        )
     return dims, _TYPES[name]
 
 

@@ -152,7 +152,7 @@ class _Arrays(Meaning):
     def _stored(self, shape: Any, dtype_call: Any, is_fortran: bool, data: Any) -> LazyTensor:
         dtype = self._dtype(dtype_call)
         if not isinstance(shape, tuple | list) or not all(type(n) is int and n >= 0 for n in shape):
-            raise CheckpointError(f"{self.path}: {shown(shape)} is no shape of an array. {_DAMAGED}")
+            raise CheckpointError(f"{self.path}: {shown(shape)} is not the shape of an array. {_DAMAGED}")
         size, path = math.prod(shape) * dtype.itemsize, self.path
         if not isinstance(data, bytes | str | Bytes | _Text):
             raise CheckpointError(f"{path}: an array with {type(data).__name__} for its bytes. {_DAMAGED}")

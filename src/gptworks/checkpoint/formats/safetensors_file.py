@@ -87,7 +87,7 @@ def header(shapes: dict[str, tuple[torch.Size, torch.dtype]]) -> bytes:
 
 
 def _places(shapes: dict[str, tuple[torch.Size, torch.dtype]]) -> dict[str, range]:
-    """Of each tensor, behind the header."""
+    """The bytes of each tensor, counted from the end of the header."""
     found, end = {}, 0
     for name, (shape, dtype) in sorted(shapes.items()):
         found[name] = range(end, end + num_bytes(shape, dtype))

@@ -177,7 +177,7 @@ def _whole_numbers(path: Path, values: Any) -> tuple[int, ...]:
     if isinstance(values, Object):  # torch.Size
         values = values.args[0]
     if not isinstance(values, tuple | list) or not all(type(n) is int and n >= 0 for n in values):
-        raise CheckpointError(f"{path}: {shown(values)} is no shape or stride of a tensor. It is damaged.")
+        raise CheckpointError(f"{path}: {shown(values)} is not a shape or stride of a tensor. It is damaged.")
     return tuple(values)
 
 

@@ -171,7 +171,7 @@ def _where_configs_are(folder: Path, path: Path) -> list[Path]:
 
 
 def _shards(folder: Path, files: Mapping[Rank, Path]) -> tuple[list[dict[str, LazyTensor]], list[str]]:
-    """Of each tensor-parallel rank, all stages together, under the names of one process."""
+    """The tensors of each tensor-parallel rank, all stages together, under the names of one process."""
     sizes = [1 + max(rank[axis] for rank in files) for axis in range(3)]
     missing = [
         f"mp_{mp:02d}_sharding_00_pp_{pp:02d}"
@@ -254,7 +254,7 @@ def _saved_names(tensors: LazyTensors, layers: int, cut: SplitSpec, stage: int) 
 
 
 def _progress(folder: Path, remarks: list[str]) -> dict[str, Any]:
-    """Of the seed's time {global_step}, later {epoch, step}, where step is the number of the last one, from 0."""
+    """The step reached: of {global_step} at first, of {epoch, step} later, where step is the last one's, from 0."""
     try:
         values = pdparams.read(folder / META).values if (folder / META).is_file() else {}
     except CheckpointError as error:

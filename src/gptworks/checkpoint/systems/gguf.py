@@ -116,7 +116,7 @@ def _type_of(name: str, tensor: LazyTensor, blocks: int | None) -> int:
 
 
 def _in_order(architecture: Architecture, model: ModelConfig, present: Mapping[str, object]) -> list[str]:
-    """Of the network, as the file is read from its beginning to its end."""
+    """Names of tensors in the order of the network, so that the file is read from its beginning to its end."""
     rules = architecture.table.at(model)
     found = [theirs for name in our_shapes(model) for theirs in rules[name].theirs]
     return [*(name for name in present if name not in found), *found]

@@ -63,17 +63,17 @@ class Architecture:
 
     def read(self, file: GgufFile, where: str) -> dict[str, object]:
         """What the file says of the model, under our keys."""
-        found: dict[str, object] = {}
+        values: dict[str, object] = {}
         for ours, theirs in {**_COUNTS, **(_KV_COUNTS if self.is_llama_kind else {})}.items():
             value = file.settings.get(f"{self.name}.{theirs}")
             if value is None:
                 continue
             if type(value) is not int:
                 raise CheckpointError(f"{where}: {self.name}.{theirs} is {str(value)[:80]}, needed a whole number.")
-            found[ours] = value
+            values[ours] = value
         if (eps := self._number(file, self.epsilon, where)) is not None:
-            found["layernorm_eps"] = eps
-        return {**found, **(self._read_llama_kind(file, found, where) if self.is_llama_kind else {})}
+            values["layernorm_eps"] = eps
+        return {**values, **(self._read_llama_kind(file, values, where) if self.is_llama_kind else {})}
 
     def _read_llama_kind(self, file: GgufFile, counts: Mapping[str, object], where: str) -> dict[str, object]:
         for key, harmless in _UNSUPPORTED.items():
@@ -114,14 +114,14 @@ class Architecture:
                 f"{where}: {self.name}.rope.scaling.type is {str(kind)[:40]!r}, needed none, linear or yarn."
             )
         context = file.settings.get(f"{self.name}.rope.scaling.original_context_length", 0)
-        found: dict[str, object] = {"type": "yarn", "factor": factor, "original_max_positions": context}
+        scaling: dict[str, object] = {"type": "yarn", "factor": factor, "original_max_positions": context}
         for ours in ("beta_fast", "beta_slow"):
             value = self._number(file, f"rope.scaling.yarn_{ours}", where)
-            found |= {} if value is None else {ours: value}
+            scaling |= {} if value is None else {ours: value}
         for key in ("attn_factor", "yarn_attn_factor"):
             if (self._number(file, f"rope.scaling.{key}", where) or 1.0) != 1.0:
                 raise CheckpointError(f"{where}: {self.name}.rope.scaling.{key} is set, which is not supported.")
-        return found
+        return scaling
 
     def _number(self, file: GgufFile, key: str, where: str) -> float | None:
         value = file.settings.get(f"{self.name}.{key}")
@@ -134,9 +134,9 @@ class Architecture:
     # Our model section -> settings
 
     def write(self, model: ModelConfig) -> dict[str, Value]:
-        found: dict[str, Value] = {f"{self.name}.{theirs}": getattr(model, ours) for ours, theirs in _COUNTS.items()}
+        settings: dict[str, Value] = {f"{self.name}.{theirs}": getattr(model, ours) for ours, theirs in _COUNTS.items()}
         if self.is_llama_kind:
-            found |= {
+            settings |= {
                 f"{self.name}.attention.head_count_kv": model.num_kv_heads,
                 f"{self.name}.attention.key_length": model.head_size,
                 f"{self.name}.attention.value_length": model.head_size,
@@ -145,7 +145,7 @@ class Architecture:
                 **self._write_scaling(model),
             }
         return {
-            **found,
+            **settings,
             f"{self.name}.{self.epsilon}": model.layernorm_eps,
             f"{self.name}.vocab_size": model.vocab_size,
         }
@@ -182,13 +182,13 @@ class Architecture:
         }
 
     def in_their_order(self, tensors: LazyTensors, model: ModelConfig) -> dict[str, LazyTensor]:
-        found = {
+        theirs = {
             name: reordered(each, model.head_size, to_halves=False) if self._is_turned(name, each) else each
             for name, each in tensors.items()
         }
         if self.is_llama_kind and model.rope_scaling.type == "llama3":
-            found[ROPE_FREQS] = in_memory(_slowdowns(model))
-        return found
+            theirs[ROPE_FREQS] = in_memory(_slowdowns(model))
+        return theirs
 
     def _is_turned(self, name: str, tensor: LazyTensor) -> bool:
         return self.turns_neighbours and len(tensor.shape) > 0 and name.split(".")[-2] in ("attn_q", "attn_k")
@@ -196,11 +196,11 @@ class Architecture:
 
 def reordered(stored: LazyTensor, head_size: int, *, to_halves: bool) -> LazyTensor:
     def read() -> Tensor:
-        found = stored.read()
-        if head_size % 2 or found.shape[0] % head_size:
-            return found  # listed among the shapes
+        tensor = stored.read()
+        if head_size % 2 or tensor.shape[0] % head_size:
+            return tensor  # listed among the shapes
         pairs = (-1, head_size // 2, 2) if to_halves else (-1, 2, head_size // 2)
-        return found.reshape(*pairs, *found.shape[1:]).transpose(1, 2).reshape(found.shape)
+        return tensor.reshape(*pairs, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
     return LazyTensor(stored.shape, stored.dtype, read)
 
@@ -238,8 +238,8 @@ def require_same_slowdowns(file: GgufFile, model: ModelConfig, where: str) -> No
     """The numbers in the file are those that the model computes with."""
     if ROPE_FREQS not in file.tensors:
         return
-    found, ours = file.tensors[ROPE_FREQS].read().float(), _slowdowns(model)
-    if found.shape != ours.shape or not torch.allclose(found, ours, rtol=1e-4):
+    stored, ours = file.tensors[ROPE_FREQS].read().float(), _slowdowns(model)
+    if stored.shape != ours.shape or not torch.allclose(stored, ours, rtol=1e-4):
         raise CheckpointError(
             f"{where}: '{ROPE_FREQS}' has other numbers than Llama 3's rule with factor {model.rope_scaling.factor:g}, "
             f"{model.rope_scaling.original_max_positions} positions and the factors 1 and 4 gives. State the rule with "

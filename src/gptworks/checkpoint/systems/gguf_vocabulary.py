@@ -28,12 +28,12 @@ _NORMAL, _UNKNOWN, _CONTROL, _ADDED, _UNUSED, _BYTE = range(1, 7)
 def carried_by(path: Path) -> Tokenizer:
     """The tokenizer inside a GGUF file."""
     try:
-        found = from_settings(gguf_file.read(path).settings, str(path))
+        tokenizer = from_settings(gguf_file.read(path).settings, str(path))
     except CheckpointError as error:
         raise TokenizerError(str(error)) from None
-    if found is None:
+    if tokenizer is None:
         raise TokenizerError(f"{path}: carries no tokenizer of the kinds {', '.join(KINDS)}.")
-    return found
+    return tokenizer
 
 
 def settings_of(tokenizer: Tokenizer | None, vocab_size: int, eod_id: int | None, notes: list[str]) -> dict[str, Value]:
@@ -54,20 +54,20 @@ def settings_of(tokenizer: Tokenizer | None, vocab_size: int, eod_id: int | None
         notes.append(f"the tokenizer has no tokens for the bytes {listed}: llama.cpp leaves them out of texts")
     tokens, types = _tokens_and_types(tokenizer, vocab_size)
     merges = tokenizer.spec["model"]["merges"]
-    found: dict[str, Value] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    settings: dict[str, Value] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
     if scored_pieces.is_of_this_kind(tokenizer.spec):
-        found = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"} | found
-        found["tokenizer.ggml.scores"] = scored_pieces.scores_of(merges, tokens)
-        found["tokenizer.ggml.add_space_prefix"] = scored_pieces.begins_with_blank(tokenizer.spec)
+        settings = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"} | settings
+        settings["tokenizer.ggml.scores"] = scored_pieces.scores_of(merges, tokens)
+        settings["tokenizer.ggml.add_space_prefix"] = scored_pieces.begins_with_blank(tokenizer.spec)
         is_gpt2 = False
     else:
         split = splits.split_of(tokenizer.spec)
         assert split is not None  # _why_not asks
-        found = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": split.name} | found
+        settings = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": split.name} | settings
         is_gpt2 = split is splits.GPT2
         if merges:
-            found["tokenizer.ggml.merges"] = [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]
-    return found | _first_and_last(tokenizer, eod_id, notes, is_gpt2=is_gpt2) | carried
+            settings["tokenizer.ggml.merges"] = [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]
+    return settings | _first_and_last(tokenizer, eod_id, notes, is_gpt2=is_gpt2) | carried
 
 
 def _tokens_and_types(tokenizer: Tokenizer, vocab_size: int) -> tuple[list[str], list[int]]:
@@ -86,7 +86,7 @@ def _tokens_and_types(tokenizer: Tokenizer, vocab_size: int) -> tuple[list[str],
 
 def _first_and_last(tokenizer: Tokenizer, eod_id: int | None, notes: list[str], *, is_gpt2: bool) -> dict[str, Value]:
     """BOS, EOS and whether a text begins with one. Where GPT-2's end of document is both, that is said as ever."""
-    found: dict[str, Value] = {}
+    settings: dict[str, Value] = {}
     end = eod_id if eod_id is not None else tokenizer.eod_id
     bos = tokenizer.backend.token_to_id(tokenizer.special.bos_token or "")
     if end is None:
@@ -94,16 +94,16 @@ def _first_and_last(tokenizer: Tokenizer, eod_id: int | None, notes: list[str], 
     if bos is None:
         bos = end
     if bos is not None:
-        found["tokenizer.ggml.bos_token_id"] = bos
+        settings["tokenizer.ggml.bos_token_id"] = bos
     if end is not None:
-        found["tokenizer.ggml.eos_token_id"] = end
+        settings["tokenizer.ggml.eos_token_id"] = end
     if not is_gpt2 or tokenizer.prompt_start:
-        found["tokenizer.ggml.add_bos_token"] = bool(tokenizer.prompt_start)
+        settings["tokenizer.ggml.add_bos_token"] = bool(tokenizer.prompt_start)
     for key, token in (("unknown", tokenizer.special.unk_token), ("padding", tokenizer.special.pad_token)):
         i = tokenizer.backend.token_to_id(token or "")
         if i is not None and not is_gpt2:
-            found[f"tokenizer.ggml.{key}_token_id"] = i
-    return found
+            settings[f"tokenizer.ggml.{key}_token_id"] = i
+    return settings
 
 
 def from_settings(settings: Mapping[str, Any], where: str) -> Tokenizer | None:
@@ -219,7 +219,7 @@ def _why_not(tokenizer: Tokenizer, vocab_size: int) -> str | None:
     if tokenizer.vocab_size > vocab_size:
         return f"the tokenizer has {tokenizer.vocab_size:,} tokens and the model {vocab_size:,} rows"
     if tokenizer.library != "tokenizers" or tokenizer.spec["model"]["type"] != "BPE":
-        return "the tokenizer is no byte-level BPE"
+        return "the tokenizer is not a byte-level BPE"
     if not _SELDOM_IN_TEXT.issuperset(tokenizer.missing_bytes):
         return "the tokenizer has no tokens for some bytes"
     if splits.split_of(tokenizer.spec) is None and not scored_pieces.is_of_this_kind(tokenizer.spec):

@@ -242,7 +242,7 @@ def _read_pickle(file: Path, remarks: list[str]) -> dict[str, LazyTensor]:
         raise CheckpointError(f"{file}: holds a {type(content).__name__}, needed a dictionary of tensors.")
     remarks += unknown_classes(found.unknown, file)
     if others := [str(name) for name, each in content.items() if not isinstance(each, LazyTensor)]:
-        remarks.append(f"{file}: left out what is no tensor: {shown(others)}")
+        remarks.append(f"{file}: left out what is not a tensor: {shown(others)}")
     return {str(name): each for name, each in content.items() if isinstance(each, LazyTensor)}
 
 

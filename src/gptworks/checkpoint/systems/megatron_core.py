@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from gptworks import architecture
-from gptworks.architecture import ANY
 from gptworks.checkpoint.lazy_tensor import LazyTensor
 from gptworks.checkpoint.rules import Rule, Table, block_rules
 from gptworks.checkpoint.systems import (
@@ -59,18 +58,7 @@ def _table(modules: Mapping[str, str]) -> Table:
             Rule("ln_f.bias", ("decoder.final_layernorm.bias",)),
             Rule("head.weight", ("output_layer.weight",)),
         ],
-        known={
-            **architecture.GPT2,
-            "norm": ("rmsnorm",),
-            "positions": ("rope", "none"),
-            "rope_scaling": ("linear", "llama3"),
-            "mlp": ("swiglu",),
-            "num_kv_heads": ANY,
-            "head_size": ANY,
-            "bias": ("qkv", "none"),
-            "qk_norm": (True,),
-            "sliding_window": ANY,
-        },
+        known={**architecture.LLAMA, "rope_scaling": ("linear", "llama3")},
     )
 
 

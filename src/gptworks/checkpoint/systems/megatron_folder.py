@@ -87,10 +87,10 @@ def load(path: Path, canonical: Callable[[str], str | None]) -> Loaded:
                 )
     read = {at: torch_file.read(file) for at, file in pieces.items()}
     contents: dict[tuple[int, int], dict[Any, Any]] = {}
-    for at, found in read.items():
-        if not isinstance(found.content, dict):
-            raise CheckpointError(f"{pieces[at]}: holds a {type(found.content).__name__}, needed a dictionary.")
-        contents[at] = found.content
+    for at, file in read.items():
+        if not isinstance(file.content, dict):
+            raise CheckpointError(f"{pieces[at]}: holds a {type(file.content).__name__}, needed a dictionary.")
+        contents[at] = file.content
     tensors = []
     for rank in range(tp):
         stages = [_chunks(contents[rank, stage], pieces[rank, stage]) for stage in range(pp)]
@@ -107,7 +107,7 @@ def load(path: Path, canonical: Callable[[str], str | None]) -> Loaded:
         not any(key in first for key in ("model", "model0", "checkpoint_version")),
         step if type(step) is int else None,
         [pieces[at] for at in sorted(pieces)],
-        sorted({name for found in read.values() for name in found.unknown}),
+        sorted({name for file in read.values() for name in file.unknown}),
     )
 
 
@@ -127,8 +127,8 @@ def _of_the_save(content: Mapping[Any, Any]) -> dict[str, object]:
     settings = _settings(content.get("args")) or {}
     names = ["num_layers", "num_attention_heads", "hidden_size"]
     names += ["tensor_model_parallel_size", "pipeline_model_parallel_size"]
-    found: dict[str, object] = {name: content.get(name) for name in ("checkpoint_version", "iteration")}
-    return found | {f"args.{name}": settings.get(name) for name in names}
+    facts: dict[str, object] = {name: content.get(name) for name in ("checkpoint_version", "iteration")}
+    return facts | {f"args.{name}": settings.get(name) for name in names}
 
 
 def _pieces(path: Path) -> dict[tuple[int, int], Path]:
@@ -145,31 +145,31 @@ def _pieces(path: Path) -> dict[tuple[int, int], Path]:
         )
     if own := _file_in(root):
         return {(0, 0): own}
-    found = {}
+    files = {}
     for folder in sorted(root.glob("mp_rank_*")) if root.is_dir() else []:
         name = _RANK.fullmatch(folder.name)
         if name and (file := _file_in(folder)):
-            found[int(name[1]), int(name[2] or 0)] = file
-    return found
+            files[int(name[1]), int(name[2] or 0)] = file
+    return files
 
 
 def folders_of(path: Path) -> list[Path]:
     """That of a rank, of the iteration and of them all: as far as the path tells."""
-    found = [path.resolve() if path.is_dir() else path.resolve().parent]
-    if _RANK.fullmatch(found[-1].name):
-        found.append(found[-1].parent)
-    if _SAVED.fullmatch(found[-1].name):
-        found.append(found[-1].parent)
-    return found
+    folders = [path.resolve() if path.is_dir() else path.resolve().parent]
+    if _RANK.fullmatch(folders[-1].name):
+        folders.append(folders[-1].parent)
+    if _SAVED.fullmatch(folders[-1].name):
+        folders.append(folders[-1].parent)
+    return folders
 
 
 def _latest(root: Path) -> Path:
-    said = (root / TRACKER).read_bytes()[:40].decode("latin-1").strip()
-    folder = root / ("release" if said == "release" else f"iter_{said:0>7}")
-    if not said.isalnum() or not folder.is_dir():
-        there = ", ".join(sorted(found.name for found in root.glob("iter_*"))[:8]) or "none"
+    newest = (root / TRACKER).read_bytes()[:40].decode("latin-1").strip()
+    folder = root / ("release" if newest == "release" else f"iter_{newest:0>7}")
+    if not newest.isalnum() or not folder.is_dir():
+        there = ", ".join(sorted(each.name for each in root.glob("iter_*"))[:8]) or "none"
         raise CheckpointError(
-            f"{root / TRACKER}: says {said!r}, and there is no folder {folder.name}. Folders: {there}. "
+            f"{root / TRACKER}: says {newest!r}, and there is no folder {folder.name}. Folders: {there}. "
             "Name one of them instead."
         )
     return folder
@@ -186,11 +186,11 @@ def _chunks(content: Mapping[Any, Any], file: Path) -> list[dict[str, LazyTensor
     if "model0" in content:
         names = [f"model{number}" for number in range(len(content)) if f"model{number}" in content]
         return [_flat(content[name]) for name in names]
-    found = _flat(content)
-    if not found:
+    tensors = _flat(content)
+    if not tensors:
         keys = ", ".join(repr(key) for key in list(content)[:6]) or "nothing"
         raise CheckpointError(f"{file}: no model in it; it holds {keys}.")
-    return [found]
+    return [tensors]
 
 
 def _flat(value: object, prefix: str = "", depth: int = 0, seen: set[int] | None = None) -> dict[str, LazyTensor]:
@@ -202,20 +202,20 @@ def _flat(value: object, prefix: str = "", depth: int = 0, seen: set[int] | None
     if not isinstance(value, dict) or depth > 12 or id(value) in seen:
         return {}
     seen.add(id(value))
-    found: dict[str, LazyTensor] = {}
+    tensors: dict[str, LazyTensor] = {}
     for key, item in value.items():
         if isinstance(item, LazyTensor):
-            found[f"{prefix}{key}"] = item
+            tensors[f"{prefix}{key}"] = item
         else:
-            found |= _flat(item, f"{prefix}{key}.", depth + 1, seen)
-    return found
+            tensors |= _flat(item, f"{prefix}{key}.", depth + 1, seen)
+    return tensors
 
 
 def _joined(
     stages: list[list[dict[str, LazyTensor]]], canonical: Callable[[str], str | None], where: str
 ) -> dict[str, LazyTensor]:
     """Layers are numbered from 0 in every stage. Interleaved: the first chunk of every stage, then the second."""
-    found: dict[str, LazyTensor] = {}
+    tensors: dict[str, LazyTensor] = {}
     layers = 0
     for number in range(max(map(len, stages))):
         for stage, chunks in enumerate(stages):
@@ -229,13 +229,13 @@ def _joined(
                 if layer := _LAYER.fullmatch(name):
                     own.add(int(layer[2]))
                     name = f"{layer[1]}{layers + int(layer[2])}{layer[3]}"
-                if name in found:
+                if name in tensors:
                     raise CheckpointError(
                         f"{where}: tensor '{theirs}' of stage {stage} is in an earlier stage as well."
                     )
-                found[name] = each
+                tensors[name] = each
             layers += len(own)
-    return found
+    return tensors
 
 
 def _settings(args: object) -> dict[str, Any] | None:

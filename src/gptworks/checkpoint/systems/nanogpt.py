@@ -50,8 +50,8 @@ def recognise(path: Path) -> bool:
 
 def open(path: Path, given: Mapping[str, object]) -> Opened:
     file = _file(path)
-    found = torch_file.read(file)
-    content = found.content if isinstance(found.content, dict) else {}
+    file_content = torch_file.read(file)
+    content = file_content.content if isinstance(file_content.content, dict) else {}
     model_args, state = content.get("model_args"), content.get("model")
     if not isinstance(model_args, dict) or not isinstance(state, dict):
         raise CheckpointError(f"{file}: no checkpoint of nanoGPT; needed: a dictionary with 'model' and 'model_args'.")
@@ -61,12 +61,12 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         for name, each in state.items()
         if isinstance(each, LazyTensor)
     }
-    said = _numbers(model_args, content.get("gptworks"))
-    known = {"gelu": "erf", "layernorm_eps": _EPSILON, **said}
+    numbers = _numbers(model_args, content.get("gptworks"))
+    known = {"gelu": "erf", "layernorm_eps": _EPSILON, **numbers}
     values = infer_model(TABLE, [tensors], known, given, str(file))
     _require_layers(model_args, values, file)
     model = model_config(values, str(file))
-    remarks = unknown_classes(found.unknown)
+    remarks = unknown_classes(file_content.unknown)
     if model_args.get("bias") is False:
         tensors |= zero_biases(TABLE, tensors, model)
         remarks.append("trained without biases (bias=False): biases of zero, which compute the same")
@@ -84,7 +84,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         files=[file],
         tokenizer=file.parent,
         remarks=remarks,
-        conflicts=conflicts_with(said, given),
+        conflicts=conflicts_with(numbers, given),
     )
 
 
@@ -124,18 +124,18 @@ def write(path: Path, weights: Weights, cut: SplitSpec = SplitSpec()) -> list[Pa
 
 def _differences(model: ModelConfig) -> list[str]:
     """What nanoGPT itself would compute otherwise; reading the file with gptworks keeps to the model."""
-    found = []
+    differences = []
     if model.gelu != "erf":
-        found.append(
+        differences.append(
             f"the GELU of this model is the {model.gelu} form; nanoGPT has the exact one, and differs a little"
         )
     if model.layernorm_eps != _EPSILON:
-        found.append(f"model.layernorm_eps is {model.layernorm_eps:g}; nanoGPT has {_EPSILON:g}")
-    return found
+        differences.append(f"model.layernorm_eps is {model.layernorm_eps:g}; nanoGPT has {_EPSILON:g}")
+    return differences
 
 
 def _fresh_optimizer(tensors: Iterable[LazyTensor]) -> dict[str, Any]:
-    """Of AdamW before its first step, in nanoGPT's two groups: matrices decay, vectors do not."""
+    """The state of AdamW before its first step, in nanoGPT's two groups: matrices decay, vectors do not."""
     tensors = list(tensors)
     decayed = sum(len(each.shape) > 1 for each in tensors)
     groups = []
@@ -152,14 +152,14 @@ def _file(path: Path) -> Path:
 
 def _numbers(model_args: Mapping[Any, Any], ours: object) -> dict[str, object]:
     """What the file says of what no shape tells."""
-    found: dict[str, object] = {}
+    numbers: dict[str, object] = {}
     if isinstance(ours, dict):
-        found |= {key: ours[key] for key in ("gelu", "layernorm_eps") if key in ours}
+        numbers |= {key: ours[key] for key in ("gelu", "layernorm_eps") if key in ours}
     if model_args.get("n_head") is not None:
-        found["num_heads"] = model_args["n_head"]
+        numbers["num_heads"] = model_args["n_head"]
     if model_args.get("dropout") is not None:
-        found |= dict.fromkeys(("dropout_embed", "dropout_hidden", "dropout_attention"), model_args["dropout"])
-    return found
+        numbers |= dict.fromkeys(("dropout_embed", "dropout_hidden", "dropout_attention"), model_args["dropout"])
+    return numbers
 
 
 def _require_layers(model_args: Mapping[Any, Any], values: Mapping[str, object], file: Path) -> None:

@@ -48,11 +48,11 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
 
     def stored(name: str, shape: torch.Size) -> LazyTensor:
         def read_region(region: Region) -> Tensor:
-            """Of the slices that ranks saved, those that have something of it."""
+            """Read only those of the slices that ranks saved that have something of the region."""
             offsets = torch.Size(each.start for each in region)
-            part = Slice(torch.empty(size_of(region)), offsets, shape)
-            dcp.load_into(state, {f"model.{name}": part})
-            return part.here
+            piece = Slice(torch.empty(size_of(region)), offsets, shape)
+            dcp.load_into(state, {f"model.{name}": piece})
+            return piece.here
 
         everything = tuple(slice(0, size) for size in shape)
         return LazyTensor(shape, torch.float32, lambda: read_region(everything), read_region)

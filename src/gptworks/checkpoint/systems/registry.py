@@ -35,7 +35,7 @@ WRITTEN = tuple(name for name in NAMES if name not in READ_ONLY)
 def system(name: str) -> System:
     found = _MODULES.get(name)
     if found is None:
-        raise CheckpointError(f"{name!r} is no format of checkpoints. Known: {', '.join(NAMES)}.")
+        raise CheckpointError(f"{name!r} is not a format of checkpoints. Known: {', '.join(NAMES)}.")
     return cast(System, import_module(f"gptworks.checkpoint.systems.{found}"))
 
 

@@ -153,10 +153,10 @@ def read_index(prefix: Path) -> Index:
             "Prepare the data again."
         )
     expected = int(ends[-1]) if n else 0
-    found = bin_.stat().st_size
-    if found != expected:
+    size = bin_.stat().st_size
+    if size != expected:
         raise DataError(
-            f"{bin_}: {found} bytes, but {idx.name} describes {expected}. One of the two is cut off or belongs to "
+            f"{bin_}: {size} bytes, but {idx.name} describes {expected}. One of the two is cut off or belongs to "
             "another store."
         )
     return Index(dtype, sizes, documents)

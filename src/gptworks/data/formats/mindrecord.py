@@ -196,7 +196,7 @@ def _blob_pages(file: Path, header: dict[str, Any], size: int) -> list[Page]:
         raise DataError(f"{file}: page is {_short(entries)}, needed a list of objects.")
     room = header["page_size"]
     seen: set[int] = set()
-    found = []
+    pages = []
     for number, entry in enumerate(entries):
         where = f"page[{number}]."
         page_id = _number(file, entry, "page_id", (0, len(entries) - 1), where)
@@ -216,15 +216,15 @@ def _blob_pages(file: Path, header: dict[str, Any], size: int) -> list[Page]:
         if kind == "BLOB_DATA":
             first = _number(file, entry, "start_row_id", (0, size), where)
             last = _number(file, entry, "end_row_id", (first, first + used // LENGTH.size), where)
-            found.append((first, last, start, start + used))
-    found.sort()
-    for (_, before, *_), (first, *_) in pairwise([(0, 0, 0, 0), *found]):
+            pages.append((first, last, start, start + used))
+    pages.sort()
+    for (_, before, *_), (first, *_) in pairwise([(0, 0, 0, 0), *pages]):
         if first != before:
             raise DataError(
                 f"{file}: rows up to {before} are followed by a page from row {first}. A page is missing from the "
                 "header, or start_row_id is damaged."
             )
-    return [Page(last - first, start, end) for first, last, start, end in found]
+    return [Page(last - first, start, end) for first, last, start, end in pages]
 
 
 def _find_rows(file: Path, data: memoryview, header: Header) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -272,7 +272,7 @@ def _size(file: Path, row: int, data: memoryview, start: int, end: int, header: 
     try:
         if not header.is_packed:
             if length % header.dtype.itemsize:
-                raise integers.Damaged(f"{length} bytes, which is no whole number of {header.dtype.name}")
+                raise integers.Damaged(f"{length} bytes, which is not a whole number of {header.dtype.name}")
             return length // header.dtype.itemsize
         return integers.count_of(data, start, end)
     except integers.Damaged as damage:

@@ -72,17 +72,18 @@ def read_header(opened: IO[bytes], where: str) -> Header:
             f"{where}: a header of {length} bytes, but {len(text)} are there (at most {_LONGEST_TEXT} make sense). The "
             "file is damaged: copy or prepare it again."
         )
-    found = _TEXT.fullmatch(text.decode("latin1"))
-    if not found:
+    fields = _TEXT.fullmatch(text.decode("latin1"))
+    if not fields:
         raise DataError(f"{where}: header {_shown(text)}, needed that of a plain array. The file is damaged.")
-    if found["kind"] not in _KINDS:
+    if fields["kind"] not in _KINDS:
         raise DataError(
-            f"{where}: numbers of type {found['kind'][:60]}, needed little-endian whole numbers such as '<u2' or '<i4'."
+            f"{where}: numbers of type {fields['kind'][:60]}, needed little-endian whole numbers such as '<u2' or "
+            "'<i4'."
         )
-    shape = _ONE_DIMENSION.fullmatch(found["shape"])
+    shape = _ONE_DIMENSION.fullmatch(fields["shape"])
     if not shape:
-        raise DataError(f"{where}: shape {found['shape'][:60]}, needed one dimension, such as (1000,).")
-    return Header(_KINDS[found["kind"]], int(shape[1]), 8 + width + length)
+        raise DataError(f"{where}: shape {fields['shape'][:60]}, needed one dimension, such as (1000,).")
+    return Header(_KINDS[fields["kind"]], int(shape[1]), 8 + width + length)
 
 
 def _shown(text: bytes) -> str:

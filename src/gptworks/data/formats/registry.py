@@ -59,23 +59,23 @@ class Located:
 
 def locate(path: Path, also: str = "") -> Located:
     """The one dataset that `path` names. `also`: what else would have been taken, for the message."""
-    found = _candidates(path)
-    if not found:
+    datasets = _candidates(path)
+    if not datasets:
         file_errors.refuse_unreadable(path)
         raise DataError(_nothing_at(path, also))
-    if len(found) > 1:
-        listed = ", ".join(f"{each.main} ({each.format.NAME})" for each in found)
-        raise DataError(f"{path}: names {len(found)} datasets: {listed}. Give the file you mean.")
-    return found[0]
+    if len(datasets) > 1:
+        listed = ", ".join(f"{each.main} ({each.format.NAME})" for each in datasets)
+        raise DataError(f"{path}: names {len(datasets)} datasets: {listed}. Give the file you mean.")
+    return datasets[0]
 
 
 def locate_all(folder: Path) -> list[Located]:
     """Every dataset in a folder and the folders in it, in the order of their names; not those being written."""
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not _is_unfinished(file, folder)]
-    found = {each.main: each for file in files for each in _candidates(file)}
-    if not found:
+    datasets = {each.main: each for file in files for each in _candidates(file)}
+    if not datasets:
         file_errors.refuse_unreadable(folder)
-    return [found[main] for main in sorted(found)]
+    return [datasets[main] for main in sorted(datasets)]
 
 
 def mains(format_: Format, written: list[Path]) -> list[Path]:
@@ -111,13 +111,13 @@ def _nearest(path: Path) -> Path | None:
     there = path.parent
     while not there.is_dir() and there != there.parent:
         path, there = there, there.parent
-    found = {each.name: each for each in sorted(there.iterdir()) if not each.name.startswith(".")}
-    longer = [each for name, each in found.items() if name.startswith(f"{path.name}_") and _candidates(each)]
+    files_of = {each.name: each for each in sorted(there.iterdir()) if not each.name.startswith(".")}
+    longer = [each for name, each in files_of.items() if name.startswith(f"{path.name}_") and _candidates(each)]
     if longer:
         main = _candidates(longer[0])[0].main
         return main.with_suffix("") if main.suffix == ".bin" else main
-    near = difflib.get_close_matches(path.name, found, 1, cutoff=0.75)
-    return found[near[0]] if near and near[0] != path.name else None
+    near = difflib.get_close_matches(path.name, files_of, 1, cutoff=0.75)
+    return files_of[near[0]] if near and near[0] != path.name else None
 
 
 def _nothing_at(path: Path, also: str) -> str:

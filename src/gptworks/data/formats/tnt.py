@@ -71,13 +71,13 @@ def read(main: Path) -> Contents:
         raise DataError(
             f"{main}: the dimensions of sequence {where} begin at {dims[where]}, needed {where}: one dimension each."
         )
-    found = bin_.stat().st_size
-    if found % element or found // element != offsets[-1]:
+    size = bin_.stat().st_size
+    if size % element or size // element != offsets[-1]:
         raise DataError(
-            f"{bin_}: {found} bytes, but {main.name} describes {offsets[-1]} tokens of {element} bytes. One of the two "
+            f"{bin_}: {size} bytes, but {main.name} describes {offsets[-1]} tokens of {element} bytes. One of the two "
             "is cut off or belongs to another dataset."
         )
-    count = found // element
+    count = size // element
     sizes = checked_sizes(sizes, count, main, "sizes")
     _check_offsets(offsets, sizes, main)
     documents = checked_documents(documents, n, main, "the document index")

@@ -127,7 +127,7 @@ TASK = Task(
         Option("key", "key or column of text (default: text)", default="", metavar="NAME"),
         Option("shares", "shares of the split (default: those the model was trained with)", metavar="A,B,C"),
         Option("seq_len", "tokens predicted per sample; longer rows are cut off", parse=int, metavar="N"),
-        Option("baselines", "unigram, bigram and gzip beside it", default=False),
+        Option("baselines", "measure unigram, bigram and gzip too", default=False),
     ),
     check_data=_check_data,
     own_data=_own_data,

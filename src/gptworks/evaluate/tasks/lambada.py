@@ -23,6 +23,7 @@ from gptworks.evaluate.task import (
 
 if TYPE_CHECKING:
     from gptworks.evaluate.measurement import Measurement
+    from gptworks.evaluate.request import Request
     from gptworks.tokenizer import Tokenizer
 
 
@@ -172,8 +173,9 @@ def rows_of(
             if not protocol.drops_the_beginning and not shorten:
                 raise DataError(
                     f"{where}: passage {number} has {len(tokens)} tokens, but the model's context is {length}, and "
-                    f"--protocol {protocol.name} shortens none. Use a model with more, or "
-                    "--shorten."
+                    f"--protocol {protocol.name} shortens none. Use a model with more, a --protocol that drops the "
+                    f"beginning ({', '.join(each.name for each in PROTOCOLS.values() if each.drops_the_beginning)}), "
+                    "or --shorten."
                 )
             tokens = tokens[-(length + 1) :]
             shortened += 1
@@ -220,14 +222,19 @@ def remark_on(protocol: Protocol, passages: Sequence[str]) -> str | None:
     return None
 
 
+def _asked(request: "Request", tokenizer: "Tokenizer", length: int) -> tuple[list[str], Questions]:
+    """What is measured: the passages, and the questions that they become."""
+    passages = read_passages(Path(request.data), request.limit)
+    shorten, protocol = request.settings["shorten"], PROTOCOLS[request.protocol]
+    return passages, rows_of(passages, tokenizer, protocol, length, where=request.data, shorten=shorten)
+
+
 def _measure(measurement: "Measurement") -> dict[str, Any]:
     request, shorten = measurement.request, measurement.request.settings["shorten"]
     protocol = PROTOCOLS[request.protocol]
     shortens = "; long passages lose their beginning" if shorten and not protocol.drops_the_beginning else ""
     head = measurement.file_head(f"{protocol.name}: {protocol.meaning}{shortens}")
-    tokenizer, length = measurement.tokenizer, measurement.model.cfg.max_positions
-    passages = read_passages(Path(request.data), request.limit)
-    questions = rows_of(passages, tokenizer, protocol, length, where=request.data, shorten=shorten)
+    passages, questions = _asked(request, measurement.tokenizer, measurement.model.cfg.max_positions)
     scores = measurement.score(head, [[row] for row in questions.rows])
     measured = summarize(scores, questions.shortened)
     values = {
@@ -284,6 +291,7 @@ TASK = Task(
     },
     counts=("tokens", "shortened"),
     measure=_measure,
+    read=_asked,
     protocols=tuple(PROTOCOLS),
     options=(
         Option(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gptworks.evaluate.measurement import Measurement
+    from gptworks.evaluate.request import Request
     from gptworks.tokenizer import Tokenizer
 
 PROTOCOLS = ("detokenized", "as-is")
@@ -179,12 +180,17 @@ def protocol_name(protocol: str, overlap: int | None) -> str:
 # The task
 
 
+def _asked(request: "Request", tokenizer: "Tokenizer", length: int) -> tuple[Stream, list[Row]]:
+    """What is measured: the text, and the windows that it is cut into."""
+    stream, overlap = read_stream(Path(request.data), tokenizer, request.protocol), request.settings["overlap"]
+    return stream, window_rows(stream.tokens, length, length if overlap is None else overlap)[: request.limit or None]
+
+
 def _measure(measurement: "Measurement") -> dict[str, Any]:
     request, length, tokenizer = measurement.request, measurement.model.cfg.max_positions, measurement.tokenizer
     overlap = request.settings["overlap"]
     head = measurement.file_head(protocol_name(request.protocol, overlap)) | {"context": length}
-    stream = read_stream(Path(request.data), tokenizer, request.protocol)
-    rows = window_rows(stream.tokens, length, length if overlap is None else overlap)[: request.limit or None]
+    stream, rows = _asked(request, tokenizer, length)
     scores = measurement.score(head, [[row] for row in rows])
     measured = summarize(stream, rows, scores, tokenizer.byte_lengths)
     values = {
@@ -257,6 +263,7 @@ TASK = Task(
     },
     counts=("windows", "tokens", "bytes"),
     measure=_measure,
+    read=_asked,
     protocols=PROTOCOLS,
     options=(
         Option(

@@ -43,11 +43,21 @@ class Case:
         return self.card.split("-")[0]
 
     def parameters(self, first: bool = True, last: bool = True) -> int:
-        """Of one rank of a stage; the tied word embedding is held by the first and by the last stage."""
+        """Parameters of one rank of a stage; the tied word embedding is held by the first and by the last stage."""
         h, t = self.hidden, self.tp
         layer = 12 * h * h // t + (7 * h // t) + 6 * h
         embeddings = (self.vocab // t * h if first or last else 0) + (self.seq_len * h if first else 0)
         return self.layers // self.pp * layer + embeddings + (2 * h if last else 0)
+
+    def parts(self, states: Parts, peak: float, held: float, nccl: float) -> Parts:
+        """What lies on the card: tensors at their peak, what the allocator holds above them, and all the rest."""
+        return {
+            **states,
+            "activations": peak - sum(states.values()),
+            "held by the allocator": held - peak,
+            "NCCL": nccl,
+            "context": CONTEXT[self.chip],
+        }
 
 
 def communicator(case: Case, ranks: int, machines: int) -> int:

@@ -130,11 +130,4 @@ def fleetx(case: Case) -> Parts:
         "gradients": 2 * n / (case.dp if case.zero == 2 else 1),
         "optimizer": 12 * n / share,
     }
-    alive = peak / MIB
-    return {
-        **states,
-        "activations": alive - sum(states.values()),
-        "held by the allocator": held - alive,
-        "NCCL": nccl,
-        "context": CONTEXT[case.chip],
-    }
+    return case.parts(states, peak / MIB, held, nccl)

@@ -192,14 +192,7 @@ def megatron(case: Case, year: int = 2021) -> Parts:
     held = allocator.play(events[last_step:]) / MIB
     n = case.parameters(True, case.pp == 1) / MIB
     states = {"weights": 2 * n, "gradients": (6 if year == 2021 else 2) * n, "optimizer": 12 * n}
-    alive = peak / MIB
-    return {
-        **states,
-        "activations": alive - sum(states.values()),
-        "held by the allocator": held - alive,
-        "NCCL": nccl,
-        "context": CONTEXT[case.chip],
-    }
+    return case.parts(states, peak / MIB, held, nccl)
 
 
 def megatron_nccl(case: Case) -> int:
