@@ -149,7 +149,7 @@ PIP := python -m pip install --quiet --disable-pip-version-check
 
 bench-generate: .venv-peers/installed
 	.venv-peers/bin/python benchmarks/generate.py
-	.venv-peers/bin/python benchmarks/generate.py --shape smollm2 --task "batch 1" "prompt 512"
+	.venv-peers/bin/python benchmarks/generate.py --shape gpt2 smollm2 --task "batch 1" "prompt 512" --threads 1 --clock cpu
 
 test-interop: $(VENV)/installed-dev .venv-mindspore/installed .venv-megatron/installed .venv-paddle/installed .venv-lmeval/installed .venv-peers/installed .venv-trackers/installed test-schedulers
 	GPTWORKS_MINDSPORE_PYTHON=$(CURDIR)/.venv-mindspore/bin/python \

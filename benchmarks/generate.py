@@ -1,10 +1,11 @@
 """Claim: on a CPU, gptworks writes text and reads prompts at least as fast as llama.cpp and CTranslate2.
 
-    python benchmarks/generate.py [--shape gpt2] [--task "batch 1" ...] [--rounds 5] [--threads 2] [--only NAME ...]
+    python benchmarks/generate.py [--shape gpt2 ...] [--task "batch 1" ...] [--rounds 5] [--threads 2] [--only NAME ...]
 
-The shape of GPT-2 124M, or of SmolLM2-135M, with random weights, which all have in their own form. Tasks: one text or
-eight at a time, prompt of 64 tokens and 128 new ones, greedy, no early end; and a prompt of 512 tokens to the first new
-one. Each competitor lives in a process of its own; all take turns, so that the noise of the machine meets them alike.
+The shape of GPT-2 124M, of SmolLM2-135M, or both, with random weights, which all have in their own form. Tasks: one
+text or eight at a time, prompt of 64 tokens and 128 new ones, greedy, no early end; and a prompt of 512 tokens to the
+first new one. Each competitor lives in a process of its own; all take turns, so that the noise of the machine meets
+them alike. With two shapes each ratio of the second is divided by that of the first in the same round: not below 1.0x.
 A token needs every weight once: the bound is the speed of reading memory, measured here, divided by the bytes of the
 matrices. `make bench-generate` makes an environment with the competitors (llama.cpp is built from source: minutes).
 """
@@ -154,7 +155,7 @@ PEERS: dict[str, tuple[Callable[[Path, str], Write], str, tuple[str, ...], str]]
     "transformers dynamic": (transformers, "dynamic", ALL, "transformers"),
     "transformers static": (transformers, "static", ALL, "transformers"),
 }
-BYTES = {"fp32": 4, "bf16": 2, "int8": 1, "int4": 0.5625}  # of a number of a matrix
+BYTES = {"fp32": 4, "bf16": 2, "int8": 1, "int4": 0.5625}  # of a number of a matrix; beside int4, words have one byte
 SAME_WIDTH = {"fp32": "f32", "bf16": "f16", "int8": "q8_0", "int4": "q4_0"}
 CLAIMS = [  # ours, theirs, task, target
     *((f"gptworks {ours}", f"llama.cpp {theirs}", task, 1.0) for task in ONE for ours, theirs in SAME_WIDTH.items()),
@@ -229,39 +230,69 @@ def read_speed(threads: int, clock: Callable[[], float]) -> float:
     return best
 
 
-def compare(args: argparse.Namespace, folder: Path, left_out: dict[str, str]) -> None:
+def compare(args: argparse.Namespace, folders: dict[str, Path], left_out: dict[str, str]) -> None:
     command = [sys.executable, __file__, "--threads", str(args.threads), "--clock", args.clock, "--work"]
-    wanted = [name for name in args.only if set(PEERS[name][2]) & set(args.task)]
-    race = Race({name: [*command, name, str(folder)] for name in wanted if name not in left_out}, left_out)
-    for name in args.task:
-        times: dict[str, list[float]] = {peer: [] for peer in race.names if name in PEERS[peer][2]}
+    racers = {
+        f"{shape}: {peer}": (shape, peer)
+        for peer in args.only
+        for shape in args.shape
+        if set(PEERS[peer][2]) & set(args.task)
+    }
+    commands = {name: [*command, peer, str(folders[shape])] for name, (shape, peer) in racers.items()}
+    race = Race({name: line for name, line in commands.items() if name not in left_out}, left_out)
+    for task in args.task:
+        times: dict[str, list[float]] = {name: [] for name in race.names if task in PEERS[racers[name][1]][2]}
         tokens: dict[str, list[list[int]]] = {}
         speed = read_speed(args.threads, CLOCKS[args.clock])
         for _ in range(args.rounds):
-            for peer in [peer for peer in times if peer in race.names]:
-                if (answer := race.ask(peer, name)) is not None:
-                    seconds, tokens[peer] = json.loads(answer)
-                    times[peer].append(seconds)
-        report(name, {peer: times[peer] for peer in times if peer in race.names}, tokens, speed, SHAPES[args.shape])
+            for name in [name for name in times if name in race.names]:
+                if (answer := race.ask(name, task)) is not None:
+                    seconds, tokens[name] = json.loads(answer)
+                    times[name].append(seconds)
+        ratios: dict[str, dict[str, list[float]]] = {}
+        for shape in args.shape:
+            here = {name: racers[name][1] for name in times if name in race.names and racers[name][0] == shape}
+            measured = {peer: times[name] for name, peer in here.items()}
+            ratios[shape] = report(task, shape, measured, {peer: tokens[name] for name, peer in here.items()}, speed)
+        for shape in args.shape[1:]:
+            report_beside(task, shape, ratios[shape], args.shape[0], ratios[args.shape[0]])
     print()
     race.show_left_out()
     race.close()
 
 
-def num_multiplied(cfg: ModelConfig) -> int:
-    """Numbers in the matrices, the embedding of positions aside."""
+def bytes_multiplied(cfg: ModelConfig, kind: str) -> float:
+    """Of the matrices, the embedding of positions aside."""
     from gptworks.model import GPT
 
     with torch.device("meta"):
-        return sum(p.numel() for n, p in GPT(cfg).named_parameters() if p.ndim == 2 and n != "wpe.weight")
+        sizes = {n: p.numel() for n, p in GPT(cfg).named_parameters() if p.ndim == 2 and n != "wpe.weight"}
+    words = sum(size for name, size in sizes.items() if name in ("wte.weight", "head.weight"))
+    return (sum(sizes.values()) - words) * BYTES[kind] + words * max(BYTES[kind], 1)
 
 
-def report(name: str, times: dict[str, list[float]], tokens: dict, speed: float, cfg: ModelConfig) -> None:
-    task = TASKS[name]
+def spread(ratios: list[float]) -> str:
+    return f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def report_beside(
+    task: str, shape: str, ratios: dict[str, list[float]], first: str, those: dict[str, list[float]]
+) -> None:
+    """Is a shape as good against the others as the first one is? Each round by itself."""
+    print(f"\n{task}: the ratios of {shape} divided by those of {first}, target 1.0x")
+    for claim in [claim for claim in ratios if claim in those]:
+        print(f"  {claim}: {spread([a / b for a, b in zip(ratios[claim], those[claim], strict=True)])}")
+
+
+def report(
+    name: str, shape: str, times: dict[str, list[float]], tokens: dict[str, list[list[int]]], speed: float
+) -> dict[str, list[float]]:
+    """Prints what was measured; claim -> the ratio of each round."""
+    task, cfg = TASKS[name], SHAPES[shape]
     rate = {peer: task.tokens / statistics.median(measured) for peer, measured in times.items()}
     rounds = max((len(measured) for measured in times.values()), default=0)
-    print(f"\n{name}: prompt of {task.prompt}, {task.new} new, {rounds} rounds, tokens/s")
-    bound = {kind: task.batch * speed * 1e9 / (num_multiplied(cfg) * width) for kind, width in BYTES.items()}
+    print(f"\n{shape}, {name}: prompt of {task.prompt}, {task.new} new, {rounds} rounds, tokens/s")
+    bound = {kind: task.batch * speed * 1e9 / bytes_multiplied(cfg, kind) for kind in BYTES}
     if task.new > 1:
         told = ", ".join(f"{kind} {value:,.0f}" for kind, value in bound.items())
         print(f"  memory is read at {speed:.1f} GB/s; the bound of weights read once per step: {told}")
@@ -274,17 +305,19 @@ def report(name: str, times: dict[str, list[float]], tokens: dict, speed: float,
             equal = sum(a == b for mine, ours in pairs for a, b in zip(mine, ours, strict=True))
             same = f"{equal} of {task.batch * task.new}"
         print(f"  {peer:<24}{rate[peer]:>8.1f}{high:>8.1f}{low:>8.1f}   {same}")
+    found = {}
     for ours, theirs, at, target in CLAIMS:
         if at == name and ours in rate and theirs in rate:
             ratios = [b / a for a, b in zip(times[ours], times[theirs], strict=True)]
+            found[f"{ours} / {theirs}"] = ratios
             part = f"; {rate[ours] / bound[ours.split()[1]]:.0%} of the bound" if task.new > 1 else ""
-            found = f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
-            print(f"  {ours} / {theirs}: {found}, target {target}x{part}")
+            print(f"  {ours} / {theirs}: {spread(ratios)}, target {target}x{part}")
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=list(SHAPES), default="gpt2")
+    parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["gpt2"])
     parser.add_argument("--task", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
@@ -302,23 +335,24 @@ def main() -> None:
     if args.clock == "cpu" and args.threads > 1:
         parser.error("--clock cpu: adds up the seconds of all threads; needs --threads 1")
     print(machine())
-    print(f"the shape of {args.shape}, {args.threads} threads, seconds of the {args.clock}")
-    left_out = {
+    print(f"the shape of {' and of '.join(args.shape)}, {args.threads} threads, seconds of the {args.clock}")
+    missing = {
         name: f"{PEERS[name][3]} is not installed"
         for name in args.only
         if importlib.util.find_spec(PEERS[name][3]) is None
     }
+    modules = {PEERS[name][3] for name in args.only if name not in missing}
+    left_out = {f"{shape}: {name}": why for shape in args.shape for name, why in missing.items()}
     with tempfile.TemporaryDirectory() as temporary:
-        folder = args.folder / args.shape if args.folder else Path(temporary)
-        failures = {}
-        if not (folder / "hf").exists():
-            modules = {PEERS[name][3] for name in args.only if name not in left_out}
-            failures = write_models(folder, args.shape, modules)
-        left_out |= {name: failures[PEERS[name][3]] for name in args.only if PEERS[name][3] in failures}
+        folders = {shape: (args.folder or Path(temporary)) / shape for shape in args.shape}
+        for shape, folder in folders.items():
+            failures = {} if (folder / "hf").exists() else write_models(folder, shape, modules)
+            at_fault = {name: failures[PEERS[name][3]] for name in args.only if PEERS[name][3] in failures}
+            left_out |= {f"{shape}: {name}": why for name, why in at_fault.items()}
         if args.only_write:
-            print(failures or "written")
+            print(left_out or "written")
             return
-        compare(args, folder, left_out)
+        compare(args, folders, left_out)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """Claim: a training step of a Llama by gptworks is at least as fast as by litgpt's model in the loop its users write.
 
     pip install litgpt
-    python benchmarks/litgpt_step.py [--seconds 60]
+    python benchmarks/litgpt_step.py [--seconds 60] [--busy]
 
 Both have the same shape, fused AdamW, clipping at 1 and the same tokens, and live in processes of their own that take
 turns. The last column is the peak resident memory of each process.
 """
 
 import argparse
+import os
 import resource
 import statistics
 import sys
@@ -82,22 +83,27 @@ def work(name: str) -> None:
     step = COMPETITORS[name]()
     for _ in range(2):
         step(tokens, labels)
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     print("ready", flush=True)
     for _ in sys.stdin:
-        before = time.perf_counter()
+        before = clock()
         step(tokens, labels)
-        print(time.perf_counter() - before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, flush=True)
+        print(clock() - before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--busy", action="store_true", help="one thread each, processor time")
     parser.add_argument("--work", choices=COMPETITORS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
         work(args.work)
         return
     print(machine())
+    if args.busy:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        print("--busy: one thread each, processor time")
     race = Race({name: [sys.executable, __file__, "--work", name] for name in COMPETITORS})
     times: dict[str, list[float]] = {name: [] for name in race.names}
     memory: dict[str, float] = {}
@@ -108,12 +114,15 @@ def main() -> None:
                 took, memory[name] = map(float, answer.split())
                 times[name].append(took)
     print(f"{MODEL.num_layers} x {MODEL.hidden_size}, vocabulary {MODEL.vocab_size}, {ROWS} rows, fp32")
-    print(f"  {'':<12}{'median tok/s':>14}{'x litgpt':>10}{'peak GB':>9}{'steps':>7}")
+    print(f"  {'':<12}{'median tok/s':>14}{'x litgpt':>10}{'peak GB':>9}{'steps':>7}{'lowest to highest':>20}")
     medians = {name: statistics.median(times[name]) for name in race.names}
     for name, median in medians.items():
-        ratio = f"{medians['litgpt'] / median:.2f}" if "litgpt" in medians else "no peer"
+        ratio, spread = "no peer", ""
+        if "litgpt" in medians:
+            rounds = sorted(theirs / ours for theirs, ours in zip(times["litgpt"], times[name], strict=True))
+            ratio, spread = f"{statistics.median(rounds):.2f}", f"{rounds[0]:.2f} to {rounds[-1]:.2f}"
         speed = ROWS * MODEL.max_positions / median
-        print(f"  {name:<12}{speed:>14,.0f}{ratio:>10}{memory[name]:>9.2f}{len(times[name]):>7}")
+        print(f"  {name:<12}{speed:>14,.0f}{ratio:>10}{memory[name]:>9.2f}{len(times[name]):>7}{spread:>20}")
     race.show_left_out()
     race.close()
 

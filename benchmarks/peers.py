@@ -51,7 +51,7 @@ def gptworks_step(
     part.train()
     if native and compute_dtype == torch.float32:
         run = RunConfig(model=cfg, data=DataConfig(seq_len=cfg.max_positions))
-        print(native_blocks.use_where_known(run, part).told, file=sys.stderr)
+        print(native_blocks.use_where_known(run, part), file=sys.stderr)
     optimizer = optim.build(part, OptimConfig())
     scaler = LossScaler(ScalerConfig(), enabled=False)
     count = 0

@@ -78,28 +78,42 @@ _TEXT = re.compile(rb'"(?:text|content)": ?"[^"]')  # of an event that brings so
 _USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 
 
+class Asking(asyncio.Protocol):
+    """One request and its answer. It looks at as little as it can: who measures shares the cores with the measured."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw, self.answer, self.first = raw, bytearray(), 0.0
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: Any) -> None:
+        transport.write(self.raw)
+
+    def data_received(self, data: bytes) -> None:
+        self.answer += data
+        if not self.first and _TEXT.search(self.answer):
+            self.first = time.perf_counter()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.set_result(None)
+
+
 async def ask(peer: Peer, text: str) -> tuple[float, int]:
-    """Seconds to the first token, and the number of tokens. It looks at as little as it can: who measures shares the
-    cores with who is measured."""
+    """Seconds to the first token, and the number of tokens."""
     body: dict[str, Any] = {"model": peer.model, "max_tokens": NEW, "temperature": 0, "stream": True}
     body |= {"prompt": text, "stream_options": {"include_usage": True}}
     if peer.knows_ignore_eos:
         body["ignore_eos"] = True
     raw = json.dumps(body).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    whole = f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw
     began = time.perf_counter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", peer.port)
-    writer.write(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
-    first, answer = 0.0, bytearray()
-    while piece := await reader.read(1 << 16):
-        answer += piece
-        if not first and _TEXT.search(answer):
-            first = time.perf_counter() - began
-    writer.close()
-    if not first or b" 200 " not in answer[:20]:
+    _, asking = await asyncio.get_running_loop().create_connection(lambda: Asking(whole), "127.0.0.1", peer.port)
+    await asking.ended
+    answer = asking.answer
+    if not asking.first or b" 200 " not in answer[:20]:
         raise RuntimeError(f"{peer.name}: no token in its answer: {answer[:300].decode(errors='replace')}")
     usage = _USAGE.findall(answer)
-    return first, int(usage[-1]) if usage else len(_TEXT.findall(answer))
+    return asking.first - began, int(usage[-1]) if usage else len(_TEXT.findall(answer))
 
 
 async def measure(peer: Peer, texts: list[str], clients: int) -> Figures:
