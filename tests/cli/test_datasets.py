@@ -158,6 +158,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory, call, small_store: Path, re
     return train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tnt", "paddle", "paddle-npz"])
 def test_training_on_formats_that_keep_documents_is_the_same_run(
     name: str, call, losses, small_store: Path, tmp_path: Path

@@ -73,6 +73,7 @@ def outcomes(recipe: Path, small_store: Path, tmp_path_factory: pytest.TempPathF
 VERBS = ["train", "generate", "generate int8", "eval", "convert", "export", "infer", "verify layout"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*VERBS, "API, weights", "API, new model"])
 def test_what_multiplies_is_capped_before_its_first_product(name: str, outcomes: dict[str, Any]) -> None:
     done = outcomes[name]
@@ -117,6 +118,7 @@ def test_the_doctor_tells_of_both(outcomes: dict[str, Any]) -> None:
     assert "nothing helps bf16, int8" in done["out"]
 
 
+@pytest.mark.slow
 def test_all_ranks_of_a_machine_say_it_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """They are copies of a process that has imported torch and looked; what it found is theirs."""
     (tmp_path / "preloaded.py").write_text(

@@ -47,6 +47,7 @@ def test_gpt3_on_128_ranks(call: Call) -> None:
     assert "what one rank holds at its fullest (GiB), on " in printed and f"{memory.activations / 2**30:.2f}" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "world_size"),
     [("dp=2 tp=4", 8), ("dp=2 pp=4 tp=4", 32)],  # S1-13: 2x4x1 on one machine, 2x4x4 on four

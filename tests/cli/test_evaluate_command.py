@@ -71,6 +71,7 @@ def test_every_kind_of_folder_gives_the_same(finished: Path, wiki: Path, call: C
     assert len({row["loss"] for row in rows}) == len({row["weights_sha256"] for row in rows}) == 1
 
 
+@pytest.mark.slow
 def test_a_step_without_a_portable_folder(recipe: Path, wiki: Path, tmp_path: Path, call: Call) -> None:
     rows = []
     for name, setting in (("with", "true"), ("without", "false")):

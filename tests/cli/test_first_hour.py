@@ -98,6 +98,7 @@ def test_the_held_out_loss_does_not_depend_on_the_micro_batch(
 # The log
 
 
+@pytest.mark.slow
 def test_a_logged_loss_is_the_mean_since_the_last_line(
     recipe: Path, tmp_path: Path, call: Call, metrics: Metrics
 ) -> None:

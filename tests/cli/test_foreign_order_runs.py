@@ -13,6 +13,7 @@ from gptworks.data.store import Store
 SETTINGS = ["evaluate.every=4", "evaluate.batches=3", "model.dropout_hidden=0.1", "optim.decay_steps=10"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_run_in_two_parts_is_a_run(
     order: str,
@@ -43,6 +44,7 @@ def test_the_orders_differ(
     assert len(losses) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "asks"),
     [

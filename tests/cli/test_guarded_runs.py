@@ -168,12 +168,14 @@ def test_after_so_many_rollbacks_it_stops(train: Call, tmp_path: Path) -> None:
     assert event["decision"] == "stop" and DOCUMENT in documents(event)
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_a_rollback_is_a_skip(train: Call, tmp_path: Path) -> None:
     done = train("none", "rollback", "checkpoint.every=0", "train.steps=70")
     assert {event["decision"] for event in events(tmp_path / "none")} == {"skip"}
     assert "for want of a good checkpoint to go back to" in done.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["manifest", "state"])
 def test_a_rollback_goes_past_a_damaged_checkpoint(
     fault: str, train: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -222,6 +224,7 @@ def test_a_stop_beside_a_damaged_checkpoint_still_says_why(
     assert f"The last good checkpoint is {tmp_path / 'run' / 'checkpoints' / 'step-00000010'}" in done.err
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_goes_the_same_way(train: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backward = loop.backward
 

@@ -356,6 +356,7 @@ def small_llama(tmp_path: Path) -> Path:
     return tmp_path / "llama"
 
 
+@pytest.mark.slow
 def test_a_dry_run_refuses_the_weights_of_another_model(small_llama: Path, call: Call) -> None:
     tune = ["train", f"init.checkpoint={small_llama}", "data.path=texts.txt", "data.tokenizer=gpt2", "train.steps=1"]
     for dry in ([], ["--dry-run"]):

@@ -190,6 +190,7 @@ def test_simulate_runs_a_step_of_the_same_layout(call: Call) -> None:
 SEARCH = ["plan", "--search", "--preset", "6.7B", "--devices", "16", "--device", "v100-32g", "precision.compute=fp16"]
 
 
+@pytest.mark.slow
 def test_search_ranks_what_fits_and_tells_why_the_rest_does_not(call: Call) -> None:
     done = call(*SEARCH, "batch.global_size=512", "--top", "3", "--tokens", "300B")
     assert " layouts fit; the fastest:" in done.out and "--rejected says why" in done.out
@@ -218,6 +219,7 @@ def test_no_layout_and_no_batch_means_the_best(call: Call) -> None:
     assert json.loads(call(*said, "--json").out)["settings"] == best["settings"]
 
 
+@pytest.mark.slow
 def test_the_best_is_written_and_train_takes_it(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "best.yaml"
     done = call(*SEARCH, "batch.global_size=512", "--tokens", "300B", "--save", file)

@@ -63,6 +63,7 @@ def test_raw_text_is_trained_on_evaluated_and_written(tmp_path: Path, call: Any,
     assert "--data: not given. Needed: the file of --task lambada" in told
 
 
+@pytest.mark.slow
 def test_the_tokenizer_of_raw_text(tmp_path: Path, call: Any, monkeypatch: Any) -> None:
     from gptworks.data.store import Store
 

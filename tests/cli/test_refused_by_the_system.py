@@ -256,6 +256,7 @@ BY_NAME = [name for name in READS if name not in {"train, tokens", "train, index
 BY_NAME = [name for name in BY_NAME if not READS[name][0].endswith("--resume auto")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BY_NAME)
 @pytest.mark.parametrize("fault", ["closed", "too long", "not a folder", "nowhere"])
 def test_a_path_that_leads_nowhere(name: str, fault: str, place: Path, well: Callable[[str], None]) -> None:
@@ -278,6 +279,7 @@ def test_a_path_that_leads_nowhere(name: str, fault: str, place: Path, well: Cal
     assert_explained(done, command, path[:40], said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READS)
 def test_a_file_that_goes_away_while_it_is_read(name: str, place: Path, well: Callable[[str], None]) -> None:
     """Deleted by an audit hook, just before Python opens it: it was there when it was looked for."""
@@ -317,6 +319,7 @@ def read_only_place() -> Path | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITES)
 @pytest.mark.parametrize("fault", ["may not write", "may not enter", "too long", "not a folder", "system", "read-only"])
 def test_a_place_that_cannot_be_written_to(name: str, fault: str, place: Path, well: Callable[[str], None]) -> None:

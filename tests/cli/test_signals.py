@@ -92,6 +92,7 @@ def terminal() -> Iterator[tuple[int, list[bytes]]]:
 HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
 
 
+@pytest.mark.slow
 def test_the_second_ctrl_c_ends_at_once(recipe: Path, tmp_path: Path) -> None:
     """In a step that would take hours, so that only the second signal can be what ends it."""
     out = tmp_path / "run"

@@ -63,6 +63,7 @@ def test_a_stage_is_added_later(train: Call, tmp_path: Path, metrics: Call) -> N
     assert "its samples up to number 24 had the weights 3, 1 from sample 0 on; 1, 3 from sample 10 on" in done.err
 
 
+@pytest.mark.slow
 def test_weights_change_from_the_next_sample_on_and_that_is_recorded(
     train: Call, tmp_path: Path, metrics: Call
 ) -> None:

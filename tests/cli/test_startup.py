@@ -60,6 +60,7 @@ def test_the_control_group() -> None:
     assert {"torch", "pydantic"} <= imported("import gptworks; gptworks.GPT")
 
 
+@pytest.mark.slow
 def test_reading_a_checkpoint_alone_does_without_the_tools_of_many_ranks() -> None:
     """They take half as long to import as torch itself."""
     found = imported("import gptworks.checkpoint.pretrained, gptworks.generate.text")

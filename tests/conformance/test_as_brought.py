@@ -132,6 +132,7 @@ def test_an_error_names_their_key_first(
     assert error(capsys, tmp_path, command).startswith(f"error: {begins}")
 
 
+@pytest.mark.slow
 def test_a_script_without_a_flag_for_the_data_names_the_key_of_its_yaml(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,7 @@ def run(folder: Path, command: str, *options: str) -> int:
 # Names of checkpoints
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_trained_anew_is_written_anew_under_their_name(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

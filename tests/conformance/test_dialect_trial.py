@@ -64,6 +64,7 @@ def test_a_second_run_lies_beside_the_first_however_its_folder_is_written(
     assert "gptworks train -c output/config.yaml --out output --resume auto" in said
 
 
+@pytest.mark.slow
 def test_the_earlier_run_is_gone_on_with_as_the_note_says(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

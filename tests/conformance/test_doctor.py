@@ -103,6 +103,7 @@ def test_s2_01_the_memory_of_a_configuration_has_its_activations(report: Any) ->
     assert "activations included" in small["found"] and amounts[1] > 4 * amounts[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "what", "said"),
     [

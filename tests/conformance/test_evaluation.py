@@ -57,6 +57,7 @@ def losses(model: GPT, ids: list[int]) -> list[float]:
     return [-found[place, token].item() for place, token in enumerate(ids[1:])]
 
 
+@pytest.mark.slow
 def test_s2_07_wikitext_perplexity(
     weights: tuple[Path, GPT], gpt2: Tokenizer, shared_data: Path, tmp_path: Path, said: Say
 ) -> None:
@@ -85,6 +86,7 @@ def test_s2_07_wikitext_perplexity(
     assert float(match[3]) == row["token_ratio"]
 
 
+@pytest.mark.slow
 def test_s2_08_lambada_accuracy(
     weights: tuple[Path, GPT], gpt2: Tokenizer, shared_data: Path, tmp_path: Path, said: Say
 ) -> None:
@@ -132,6 +134,7 @@ def test_s1_14_lambada_cloze_beside_published_figures(
     assert "published, not reproduced here" in shown and "26.106%" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "file", "key"), [("wikitext", "wiki.tokens", "loss"), ("lambada", "l.jsonl", "accuracy")]
 )

@@ -139,6 +139,7 @@ def test_s0_09_the_fused_optimizer_updates_as_the_plain_one_does() -> None:
 
 
 # Dynamo asks every tensor whether it has a gradient and hides the answer's warning only from the screen.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_s0_09_compiled_blocks_give_the_same_losses(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler's graphs without its C++, whose building takes most of a minute."""
@@ -256,6 +257,7 @@ def test_s0_12_accumulation_logging_and_evaluation_as_often_as_asked(train: Any)
 # S0-13: pure fp16 with scale_loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compute", ["fp16", "bf16"])
 def test_s0_13_low_precision_trains_with_fp32_master_weights(train: Any, compute: str) -> None:
     run, printed = train(
@@ -278,6 +280,7 @@ def test_s0_13_low_precision_trains_with_fp32_master_weights(train: Any, compute
     assert not torch.equal(weight, weight.to(low).float()), "the saved weights are not the fp32 ones"
 
 
+@pytest.mark.slow
 def test_s0_13_an_overflow_is_skipped_counted_and_written_down(train: Any) -> None:
     """The scale starts far too high and is quartered after every second bad step in a row, as Paddle counts them."""
     run, printed = train(

@@ -73,6 +73,7 @@ SHARES = "905,60,35"
 BORDERS = {"shuffled": (144, 154, 160), "paddle": (144, 154, 160), "megatron": (145, 154, 160)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", BORDERS)
 def test_s0_06_the_third_part_is_evaluated(
     order: str, small_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -66,6 +66,7 @@ def expected(source: Path, count: int) -> list[Any]:
     return gptworks.generations(model, PROMPTS, strategy="greedy", max_new_tokens=count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["hf", "torch", "onnx"])
 def test_s2_10_files_by_their_names(to: str, exported: Callable[[str], Path]) -> None:
     names = {path.name for path in exported(to).iterdir()}

@@ -173,6 +173,7 @@ def test_output_goes_where_the_block_says(tmp_path: Path, capfd: pytest.CaptureF
     assert (tmp_path / "log").read_text() == "out\n" and (tmp_path / "made/err").read_text() == "wrong\n"
 
 
+@pytest.mark.slow
 def test_a_folder_that_the_block_makes_is_gone_into(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paddle_corpus(tmp_path)
     command = PADDLE.format(size=8).replace("./data", "../../data").replace("--max_steps 10", "--max_steps 1")

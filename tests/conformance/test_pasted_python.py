@@ -9,6 +9,7 @@ import foreign_runs as foreign
 import pytest
 import torch
 import yaml
+from home_folder import own_home
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import gptworks as gw
@@ -38,10 +39,11 @@ def changed(code: str) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.slow
 def test_s4_06_s4_07_s4_08_the_lines_of_mindformers(
     shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GPTWORKS_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("GPTWORKS_HOME", own_home(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     off = {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}
     torch.manual_seed(1)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from home_folder import own_home
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import gptworks as gw
@@ -35,7 +36,7 @@ def howto(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], lis
     folder = tmp_path_factory.mktemp("howto")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setenv("GPTWORKS_HOME", str(folder / "home"))
+        patch.setenv("GPTWORKS_HOME", own_home(folder / "home"))
         patch.setenv("HF_HOME", str(folder / "hf"))
         patch.delenv("HF_HUB_CACHE", raising=False)
         for number, code in enumerate(blocks("python.md")):
@@ -48,7 +49,7 @@ def howto(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], lis
 @pytest.fixture
 def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GPT2LMHeadModel:
     """`gpt2` on this machine; the working folder is empty."""
-    monkeypatch.setenv("GPTWORKS_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("GPTWORKS_HOME", own_home(tmp_path / "home"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     (tmp_path / "work").mkdir()
@@ -80,6 +81,7 @@ def test_the_translation_has_the_same_scripts() -> None:
     assert ours == theirs
 
 
+@pytest.mark.slow
 def test_s0_18_load_weights_and_generate_in_a_short_script(howto: tuple[dict[str, Any], list[str]]) -> None:
     names, printed = howto
     assert printed[2] == f"Prompt: On Sunday morning\nGeneration: {names['result'][0]}\n"

@@ -222,6 +222,7 @@ def test_s0_04_one_equation_for_the_batch(
         assert (batch["global_size"], batch["micro_size"]) == expected
 
 
+@pytest.mark.slow
 def test_s0_05_all_pairs_in_the_folder_are_trained_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +258,7 @@ def test_s0_06_documents_are_split_by_the_rule_of_2021(
     assert foreign.parts_of(config, tmp_path) == expected
 
 
+@pytest.mark.slow
 def test_s0_06_the_third_share_of_their_run_is_measured(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [*TRAIN, SIZES[0], *FEW, "-o", "Engine.max_steps=2", "-o", "Data.dataset.split='80,10,10'"]
     assert run(folder, *command) == 0
@@ -285,6 +287,7 @@ def few_steps(folder: Path, out: str, *settings: str) -> list[float]:
     return losses(folder / out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["full", "full_attn", "core_attn", ""])
 def test_s0_08_recomputing_changes_no_loss(plain_losses: tuple[Path, list[float]], mode: str) -> None:
     """To the bit: what was dropped is dropped again. Empty, as in the document, means full."""
@@ -324,6 +327,7 @@ def test_s0_07_s0_13_foreign_defaults_are_theirs(folder: Path) -> None:
     assert (config.generate.top_k, config.generate.max_new_tokens) == (5, 16)
 
 
+@pytest.mark.slow
 def test_s0_10_s0_11_s0_15_the_documents_rates_rise_and_are_logged_as_there(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -209,6 +209,7 @@ def _meaning(translation: dict) -> str:
     return json.dumps([translation["config"], translation["arguments"]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", sorted(OTHER_VALUES))
 def test_changing_a_mapped_flag_changes_the_configuration(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     base = TRAIN.strip()

@@ -206,6 +206,7 @@ def test_s4_02_checkpoints_are_there_under_their_names_and_hold_the_same_weights
     assert len(theirs) == 4 + 2 * 16
 
 
+@pytest.mark.slow
 def test_s4_02_finetune_eval_and_predict_use_what_training_left(trained: tuple[Path, Done], rows: Path) -> None:
     folder, _ = trained
     given = "python run_mindformer.py --config configs/gpt2/run_gpt2.yaml --device_target CPU "
@@ -487,6 +488,7 @@ def test_s4_05_the_layout_of_the_13b_model(tmp_path: Path) -> None:
     assert "such as data_parallel: 2" in shipped
 
 
+@pytest.mark.slow
 def test_s4_05_the_13b_example_dry_runs_on_16_ranks(tmp_path: Path) -> None:
     scripts = write_13b(tmp_path)
     make_table(scripts, 2, 8)

@@ -171,6 +171,7 @@ SMALL = (
 )
 
 
+@pytest.mark.slow
 def test_s1_06_load_takes_the_weights_of_a_snapshot_that_oneflow_wrote(
     beside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -303,6 +304,7 @@ def test_s1_04_a_script_on_disk_is_read_and_variables_in_front_are_honoured(
     assert "example/pretrain.sh is not here: used is the one that comes with gptworks" in found["remarks"][0]
 
 
+@pytest.mark.slow
 def test_s1_04_the_345m_script_runs(beside: Path) -> None:
     assert foreign.run(beside, "ONEFLOW_GPT_TRAIN_ITERS=3 bash example/pretrain_345M.sh") == 0
     found = foreign.losses(beside / "checkpoint")
@@ -395,6 +397,7 @@ def test_a_rate_that_rises_and_a_schedule_they_lack_are_told(capsys: pytest.Capt
 # Data
 
 
+@pytest.mark.slow
 def test_s1_03_a_dataset_that_megatron_made_is_trained_on(
     shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,6 +424,7 @@ def test_s1_03_with_the_external_dataset_the_order_is_megatrons(capsys: pytest.C
 BORDERS = {10: (0, 9, 9, 9), 50: (0, 47, 49, 49), 69: (0, 65, 68, 68), 1990: (0, 1889, 1989, 1990)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", BORDERS)
 def test_s0_06_documents_are_split_by_oneflows_own_rule(
     number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
+from home_folder import own_home
 
 import gptworks
 from gptworks.checkpoint.convert import convert
@@ -323,9 +324,9 @@ def story(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path) -> Story:
     tell("wikitext", WIKITEXT)
     tell("lambada", LAMBADA)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GPTWORKS_HOME", str(folder / "nothing"))
+        patch.setenv("GPTWORKS_HOME", own_home(folder / "nothing"))
         tell("not here", LAMBADA_BY_NAME)
-        patch.setenv("GPTWORKS_HOME", str(folder / "home"))
+        patch.setenv("GPTWORKS_HOME", own_home(folder / "home"))
         tell("by name", LAMBADA_BY_NAME)
         tell("export", EXPORT)
         tell("infer", INFER)
@@ -471,6 +472,7 @@ def test_s2_01_the_check_of_an_installation_is_ours(
     assert "gloo: Fix the network." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [10, 50, 69, 1990])
 def test_s0_06_documents_are_split_by_the_rule_of_2021(
     number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -32,6 +32,7 @@ def test_s0_19_fleetx_yaml_on_a_16_gb_card(
     assert plan(f"model.hidden_size={half}", f"model.ffn_size={4 * half}")["needed"] < 16e9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "published"), [("345m", 30.9), ("1.3B", 26.0)])
 def test_s0_19_fleetx_yaml_under_fleetx_rules(
     name: str, published: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -36,6 +36,7 @@ def documents_of(prefix: Path) -> list[str]:
     return [tokenizer.decode(store.tokens[begin : end - 1]) for begin, end in pairwise(starts)]
 
 
+@pytest.mark.slow
 def test_s1_01_archives_of_text_files_and_arrays_go_in(tmp_path: Path, run_cli) -> None:
     three = [TEXTS[0:3], TEXTS[3:6], TEXTS[6:9], TEXTS[9:12]]
     plain = {f"{n:02}.txt": text.encode() for n, text in enumerate(three[0])}

@@ -326,6 +326,7 @@ def full_disk(*_: object, **__: object) -> None:
     raise OSError(28, "No space left on device")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "method", "rank"),
     [
@@ -410,6 +411,7 @@ def cut_off(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [remove, cut_off])
 def test_a_damaged_shard_fails_all_ranks(damage, run_layout: RunLayout, tmp_path: Path) -> None:
     run_layout(Layout(fsdp=2), lambda world: save_at(1, tmp_path, world, Ranks(world), with_portable=False))

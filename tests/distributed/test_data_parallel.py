@@ -91,6 +91,7 @@ def test_a_step_without_a_scored_token_is_refused_by_all_before_the_update(run_l
 # Not finite on one rank
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [Layout(dp=2), Layout(fsdp=2), Layout(tp=2), Layout(pp=2)], ids=str)
 def test_an_overflow_on_one_rank_is_skipped_by_all(run_layout, layout: Layout) -> None:
     def steps(world: World) -> Any:

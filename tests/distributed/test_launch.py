@@ -158,6 +158,7 @@ def test_a_killed_rank_is_started_again_from_the_last_checkpoint(tmp_path: Path)
     assert "stopped because rank 1 failed: killed by SIGKILL" in log(tmp_path, 0)
 
 
+@pytest.mark.slow
 def test_a_hang_ends_with_the_name_of_the_rank_and_the_collective(tmp_path: Path) -> None:
     with launched(tmp_path, 10000, "--pause", "0.05", "--timeout", 4) as process:
         wait_for(process, lambda: len(values(tmp_path)) >= 3)
@@ -262,6 +263,7 @@ def test_a_signal_before_there_are_ranks_ends_it_without_a_word(tmp_path: Path, 
     assert err == ""
 
 
+@pytest.mark.slow
 def test_the_second_ctrl_c_ends_all_ranks_at_once(tmp_path: Path) -> None:
     with launched(tmp_path, 10, "--mishap", "1:2:late", restarts=2) as process:
         wait_for(process, lambda: len(values(tmp_path)) >= 1)

@@ -257,6 +257,7 @@ def test_s3_04_amp_and_recompute(run_layout, layout: Layout) -> None:
 
 
 # Dynamo asks every tensor whether it has a gradient and hides the answer's warning only from the screen.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("layout", layouts("fsdp2", slow=("tp2", "pp2", "dp2", HYBRID)))
 def test_s3_04_s3_05_compiled_blocks_give_the_same_losses(run_layout, compiler: None, layout: Layout) -> None:
@@ -296,6 +297,7 @@ def test_dropout_repeats_itself(run_layout) -> None:
         assert differences([first], one_process()[:2])[0] > 1e-3, "dropout does nothing here"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", layouts("tp2", "pp2", slow=("pp2.tp2", "fsdp2")))
 def test_generation_between_steps_gives_the_tokens_of_one_process(run_layout, layout: Layout) -> None:
     prompts = [[5, 9, 2], [7], [3, 3, 8, 1, 4]]

@@ -167,6 +167,7 @@ RECOMPUTED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", layouts("tp2", slow=("fsdp2", "pp2", HYBRID)))
 def test_half_precision_and_recomputation(run_layout, layout: Layout) -> None:
     half = [replace(LLAMA, compute=compute, steps=3) for compute in (torch.bfloat16, torch.float16)]

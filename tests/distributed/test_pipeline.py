@@ -92,6 +92,7 @@ def test_cached_generation_with_several_stages_on_a_rank(run_layout) -> None:
         assert found_logits == pytest.approx(logits, rel=0, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [SCHEDULES[1], TWO_STAGES], ids=lambda given: given["schedule"])
 def test_received_tensors_are_held_no_longer_than_the_schedule_asks(run_layout, schedule: dict[str, Any]) -> None:
     num_micro_batches = 16

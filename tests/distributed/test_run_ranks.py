@@ -132,6 +132,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(configured, run_layout: RunL
 LLAMA = ["norm=rmsnorm", "positions=rope", "mlp=swiglu", "bias=qkv", "qk_norm=false", "num_kv_heads=1"]
 
 
+@pytest.mark.slow
 def test_copies_of_heads_of_keys_are_saved_once(configured, run_layout: RunLayout, tmp_path: Path) -> None:
     """Two ranks share one head of keys and values: what they write, one process goes on from, and the other way."""
     settings = ["train.steps=6", "optim.decay_steps=6", "optim.warmup_steps=0", "checkpoint.every=2"]
@@ -188,6 +189,7 @@ def test_s1_09_a_run_goes_from_a_pipeline_of_shards_to_cut_matrices(configured, 
     assert same_numbers(lines(run), lines(alone))
 
 
+@pytest.mark.slow
 def test_saving_beside_training_gives_the_same_run(configured, run_layout: RunLayout, tmp_path: Path) -> None:
     """With two ranks and with one; the slow writer is overtaken by training, and waited for at the end."""
     settings = ["checkpoint.every=1", "checkpoint.keep_last=9"]
@@ -229,6 +231,7 @@ def test_saving_beside_training_gives_the_same_run(configured, run_layout: RunLa
         assert portable[0].read_bytes() == portable[1].read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("received", "by_all"),
     [
@@ -291,6 +294,7 @@ def test_other_data_on_one_machine_is_refused(configured, run_layout: RunLayout)
     assert "DataError: data.path: rank 1 reads other data (store somethingels) than rank 0" in first
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused_or_passed_over_by_all(configured, run_layout, tmp_path: Path) -> None:
     """Each rank looks at a share of the files: what one of them finds damaged, all of them leave alone."""
     run_layout(TWO, lambda world: train(configured("checkpoint.every=2"), world))
@@ -411,6 +415,7 @@ def test_what_the_system_refuses_on_one_rank_is_said_by_all(run_layout: RunLayou
     assert run_layout(TWO, work) == [[f"{words} (rank 1 of 2)", words]] * 2
 
 
+@pytest.mark.slow
 def test_a_rank_of_a_machine_that_has_just_been_started_resumes_as_the_others_do(
     configured, run_layout: RunLayout, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def held(world: World, zero: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_s3_03_each_stage_keeps_less_than_the_one_before(run_layout) -> None:
     """Two ranks, P bytes of fp32 parameters, before the last of 4 micro-batches and before the update."""
     whole = sum(p.numel() * p.element_size() for _, p in build_part(ONE, Case(model=SHAPE)).named_parameters())
@@ -62,6 +63,7 @@ def test_s3_03_each_stage_keeps_less_than_the_one_before(run_layout) -> None:
         assert all(at_update[zero] == pytest.approx(2, rel=0.01) for zero in (1, 2, 3))
 
 
+@pytest.mark.slow
 def test_s3_03_offload_trains_the_same_on_the_cpu(run_layout) -> None:
     """The three stages all allow it: what is offloaded is the shard, which each of them has."""
     wanted = run_steps(ONE, Case(4))

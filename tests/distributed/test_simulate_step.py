@@ -86,6 +86,7 @@ ONE_PROCESS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", ONE_PROCESS, ids=str)
 def test_peak_of_fake_tensors_is_that_of_real_ones_to_the_byte(changes: dict[str, Any]) -> None:
     cfg = config(**changes)
@@ -196,6 +197,7 @@ def test_an_imagined_rank_is_like_a_real_one(run_layout, name: str) -> None:
             assert sent == formula(cfg, layout, rank, found.micro_batches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -249,6 +251,7 @@ def test_flops_of_grouped_queries_and_a_gate_are_those_of_theory() -> None:
     assert sizes.flops_per_token(llama, LENGTH) - windowed == pytest.approx(saved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dp2", "pp2.tp2"])
 def test_ranks_share_the_flops(name: str) -> None:
     """All of them together do what one process would do of their batch: nothing is computed twice."""
@@ -293,6 +296,7 @@ def test_gpt3_on_1024_ranks() -> None:
     assert found.communication == communication.totals(terms)
 
 
+@pytest.mark.slow
 def test_each_kind_of_pipeline_rank_once() -> None:
     changes = {"parallel__schedule": "gpipe", "model__num_layers": 4}
     found = simulate_all(config("pp4", 4, **changes), 4)

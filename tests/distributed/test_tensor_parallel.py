@@ -201,6 +201,7 @@ def test_compiling_blocks_equals_one_process(run_layout, compiler: None, mode: s
     assert_equal(run_layout(Layout(tp=2), run))
 
 
+@pytest.mark.slow
 def test_two_byte_types_stay_close_to_one_process(run_layout) -> None:
     wanted = train(build(config(), dtype=torch.bfloat16))
     exact = one_process()
@@ -339,6 +340,7 @@ def test_evaluating_without_gradients_reads_any_length(run_layout) -> None:
     assert run_layout(Layout(tp=2), lambda world: loss(build(config(), world))) == pytest.approx([wanted] * 2, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_many_chunks_of_the_loss_give_the_same_gradients(run_layout, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = one_process()
     monkeypatch.setattr(cross_entropy, "CHUNK_ELEMENTS", 7 * 255)  # 64 rows: 9 chunks of 7 and one of 1
@@ -453,6 +455,7 @@ def leave_out(what: str) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "sequence"),
     [

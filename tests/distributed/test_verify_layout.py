@@ -87,6 +87,7 @@ def other_weights(name: str, shape: torch.Size, *rest: Any) -> torch.Tensor:
     return whole + 1e-6 if name == "blocks.1.mlp.up.weight" else whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "broken", "tensor_named", "said"),
     [
@@ -135,6 +136,7 @@ def test_a_mistake_is_caught_and_its_tensor_named(
 LLAMA = [f"model.{word}" for word in ("norm=rmsnorm", "positions=rope", "mlp=swiglu", "bias=none", "qk_norm=true")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kv_heads", "tensor_named"),
     [

@@ -180,6 +180,7 @@ def overfitted(tmp_path_factory: pytest.TempPathFactory, hf_model: Callable[...,
     return folder, model, data, tokenizer
 
 
+@pytest.mark.slow
 def test_protocols_differ_on_a_model_that_knows_some_words(overfitted: Any, tmp_path: Path) -> None:
     folder, model, data, tokenizer = overfitted
     rows = {

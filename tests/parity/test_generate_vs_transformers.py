@@ -98,6 +98,7 @@ BEAMS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [0.0, 1.5, 4.0])
 @pytest.mark.parametrize("options", BEAMS)
 def test_beam_search_equals_transformers(pair: Any, options: dict[str, Any], bias: float) -> None:

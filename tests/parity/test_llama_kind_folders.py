@@ -196,6 +196,7 @@ def test_stored_weights(weights: str, folders: Folders) -> None:
 # Tuning
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama, tied, llama3", "mistral", "qwen2", "qwen3"])
 def test_twenty_steps_of_tuning(kind: str, small_store: Path, tmp_path: Path) -> None:
     """`gptworks train` from their folder: the losses are those of transformers and torch alone."""

@@ -142,6 +142,7 @@ BUSY = "import time\nwhile True: pass"
 ASLEEP = "import time\ntime.sleep(1000)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [BUSY, ASLEEP])
 def test_who_turns_in_a_loop_or_sleeps_comes_to_the_limit(program: str, tmp_path: Path) -> None:
     with (
@@ -151,6 +152,7 @@ def test_who_turns_in_a_loop_or_sleeps_comes_to_the_limit(program: str, tmp_path
         process.wait()
 
 
+@pytest.mark.slow
 def test_waiting_for_a_core_is_not_counted(tmp_path: Path) -> None:
     """Eight processes on one core: each has an eighth of it, and by its own clock as long as if it were alone."""
     core = min(os.sched_getaffinity(0))

@@ -53,6 +53,7 @@ def test_lists_of_dictionaries_and_of_characters() -> None:
         assert tokenizer is not None and tokenizer.vocab_size == len(set("".join(TEXTS))) + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", ["list", "file", "store"])
 @pytest.mark.parametrize("evaluated", ["list", "file"])
 def test_held_out_data_does_not_change_the_tokenizer(train: str, evaluated: str) -> None:

@@ -133,6 +133,7 @@ def test_weights_of_gpt2_get_the_tokenizer_that_comes_with_us(weights: Path, emp
     torch.testing.assert_close(model(tokens), theirs(tokens).logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL_NAMES)
 def test_names_of_gpt2_mean_the_bundled_tokenizer(name: str, small_tokenizer) -> None:
     assert gw.Tokenizer.from_pretrained(name).encode("Hello world") == [15496, 995]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from home_folder import own_home
 
 import gptworks as gw
 from gptworks.config.schema import ModelConfig
@@ -18,7 +19,7 @@ TEXTS = [f"On {day} morning {who} found a map." for day in ("Monday", "Friday") 
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("GPTWORKS_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("GPTWORKS_HOME", own_home(tmp_path / "home"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -71,6 +72,7 @@ def test_the_model_comes_before_the_config_and_single_keys_before_the_model() ->
     assert gw.Trainer(config={"preset": "tiny-4k"}).config.model == config.model
 
 
+@pytest.mark.slow
 def test_held_out_means_the_same_as_in_training(small_store: Path) -> None:
     data = {"split": "60,40", "seq_len": 8, "mask_eod": True}
     trainer = gw.Trainer(model=SHAPE, train_dataset=small_store, out="runs/a", data=data, **FEW)

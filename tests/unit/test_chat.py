@@ -57,6 +57,7 @@ def test_as_transformers_renders_it(template: str, is_asked: bool, small_tokeniz
     assert chat.render(ours, MESSAGES, tools=TOOL, add_generation_prompt=is_asked) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "message"),
     [

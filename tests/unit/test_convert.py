@@ -38,6 +38,7 @@ def whole(small_store: Path) -> Store:
     return Store(small_store)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", FORMATS)
 @pytest.mark.parametrize("first", FORMATS)
 def test_any_to_any(first: str, second: str, small_store: Path, whole: Store, tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ def test_truncations(format_, tmp_path: Path) -> None:
         assert outcome(format_, main) is None
 
 
+@pytest.mark.slow
 @every_format
 def test_flipped_bits(format_, tmp_path: Path) -> None:
     main, files = dataset(format_, tmp_path / "d")
@@ -121,6 +122,7 @@ def test_flipped_bits(format_, tmp_path: Path) -> None:
         assert damaged.read_bytes() == whole
 
 
+@pytest.mark.slow
 @every_format
 @pytest.mark.parametrize("number", [2**31 - 1, 2**32 - 1, 2**61, 2**63 - 1, 2**63, 2**64 - 1])
 def test_absurd_numbers_anywhere(format_, number: int, tmp_path: Path) -> None:
@@ -140,6 +142,7 @@ def test_absurd_numbers_anywhere(format_, number: int, tmp_path: Path) -> None:
                     file.write(whole[place : place + len(wrong)])
 
 
+@pytest.mark.slow
 @every_format
 def test_several_wrong_bytes(format_, tmp_path: Path) -> None:
     main, files = dataset(format_, tmp_path / "d")

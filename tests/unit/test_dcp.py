@@ -318,6 +318,7 @@ def load_damaged(folder: Path, file: str, good: bytes, bad: bytes) -> None:
         (folder / file).write_bytes(good)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", [".metadata", "__0_0.distcp"])
 @settings(max_examples=8 * settings().max_examples)
 @given(data=st.data())

@@ -64,6 +64,7 @@ def test_a_piece_that_is_damaged_leaves_its_sample_out(run: Path, key: str, caps
         look(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [*EVENT, "store", "pieces"])
 def test_an_event_that_is_damaged(run: Path, key: str) -> None:
     for value in STRANGE:
@@ -119,6 +120,7 @@ def test_what_is_done_again_is_forgotten_with_its_samples_and_the_rest_set_aside
     assert said == [f"{run / 'events.jsonl'}: 1 line that cannot be read set aside in {aside}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["texts.jsonl", "evaluations.jsonl", "nonfinite.jsonl"])
 def test_other_records_that_are_damaged(run: Path, name: str) -> None:
     (whole,) = [json.loads(line) for line in (run / name).read_text().splitlines()]

@@ -360,6 +360,7 @@ def test_a_rank_that_is_silent_or_has_failed_is_noticed_whatever_the_others_do(s
     assert silence.longer_than(1.9) == 1 and silence.longer_than(2.1) is None
 
 
+@pytest.mark.slow
 def test_what_can_go_on_when_it_is_started_again_has_an_exit_code_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

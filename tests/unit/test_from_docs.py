@@ -23,6 +23,7 @@ def maker() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [f"{system}{ending}" for system in ["README", *SYSTEMS] for ending in (".md", ".zh.md")]
 )

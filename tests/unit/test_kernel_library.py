@@ -129,6 +129,7 @@ def test_two_processes_build_at_once(tiny: Any, tmp_path: Path) -> None:
     assert kernel_library._is_whole(library)
 
 
+@pytest.mark.slow
 def test_without_a_place_for_it_that_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     told = _why_not(tmp_path / "file")
@@ -136,15 +137,18 @@ def test_without_a_place_for_it_that_is_said_once(tmp_path: Path) -> None:
     assert told.count("not a folder") == 1
 
 
+@pytest.mark.slow
 def test_it_can_be_switched_off(tmp_path: Path) -> None:
     assert _why_not(tmp_path, **{kernel_library.OFF: "off"}) == f"{kernel_library.OFF}=off"
     assert not (tmp_path / "kernels").exists()
 
 
+@pytest.mark.slow
 def test_without_a_compiler_torch_multiplies(tmp_path: Path) -> None:
     assert _why_not(tmp_path, PATH="", CXX="") == "no C++ compiler found (g++)"
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fails_is_named(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho out of luck >&2\nexit 1\n")

@@ -243,6 +243,7 @@ def test_a_document_at_the_limit_and_one_beyond(tmp_path: Path, monkeypatch: pyt
         prepare.prepare(prepare.PrepareJob([str(longer)], tmp_path / "b", tokenizer, workers=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("filling", "what"), [(b" ", "blanks"), (b"7", "digits"), (b"a", "letters"), (b"=", "marks")])
 def test_a_long_run_of_one_kind(filling: bytes, what: str, tmp_path: Path) -> None:
     file = bombs.one_line(tmp_path / "run.jsonl", 5 * MB, filling)

@@ -47,6 +47,7 @@ def losses(run: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_gone_on_with_to_the_bit(recompute: str, small_store: Path, tmp_path: Path) -> None:
     train(config(small_store, tmp_path / "whole", 6, recompute=recompute))

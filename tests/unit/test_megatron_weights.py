@@ -622,6 +622,7 @@ def test_nothing_in_a_checkpoint_is_called(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_damage_is_a_checkpoint_error_or_read(name: str, tmp_path: Path) -> None:
     model = MODEL.model_copy(update={"num_layers": 1})

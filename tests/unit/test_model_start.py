@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from gptworks.model.gpt import embedding
@@ -17,6 +18,7 @@ print("torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_a_model_is_built_without_torchs_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", BUILD], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -182,6 +182,7 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
         nanogpt.open(file, {})
 
 
+@pytest.mark.slow
 def test_damage_is_a_checkpoint_error_or_read(tmp_path: Path) -> None:
     file = save(tmp_path / "ckpt.pt", trained())
     good = file.read_bytes()

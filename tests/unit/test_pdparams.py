@@ -245,6 +245,7 @@ def test_damaged_files_are_refused_or_read_and_never_crash(protocol: int, data: 
         path.unlink()
 
 
+@pytest.mark.slow
 def test_every_single_byte_flipped(tmp_path: Path) -> None:
     """All of a small file: the arrays aside, each byte is an instruction or a length."""
     good = (FIXTURES / "kinds" / "protocol4.pdparams").read_bytes()

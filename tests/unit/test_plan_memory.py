@@ -117,6 +117,7 @@ CASES: list[tuple[dict[str, Any], int, str, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "accumulation", "compute", "recompute"), CASES)
 def test_a_real_step_holds_what_is_predicted(
     changes: dict[str, Any], accumulation: int, compute: str, recompute: str

@@ -133,6 +133,7 @@ def test_what_is_fixed_stays() -> None:
         assert {key: settings[key] for key in fixed} == fixed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gib", "batch"), [(6, 64), (3, 64), (4.5, 8)])
 def test_what_is_said_of_those_at_the_border_is_true_of_all(gib: float, batch: int) -> None:
     """Every layout, micro-batch and recomputation is computed by itself and compared."""
@@ -161,6 +162,7 @@ def test_a_batch_in_one_piece_is_found_where_smaller_micro_batches_do_not_fit() 
     assert [fit.choice.batch.micro_size for fit in found.fits] == [8]
 
 
+@pytest.mark.slow
 def test_compiled_blocks_are_planned_as_such() -> None:
     one = load(preset="1.3B", overrides=["precision.compute=bf16"])
     two = load(preset="1.3B", overrides=["precision.compute=bf16", "train.compile=true"])

@@ -392,6 +392,7 @@ def test_prepare_from_the_command_line(small_store: Path, corpus_file: Path, tmp
     assert one.tokenizer_identity == two.tokenizer_identity
 
 
+@pytest.mark.slow
 def test_skipped_lines_are_reported(tmp_path: Path, run_cli) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", {"text": "good"}, "{")
     done = run_cli("prepare", source, "--out", tmp_path / "x")

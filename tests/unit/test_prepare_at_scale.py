@@ -206,6 +206,7 @@ def tokens_after(case: Case, blocks: int) -> int:
     return int(json.loads(lines[blocks - 1])["tokens"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "kept"),
     [
@@ -492,6 +493,7 @@ def test_memory_does_not_grow_with_a_document(corpus_file: Path, tmp_path: Path)
     assert peaks[1] < 1.25 * peaks[0], f"peak memory in kB: {peaks}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("may_be_quick", [True, False])
 def test_a_long_document_has_the_ids_of_the_whole(
     may_be_quick: bool, corpus_file: Path, gpt2: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -541,6 +543,7 @@ def test_quick_ids_of_tricky_text_and_of_the_corpus(pairs, corpus_file: Path) ->
         assert_same(encoder, tokenizer, [fast.TRICKY, text, "", *text.split("\n\n"), fast.TRICKY[::-1]])
 
 
+@pytest.mark.slow
 def test_quick_ids_of_any_text(pairs) -> None:
     @settings(max_examples=4 * settings().max_examples)
     @given(st.lists(st.text(max_size=30) | st.text("ab'sS \n\t1.é中\u0301<|endoftext|>", max_size=40), max_size=5))
@@ -742,6 +745,7 @@ def test_rows_of_one_length(case: Case) -> None:
     assert not leftovers(case.prefix.parent / "second")
 
 
+@pytest.mark.slow
 def test_several_keys_give_several_stores(tmp_path: Path, run_cli) -> None:
     source = tmp_path / "a.jsonl"
     source.write_text(json.dumps({"title": "A title", "body": "Some body"}) + "\n")

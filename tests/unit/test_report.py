@@ -110,6 +110,7 @@ def test_a_spike_is_forgotten_by_the_smoothed_curve_when_it_has_passed() -> None
     assert len(found) == 101 and found[-1] == (3999.0, pytest.approx(2.0))
 
 
+@pytest.mark.slow
 def test_one_spike_among_100_000_steps_is_drawn(tmp_path: Path) -> None:
     lines = falling(100_000)
     lines[43_210 - 1]["loss"] = 77.125

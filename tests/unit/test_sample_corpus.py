@@ -74,6 +74,7 @@ def test_python_is_the_language_reference_and_the_sources(library: Path) -> None
     assert "wait\n\nWaits.\n" not in documents  # the source has it
 
 
+@pytest.mark.slow
 def test_the_real_library_is_large_enough_to_train_on() -> None:
     sizes = [len(text) for text in sample_corpus.documents("sample:python-source")]
     assert len(sizes) > 400 and sum(sizes) > 5_000_000

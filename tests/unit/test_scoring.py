@@ -169,6 +169,7 @@ def test_a_file_of_something_else_is_left_alone(model: GPT, tmp_path: Path) -> N
 # Documents of a store
 
 
+@pytest.mark.slow
 def test_documents_of_a_store_each_by_itself(
     model: GPT, small_store: Path, small_tokenizer: Any, corpus_file: Path
 ) -> None:

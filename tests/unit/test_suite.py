@@ -156,6 +156,7 @@ def run_pytest(folder: Path, text: str, *options: str) -> str:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
 def test_a_test_that_hangs_is_ended_with_the_stacks_of_its_processes(tmp_path: Path) -> None:
     said = run_pytest(tmp_path, HANGS, "-o", "time_limit=1")

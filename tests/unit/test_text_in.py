@@ -149,6 +149,7 @@ def test_text_that_begins_as_a_compressed_file_does(tmp_path: Path) -> None:
     assert read(write(tmp_path / "a.txt", "BZh is short for Bozhou"))[0] == ["BZh is short for Bozhou"]
 
 
+@pytest.mark.slow
 def test_members_of_a_tar_are_not_kept_when_they_have_been_read(tmp_path: Path) -> None:
     """There can be millions of them."""
     path = write(tmp_path / "a.tar", tar({f"{number}.txt": b"text" for number in range(300)}))
@@ -219,6 +220,7 @@ def test_our_own_files_in_the_folder_that_is_read_are_no_text(
     assert [file.name for file in list_inputs([str(tmp_path)])[0]] == [str(tmp_path / "a.txt")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "lines", "array", "gz"])
 def test_standard_input(name: str, tmp_path: Path) -> None:
     data = {"plain": PLAIN, "lines": AS_JSON, "array": json.dumps(ARRAY).encode(), "gz": gzip.compress(AS_JSON)}[name]
@@ -511,6 +513,7 @@ def test_long_documents_in_other_scripts_are_cut_too(words_of: str) -> None:
     assert len(cut_up) > 5 and joined(cut_up, TextRules(separator="")) == [text]
 
 
+@pytest.mark.slow
 def test_chinese_in_pieces_has_the_same_ids(shared_data: Path, gpt2: Tokenizer) -> None:
     text = (shared_data / "corpora" / "zh" / "debian-reference.zh-cn.txt").read_text(encoding="utf-8")
     assert "。" in text and len(pieces_at_safe_cuts(text.encode())) > 1000
@@ -605,6 +608,7 @@ def test_places_in_arrays_text_and_rows(block: int, tmp_path: Path, tiny) -> Non
     assert places == [f"{array}[1]", f"{array}[3]", f"{text}:4", f"{text}:8", f"{rows} row 3"]
 
 
+@pytest.mark.slow
 def test_strict_stops_and_leaves_nothing_behind(tmp_path: Path, run_cli) -> None:
     source = write(tmp_path / "a.tar", tar({"b.jsonl": b"\n".join(BAD)}))
     failed = run_cli("prepare", source, "--out", tmp_path / "out", "--strict", expect=2)
