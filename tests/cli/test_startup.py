@@ -11,6 +11,7 @@ import gptworks
 HEAVY = (
     "torch",
     "torch.distributed.tensor",
+    "torch._dynamo",
     "pydantic",
     "rich",
     "numpy",
@@ -65,6 +66,27 @@ def test_reading_a_checkpoint_alone_does_without_the_tools_of_many_ranks() -> No
     """They take half as long to import as torch itself."""
     found = imported("import gptworks.checkpoint.pretrained, gptworks.generate.text")
     assert "torch" in found and "torch.distributed.tensor" not in found
+
+
+FIRST_STEP = """
+import sys
+from gptworks.checkpoint import folder
+from gptworks.cli.main import main
+
+def save(*args, **kwargs):
+    sys.exit()
+
+folder.CheckpointFolder.save = save
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_a_first_step_is_done_without_what_only_checkpoints_and_compilers_need(recipe: Path, tmp_path: Path) -> None:
+    """Together they take as long to import as torch itself."""
+    found = imported(FIRST_STEP, "train", "-c", str(recipe), "train.steps=1", "--out", str(tmp_path / "run"))
+    assert "loss" in (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert "torch" in found and not found & {"torch.distributed.tensor", "torch._dynamo"}
 
 
 def test_version() -> None:

@@ -183,3 +183,21 @@ def test_before_the_first_update_moments_are_zero() -> None:
     optim.set_moments(again, fresh, saved, updates=0)
     for got, wanted in zip(stepped(again, fresh, range(2)), stepped(model, optimizer, range(2)), strict=True):
         assert torch.equal(got, wanted)
+
+
+def test_updates_are_torchs_to_the_bit_and_hooks_are_called_once() -> None:
+    generator = torch.Generator().manual_seed(3)
+    start = [torch.randn(5, 7, generator=generator), torch.randn(7, generator=generator)]
+    ours, torchs = ([torch.nn.Parameter(value.clone()) for value in start] for _ in range(2))
+    settings = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
+    optimizers = [optim.AdamW(ours, **settings), torch.optim.AdamW(torchs, **settings)]
+    seen = []
+    optimizers[0].register_step_post_hook(lambda *_: seen.append(1))
+    for _ in range(3):
+        gradients = [torch.randn(value.shape, generator=generator) for value in start]
+        for parameters, optimizer in zip([ours, torchs], optimizers, strict=True):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient.clone()
+            optimizer.step()
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(ours, torchs, strict=True))
+    assert not torch.equal(ours[0], start[0]) and len(seen) == 3

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 HELP = "pretrain or fine-tune"
 # Imported once, by the process that ranks are forked from. What they import must leave CUDA alone and start no thread:
 # neither survives a fork.
-PRELOAD = ("gptworks.cli.train", "gptworks.train.run")
+PRELOAD = ("gptworks.cli.train", "gptworks.train.run", "gptworks.checkpoint.formats.dcp")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

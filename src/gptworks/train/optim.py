@@ -1,6 +1,8 @@
 """AdamW with the right parameters decayed, its state by parameter name, and clipping by the global norm."""
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,17 @@ from gptworks.parallel.parts import Part
 _DECAYED = {"weights": ("matrix", "embedding"), "matrices": ("matrix",)}
 
 
+class AdamW(torch.optim.AdamW):
+    """torch's, which is not to be compiled: for that, torch's own methods import its compiler first, which takes most of
+    the time that torch itself takes to import."""
+
+    add_param_group: Callable[..., None] = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        return inspect.unwrap(torch.optim.Adam.step)(self, closure)
+
+
 def is_decayed(name: str, cfg: OptimConfig) -> bool:
     return cfg.decay_params == "all" or role_of(name).kind in _DECAYED[cfg.decay_params]
 
@@ -26,7 +39,7 @@ def build(part: Part | GPT, cfg: OptimConfig) -> torch.optim.Optimizer:
         {"params": [p for n, p in named if not is_decayed(n, cfg)], "weight_decay": 0.0},
     ]
     # The fused kernel is several times as fast as the default, on CPU too.
-    return torch.optim.AdamW(
+    return AdamW(
         [group for group in groups if group["params"]], lr=cfg.lr, betas=(cfg.beta1, cfg.beta2), eps=cfg.eps, fused=True
     )
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from gptworks import run_paths
 from gptworks.checkpoint import folder as folders
 from gptworks.checkpoint import manifest as manifests
-from gptworks.checkpoint.formats import dcp
 from gptworks.checkpoint.manifest import Manifest
 from gptworks.config import yaml_text
 from gptworks.config.schema import ParallelConfig, RunConfig
@@ -165,6 +164,8 @@ class Run:
 
     def restore(self, source: Path, manifest: Manifest) -> None:
         """All that a checkpoint holds but the samples that come next."""
+        from gptworks.checkpoint.formats import dcp  # slow to import, and only needed once there is a checkpoint
+
         self.part.reshard_all()
         self.optimizer.zero_grad(set_to_none=True)
         self.optimizer.state.clear()
