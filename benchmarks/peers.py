@@ -49,10 +49,10 @@ def gptworks_step(
     weights = FreshWeights(InitConfig(), cfg.num_layers, 1)
     part = build(cfg, world, compute_dtype, weights, compile_blocks=compile_blocks)
     part.train()
+    optimizer = optim.build(part, OptimConfig())
     if native and compute_dtype == torch.float32:
         run = RunConfig(model=cfg, data=DataConfig(seq_len=cfg.max_positions))
-        print(native_blocks.use_where_known(run, part), file=sys.stderr)
-    optimizer = optim.build(part, OptimConfig())
+        print(native_blocks.use_where_known(run, part, optimizer), file=sys.stderr)
     scaler = LossScaler(ScalerConfig(), enabled=False)
     count = 0
 

@@ -1,4 +1,4 @@
-"""The C++ functions of a block, built at first use like those that write text (`generate/kernel_library.py`)."""
+"""The C++ functions that train, built at first use like those that write text (`generate/kernel_library.py`)."""
 
 import ctypes
 import functools
@@ -26,6 +26,7 @@ class Functions:
     instructions: str
     forward: Any  # (block)
     backward: Any  # (block, gradients)
+    update: Any  # (update)
     sgemm: int  # the address of the function that torch multiplies with
 
 
@@ -66,11 +67,13 @@ def _open(path: Path, instructions: str, sgemm: int) -> Functions:
     try:
         library = ctypes.CDLL(str(path))
         forward, backward = library.gptworks_block_forward, library.gptworks_block_backward
+        update = library.gptworks_update
     except AttributeError as error:
         raise OSError(f"{path}: {error}") from None
-    forward.restype = backward.restype = None
-    forward.argtypes, backward.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_void_p]
-    return Functions(instructions, forward, backward, sgemm)
+    forward.restype = backward.restype = update.restype = None
+    forward.argtypes = update.argtypes = [ctypes.c_void_p]
+    backward.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    return Functions(instructions, forward, backward, update, sgemm)
 
 
 def _sgemm() -> int:

@@ -23,6 +23,8 @@ from gptworks.model.rope import Turns
 from gptworks.parallel.parts import Part
 from gptworks.train import block_library
 from gptworks.train.block_library import Functions
+from gptworks.train.native_update import NativeUpdate
+from gptworks.train.optim import AdamW
 
 KNOWN: Known = {key: values for key, values in architecture.LLAMA.items() if key != "qk_norm"}
 _ACTIVATIONS = ("tanh", "erf", "sigmoid", "swiglu")  # by their numbers in elementwise.h
@@ -183,9 +185,9 @@ def _addresses(tensors: Any) -> Any:
 # Whether it is used
 
 
-def use_where_known(cfg: RunConfig, part: Part) -> str:
-    """In one process on a CPU the C++ function computes the blocks from now on, if it knows them and can be built.
-    Returns a line for the user that says who computes; empty where there was no choice."""
+def use_where_known(cfg: RunConfig, part: Part, optimizer: AdamW) -> str:
+    """In one process on a CPU C++ functions compute blocks and updates from now on, if the blocks are known and the
+    functions can be built. Returns a line for the user that says who computes; empty where there was no choice."""
     if part.world.device.type != "cpu" or part.world.mesh is not None:
         return ""
     if reason := why_not(cfg):
@@ -193,6 +195,7 @@ def use_where_known(cfg: RunConfig, part: Part) -> str:
     use_in(part.parts[0])
     functions, _ = block_library.loaded(compute_a_little)
     assert functions is not None
+    optimizer.native = NativeUpdate(functions)
     return f"blocks: a C++ function ({functions.instructions}); {OFF}=off leaves them to torch"
 
 

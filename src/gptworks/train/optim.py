@@ -18,21 +18,30 @@ _DECAYED = {"weights": ("matrix", "embedding"), "matrices": ("matrix",)}
 
 
 class AdamW(torch.optim.AdamW):
-    """torch's, which is not to be compiled: for that, torch's own methods import its compiler first, which takes most of
+    """torch's, without what its methods do for a compiled optimizer: they import torch's compiler, which takes most of
     the time that torch itself takes to import."""
 
+    native: Callable[["AdamW", float], None] | None = None  # in place of `step`: see native_update.py
     add_param_group: Callable[..., None] = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         return inspect.unwrap(torch.optim.Adam.step)(self, closure)
 
+    def update(self, parameters: Iterable[nn.Parameter], factor: float) -> None:
+        """A step with so much of the gradients of these parameters, which are those that have one."""
+        if self.native:
+            self.native(self, factor)
+        else:
+            scale_gradients(parameters, factor)
+            self.step()
+
 
 def is_decayed(name: str, cfg: OptimConfig) -> bool:
     return cfg.decay_params == "all" or role_of(name).kind in _DECAYED[cfg.decay_params]
 
 
-def build(part: Part | GPT, cfg: OptimConfig) -> torch.optim.Optimizer:
+def build(part: Part | GPT, cfg: OptimConfig) -> AdamW:
     named = [(canonical_name(n, tied=part.cfg.tied), p) for n, p in part.named_parameters()]
     groups = [
         {"params": [p for n, p in named if is_decayed(n, cfg)], "weight_decay": cfg.weight_decay},

@@ -85,8 +85,8 @@ class Run:
         ranks.on_main(lambda: folders.check_free_space(folder, needed))
         weights = None if source else self._first_weights()  # what a checkpoint fills is not drawn before
         self.part = ranks.on_all(lambda: build_part(cfg, setup.world, setup.parallel, weights))
-        self.who_computes = native_blocks.use_where_known(cfg, self.part)
         self.optimizer = optim.build(self.part, cfg.optim)
+        self.who_computes = native_blocks.use_where_known(cfg, self.part, self.optimizer)
         self.scaler = LossScaler(cfg.precision.scaler, enabled=cfg.precision.compute == "fp16")
         self.progress, self.losses, self.guard = Progress(), SmoothedLoss(), Guard(cfg.train.guard)
         if cfg.train.guard.action != "off":

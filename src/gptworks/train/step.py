@@ -59,7 +59,7 @@ class StepReport:
 
 def train_step(
     part: Part,
-    optimizer: torch.optim.Optimizer,
+    optimizer: optim.AdamW,
     micro_batches: list[Batch],
     world: World,
     scaler: LossScaler,
@@ -88,9 +88,13 @@ def backward(
     """
     num_scored = sum_over(world, device_number(world, sum(batch.num_scored for batch in micro_batches)), "dp", "fsdp")
 
+    # torch.manual_seed also tells all GPUs and notes where it was called from, which takes as long as the norm of all
+    # gradients of a small model.
+    set_seed = torch.default_generator.manual_seed if world.device.type == "cpu" else torch.manual_seed
+
     def seed_dropout(number: int, *stage: int) -> None:
         # Dropout depends on what it is for, not on what was drawn before: resuming needs no generator state.
-        torch.manual_seed(seed_of(seed, "dropout", step, number, world.data_rank, *stage))
+        set_seed(seed_of(seed, "dropout", step, number, world.data_rank, *stage))
 
     scale = device_number(world, scaler.scale) / num_scored
     loss_sums = part.step(micro_batches, scale, seed_dropout=seed_dropout)
@@ -108,14 +112,13 @@ def backward(
 
 
 def update(
-    optimizer: torch.optim.Optimizer, gradients: Gradients, scaler: LossScaler, *, clip: float, wanted: bool = True
+    optimizer: optim.AdamW, gradients: Gradients, scaler: LossScaler, *, clip: float, wanted: bool = True
 ) -> StepReport:
     """One update, unless it is not wanted or a number is not finite; the gradients are gone then, too."""
     made = wanted and gradients.finite
     if made:
         clip_factor = clip / gradients.grad_norm if clip and gradients.grad_norm > clip else 1.0
-        optim.scale_gradients(gradients.parameters, clip_factor / gradients.loss_scale)
-        optimizer.step()
+        optimizer.update(gradients.parameters, clip_factor / gradients.loss_scale)
     forget(gradients.parameters)
     scaler.update(gradients.finite)
     return StepReport(

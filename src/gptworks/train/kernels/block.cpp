@@ -9,6 +9,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "product.h"
+#include "update.h"
 
 namespace {
 
@@ -261,5 +262,10 @@ void gptworks_block_forward(const Block* block) {
 void gptworks_block_backward(const Block* block, const Gradients* gradients) {
 #pragma omp parallel
   Pass{*block}.backward(*gradients);
+}
+
+void gptworks_update(const Update* update) {
+#pragma omp parallel
+  update_share(*update);
 }
 }
