@@ -82,7 +82,12 @@ class Slurm:
         return self.do("sbatch", "--parsable", file).strip()
 
     def job(self, number: str) -> dict[str, str]:
-        return dict(word.split("=", 1) for word in self.do("scontrol", "show", "job", number).split() if "=" in word)
+        """Asked again where the controller does not answer in time, as on a busy machine."""
+        words = ["scontrol", "show", "job", number]
+        while (done := subprocess.run(words, capture_output=True, text=True, env=self.environment)).returncode:
+            assert "Invalid job id" not in done.stderr, done.stderr
+            time.sleep(0.2)
+        return dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
 
     def wait_for(self, number: str, condition: Callable[[], bool]) -> None:
         while not condition():
