@@ -4,7 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,21 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the real data is not here: ../shared/data is missing beside the repository")
     return folder
+
+
+@pytest.fixture(scope="session")
+def held_port() -> Iterator[Callable[[], int]]:
+    """held_port(): a port at which nobody listens, and which the system gives to no test that runs beside this one."""
+    from gptworks.launch.nodes import HeldPort
+
+    with ExitStack() as held:
+
+        def hold() -> int:
+            port = HeldPort()
+            held.callback(port.close)
+            return port.number
+
+        yield hold
 
 
 @pytest.fixture(scope="session")

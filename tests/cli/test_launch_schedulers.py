@@ -213,8 +213,8 @@ def test_mistakes_are_answered_and_nothing_is_written(words: list[str], told: st
 SRUN = """#!/bin/bash
 echo x >> attempts
 case $(wc -l < attempts) in {codes} esac
-touch training
 trap 'echo saved; exit 0' TERM
+touch training
 for ((i = 0; i < 600; i++)); do sleep 0.05; done
 """
 SCANCEL = """#!/bin/bash

@@ -499,10 +499,12 @@ def test_s4_05_the_13b_example_dry_runs_on_16_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_s4_05_the_13b_example_runs_tiny_on_two_machines_of_8_processes(rows: Path, tmp_path: Path) -> None:
+def test_s4_05_the_13b_example_runs_tiny_on_two_machines_of_8_processes(
+    rows: Path, tmp_path: Path, held_port: Callable[[], int]
+) -> None:
     samples = "True\n    num_samples: 12"
     scripts = write_13b(tmp_path, vocab_size="512", dataset_dir=str(rows), shuffle=samples, **EXACT)
-    make_table(scripts, 2, 8, port=nodes.free_port())
+    make_table(scripts, 2, 8, port=held_port())
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     machines = []
     for ranks in ("[0,8]", "[8,16]"):

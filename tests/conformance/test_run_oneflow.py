@@ -8,6 +8,7 @@ import runpy
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from gptworks.cli.main import main
 from gptworks.config.load import load
 from gptworks.data.store import Store
 from gptworks.interop import oneflow
-from gptworks.launch.nodes import free_port
 from gptworks.train import setup
 
 PREPARE = """python3 tools/preprocess_data.py \\
@@ -448,13 +448,13 @@ sys.exit(main(sys.argv[2:]))
 
 
 @pytest.mark.slow
-def test_s1_11_the_same_command_on_two_machines_equals_one_process(beside: Path) -> None:
+def test_s1_11_the_same_command_on_two_machines_equals_one_process(beside: Path, held_port: Callable[[], int]) -> None:
     """Two launchers on loopback, each of which finds out which of --node-ips it is; they meet at --ctrl-port."""
     assert (
         main(["run", "--device", "cpu", "--cwd", str(beside), "--", f"{SMALL} --global-batch-size 4 --save one"]) == 0
     )
     addresses = ("127.0.0.1", "127.0.0.2")
-    where = f"--num-nodes 2 --node-ips {','.join(addresses)} --ctrl-port {free_port()}"
+    where = f"--num-nodes 2 --node-ips {','.join(addresses)} --ctrl-port {held_port()}"
     words = ["run", "--device", "cpu", "--cwd", str(beside), "--", f"{SMALL} --save two {where}"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     machines = [

@@ -25,7 +25,6 @@ from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.cli.main import main
 from gptworks.config.derive import Layout
 from gptworks.launch import process_group
-from gptworks.launch.nodes import free_port
 from gptworks.launch.world import World
 
 SCRIPT = Path(__file__).with_name("launched_rank.py")
@@ -278,10 +277,10 @@ def test_the_second_ctrl_c_ends_all_ranks_at_once(tmp_path: Path) -> None:
     assert is_gone(pid(tmp_path, 1))
 
 
-def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
+def test_torchrun_starts_the_ranks_as_well(tmp_path: Path, held_port: Callable[[], int]) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
     done = subprocess.run(
-        [*command, str(free_port()), str(SCRIPT), str(tmp_path), "4", "--mishap", "1:3:user"],
+        [*command, str(held_port()), str(SCRIPT), str(tmp_path), "4", "--mishap", "1:3:user"],
         capture_output=True,
         text=True,
         check=False,
@@ -293,10 +292,10 @@ def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_torchrun_does_not_try_a_mistake_of_the_user_again(tmp_path: Path) -> None:
+def test_torchrun_does_not_try_a_mistake_of_the_user_again(tmp_path: Path, held_port: Callable[[], int]) -> None:
     """It starts ranks again after any failure; the next ones end at once, with the same words."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
-    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{held_port()}"]
     script = [str(SCRIPT), str(tmp_path), "4", "--mishap", "1:3:user"]
     environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     done = subprocess.run([*command, *where, *script], capture_output=True, text=True, check=False, env=environment)
@@ -379,10 +378,10 @@ def one_process(settings: list[str], tmp_path_factory: pytest.TempPathFactory) -
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["two nodes", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_s1_11_the_command_on_two_nodes_and_by_torchrun_equals_one_process(
-    start: str, settings: list[str], one_process: dict[int, float], tmp_path: Path
+    start: str, settings: list[str], one_process: dict[int, float], tmp_path: Path, held_port: Callable[[], int]
 ) -> None:
     """The pair is two launchers on loopback, each with one process."""
-    train, port = ["-m", "gptworks", "train", *settings, "parallel.dp=2", "--out", str(tmp_path / "run")], free_port()
+    train, port = ["-m", "gptworks", "train", *settings, "parallel.dp=2", "--out", str(tmp_path / "run")], held_port()
     commands = [
         [*train, "--nnodes", "2", "--node-rank", str(rank), "--master", f"127.0.0.1:{port}", "--nproc", "1"]
         for rank in range(2)

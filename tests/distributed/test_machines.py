@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pytest
 from test_launch import children, expected, finish, is_gone, log, values, wait_for
 
 from gptworks.launch import rank_table
-from gptworks.launch.nodes import PORT, free_port
+from gptworks.launch.nodes import PORT
 
 SCRIPT = Path(__file__).with_name("launched_rank.py")
 LAUNCHER = """
@@ -97,10 +97,10 @@ WHY_NOT = net.why_not()
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, held_port: Callable[[], int]) -> Iterator[Cluster]:
     """Of two machines, both of which see tmp_path: a disk that they share."""
     if WHY_NOT:
-        found = Cluster(tmp_path, [net.Machine("127.0.0.1"), net.Machine("127.0.0.2")], free_port())
+        found = Cluster(tmp_path, [net.Machine("127.0.0.1"), net.Machine("127.0.0.2")], held_port())
         yield found
         found.close()
         return
@@ -134,6 +134,12 @@ def computed(folder: Path) -> list[int]:
 def saved_step(folder: Path) -> int:
     path = folder / "saved.json"
     return int(json.loads(path.read_text())[0]) if path.exists() else 0
+
+
+def wait_for_a_step(process: subprocess.Popen[str], folder: Path) -> None:
+    """Of all ranks that are there: from then on a signal lets them save."""
+    before = len(computed(folder))
+    wait_for(process, lambda: len(computed(folder)) > before)
 
 
 def pid_of(folder: Path, rank: int) -> int:
@@ -197,7 +203,7 @@ def test_a_machine_that_comes_late_lets_the_others_save_and_is_no_restart(cluste
     wait_for(first, lambda: (tmp_path / "values.jsonl").exists())
     second = cluster.start(1, *LONG, nnodes="1:2")
     wait_for(first, (tmp_path / "rank-1.threads").exists)  # it has joined
-    time.sleep(0.5)
+    wait_for_a_step(first, tmp_path)
     first.send_signal(signal.SIGINT)
     out, err = finish(first, code=0)
     finish(second, code=0)
@@ -221,7 +227,7 @@ def test_with_fewer_machines_when_one_is_lost_and_with_all_when_it_is_back(clust
     wait_for(first, lambda: saved_step(tmp_path) > before + 2)
     third = cluster.start(1, *LONG, "--timeout", 20, nnodes="1:2", restarts=3)
     wait_for(first, lambda: log(tmp_path, 0).count("rank 0 of 2 begins") >= 2)
-    time.sleep(0.5)
+    wait_for_a_step(first, tmp_path)
     first.send_signal(signal.SIGTERM)
     out, err = finish(first, code=0)
     finish(third, code=0)

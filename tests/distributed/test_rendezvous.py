@@ -22,7 +22,6 @@ import gptworks.train.run  # noqa: F401  # once, and not by every rank
 from gptworks.cli.main import main
 from gptworks.config.schema import ParallelConfig, RunFolderConfig
 from gptworks.launch import process_group
-from gptworks.launch.nodes import free_port
 
 SMALL = [f"model.{key}" for key in ("num_layers=2", "hidden_size=16", "num_heads=2", "max_positions=16")]
 SETTINGS = [*SMALL, "data.seq_len=16", "batch.global_size=6", "train.steps=2", "run.threads=1", "parallel.dp=auto"]
@@ -40,7 +39,7 @@ def _rank(environment: Environment, argv: list[str], output: Path, patch: Callab
 
 
 @pytest.fixture
-def refused(small_store: Path, tmp_path: Path) -> Callable[..., list[str]]:
+def refused(small_store: Path, tmp_path: Path, held_port: Callable[[], int]) -> Callable[..., list[str]]:
     """What each rank said: one for each environment, all of which end by themselves with exit code 2, or `code`."""
 
     def run(
@@ -55,7 +54,7 @@ def refused(small_store: Path, tmp_path: Path) -> Callable[..., list[str]]:
         context = multiprocessing.get_context("fork")
         settings = [*SETTINGS, f"data.path={small_store}", f"parallel.timeout={timeout}", f"run.device={device}"]
         argv = ["train", *settings, "--out", str(tmp_path / "run")]
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port())}
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or held_port())}
         outputs = [tmp_path / f"{number}.txt" for number in range(len(environments))]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads: none of ours runs here
@@ -216,9 +215,9 @@ def _three_worlds(environment: Environment) -> None:
 
 
 @pytest.mark.parametrize("store", ["of rank 0", "of torchrun"])
-def test_one_world_after_another_in_the_same_processes(store: str) -> None:
+def test_one_world_after_another_in_the_same_processes(store: str, held_port: Callable[[], int]) -> None:
     """In a notebook or a program of the user's own: what ranks said before the first is not said for the second."""
-    port = free_port()
+    port = held_port()
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     context = multiprocessing.get_context("fork")
     if store == "of torchrun":
@@ -251,10 +250,10 @@ def _one_world(environment: Environment, late: float) -> None:
     os._exit(0)
 
 
-def test_attempts_that_torchruns_nodes_count_differently() -> None:
+def test_attempts_that_torchruns_nodes_count_differently(held_port: Callable[[], int]) -> None:
     """Its store outlives attempts, and the node that did not fail still counts 0: ranks of the new attempt find each
     other all the same, also when the other one comes before rank 0."""
-    port = free_port()
+    port = held_port()
     agent = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     context = multiprocessing.get_context("fork")
     attempts = [

@@ -21,6 +21,7 @@ from soak.readers import Reader, all_readers
 
 MEMORY = 2 << 30  # beyond what the process has when the first file comes
 SECONDS = 30  # without those that it waits for a core
+EVERY = 5  # seconds between two looks at the clock
 THIS = Path("/proc/self/schedstat")
 
 
@@ -72,18 +73,22 @@ def _files(reader: Reader, folder: Path) -> dict[Path, bytes]:
 def _is_refused(reader: Reader, folder: Path) -> bool:
     from gptworks.errors import GPTWorksError
 
-    began, (_, waited) = time.monotonic(), of_thread(THIS)
-
+    taken, last = 0.0, (time.monotonic(), *of_thread(THIS))
     late: list[Found] = []
 
     def look(*_: object) -> None:
-        if time.monotonic() - began - (of_thread(THIS)[1] - waited) / 1e9 > SECONDS:
+        nonlocal taken, last
+        now = (time.monotonic(), *of_thread(THIS))
+        wall, ran, waited = now[0] - last[0], (now[1] - last[1]) / 1e9, (now[2] - last[2]) / 1e9
+        # What one look adds is limited, but for what it computed: a process that was suspended has not been reading.
+        taken, last = taken + max(ran, min(wall - waited, EVERY + 1)), now
+        if taken > SECONDS:
             late.append(Found(f"not read after {SECONDS} s"))
             raise late[0]
-        signal.alarm(1)
+        signal.alarm(EVERY)
 
     signal.signal(signal.SIGALRM, look)
-    signal.alarm(SECONDS)
+    signal.alarm(EVERY)
     try:
         reader.read(folder)
     except GPTWorksError as error:

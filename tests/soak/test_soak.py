@@ -170,6 +170,33 @@ def test_waiting_for_a_core_is_not_counted(tmp_path: Path) -> None:
             child.wait()
 
 
+READERS = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+sys.path[:0] = [".", "unit", "cli"]
+from soak import read_mutated
+from soak.campaign import Found
+from soak.readers import Reader
+read_mutated.SECONDS, read_mutated.EVERY = 3, 1
+def suspended(folder):
+    subprocess.Popen(["sh", "-c", f"sleep 6; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+for read in (suspended, lambda folder: time.sleep(60)):
+    try:
+        print(read_mutated._is_refused(Reader(print, read), Path()))
+    except Found as late:
+        print(late)
+"""
+
+
+@pytest.mark.slow
+def test_a_reader_that_was_suspended_is_not_late_and_one_that_hangs_is() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", READERS], cwd=driver.TESTS, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == ["False", "not read after 3 s"], done.stderr
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("material")

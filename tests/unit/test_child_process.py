@@ -78,15 +78,22 @@ def test_what_it_raises_is_told() -> None:
 
 
 @needs_fork
-def test_one_that_hangs_is_ended() -> None:
-    def work() -> Iterator[int]:
-        yield os.getpid()
-        time.sleep(60)
+def test_one_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, started = os.fork, list[int]()
 
+    def noted() -> int:
+        started.append(fork())
+        return started[-1]
+
+    def work() -> Iterator[int]:
+        time.sleep(60)
+        yield 0
+
+    monkeypatch.setattr(os, "fork", noted)
     outcome = child_process.run(work, timeout=0.2)
     assert outcome.failure == "no answer within 0.2 seconds"
     with pytest.raises(ProcessLookupError):
-        os.kill(outcome.answers[0], 0)
+        os.kill(started[0], 0)
 
 
 @needs_fork
@@ -142,9 +149,9 @@ def test_what_hangs_once_is_not_waited_for_again() -> None:
 
     found = child_process.run_each([1, 2, 3], work, timeout=0.2)
     assert [each.failure for each in found] == ["no answer within 0.2 seconds"] * 3
-    assert os.read(started, 100) == b"."
-    os.close(started)
     os.close(writer)
+    assert os.read(started, 100) in (b".", b"")  # a busy machine may not even have let the first one begin
+    os.close(started)
 
 
 def test_without_fork_it_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ LATE = "import os, time\nos.register_at_fork(after_in_child=lambda: time.sleep(0
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_a_rank_that_has_just_begun_is_not_lost(tmp_path: Path, number: int) -> None:
     """The copied process ignores it, and so does a copy until it has handlers of its own."""
-    copies = start(tmp_path, pause=3, preloaded=LATE)
+    copies = start(tmp_path, pause=60, preloaded=LATE)
     while any(copy.pid is None for copy in copies.ranks.values()):
         copies.listen(0.01)
     for copy in copies.ranks.values():
@@ -91,11 +91,22 @@ def test_a_signal_to_a_rank_that_has_just_begun_is_not_lost(tmp_path: Path, numb
     assert [copy.wait() for copy in copies.ranks.values()] == [-number, -number]
 
 
+WAITING = """\
+import os, pathlib, sys, time
+where = pathlib.Path(os.environ["WHERE"])
+(where / os.environ["RANK"]).touch()
+while not (where / "go").exists():
+    time.sleep(0.01)
+sys.exit(int(os.environ["RANK"]) * 7)
+"""
+
+
 def test_a_rank_is_signalled_alone(tmp_path: Path) -> None:
-    copies = start(tmp_path, pause=0.5)
+    copies = start(tmp_path, script=WAITING)
     wait_for(tmp_path / "0", tmp_path / "1")
     copies.ranks[0].send_signal(signal.SIGKILL)
     assert copies.ranks[0].wait() == -signal.SIGKILL
+    (tmp_path / "go").touch()
     assert copies.ranks[1].wait() == 7
     copies.ranks[0].send_signal(signal.SIGKILL)  # of one that has ended: nothing happens
 

@@ -280,7 +280,17 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("", 0))
-        return int(trial.getsockname()[1])
+class HeldPort:
+    """A port that the system gives to no other program by chance for as long as this is open, though whoever is told
+    its number can listen there: Linux lets that be if both have set SO_REUSEADDR, as torch does."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(("", 0))
+        self.number = int(self._socket.getsockname()[1])
+        if sys.platform != "linux":  # where nobody could listen there meanwhile
+            self.close()
+
+    def close(self) -> None:
+        self._socket.close()

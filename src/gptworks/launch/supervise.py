@@ -18,7 +18,7 @@ from gptworks.launch.failures import Failure
 from gptworks.launch.fork_server import ForkedRank, ForkServer
 from gptworks.launch.job import Job as Job
 from gptworks.launch.job import make_log_dir
-from gptworks.launch.nodes import free_port
+from gptworks.launch.nodes import HeldPort
 from gptworks.launch.rank_process import STOPPED, log_file, unspoken_failure
 from gptworks.launch.signals import Received, stopped_code
 
@@ -31,21 +31,22 @@ class _Ranks:
     def __init__(self, job: Job, attempt: int, folder: Path) -> None:
         self.job, self.folder = job, folder
         self.processes: dict[int, subprocess.Popen[bytes] | ForkedRank] = {}
+        self.port = HeldPort()  # some seconds pass until rank 0 listens there
         shared = job.environment() | {
             "WORLD_SIZE": str(job.nproc),
             "LOCAL_WORLD_SIZE": str(job.nproc),
             "GROUP_RANK": "0",
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
+            "MASTER_PORT": str(self.port.number),
             rank_env.FAILURES: str(folder),
             rank_env.ATTEMPT: str(attempt),
         }
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
         own = {rank: {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(job.nproc)}
-        if job.nproc > 1 and fork_server.POSSIBLE:
-            self.processes |= ForkServer(job.command, job.preload, own, inherited | shared).ranks
-            return
         try:
+            if job.nproc > 1 and fork_server.POSSIBLE:
+                self.processes |= ForkServer(job.command, job.preload, own, inherited | shared).ranks
+                return
             for rank, environment in own.items():
                 self.processes[rank] = subprocess.Popen(
                     [sys.executable, "-m", "gptworks.launch.rank_process", *job.command],
@@ -72,6 +73,7 @@ class _Ranks:
         self.send(signal.SIGKILL)
         for process in self.processes.values():
             process.wait()
+        self.port.close()
         return left
 
     def wait(self, seconds: float) -> None:
