@@ -238,7 +238,7 @@ def test_a_text_is_drawn_anew_and_its_seed_is_shown(model_folder: Path, call: Ca
     given = ["generate", "--model", model_folder, "--prompt", "Anna", *SHORT]
     drawn = [call(*given) for _ in range(4)]
     assert len({done.out for done in drawn}) > 1
-    note = re.compile(r"note: drawn anew; --seed (\d+) gives the same text again\n")
+    note = re.compile(r"note: the seed was drawn at random; --seed (\d+) gives the same text\n")
     for done in drawn:
         seed = note.fullmatch(done.err)
         assert seed and call(*given, "--seed", seed[1]).out == done.out and call(*given, "--seed", seed[1]).err == ""

@@ -164,7 +164,10 @@ def test_a_port_that_another_program_uses(refused: Callable[..., list[str]]) -> 
 
 def test_a_rank_that_does_not_come(refused: Callable[..., list[str]]) -> None:
     for text in refused(told(0, 3), told(1, 3), timeout=2, code=75):
-        assert "could not meet the other ranks (rank 2 of 3 has not come: timed out after 2 s). Check that all" in text
+        assert (
+            "could not connect to the other ranks (rank 2 of 3 has not connected: timed out after 2 s). Check that all"
+            in text
+        )
 
 
 def test_a_device_that_is_not_there(refused: Callable[..., list[str]]) -> None:

@@ -130,7 +130,7 @@ def failure_of(request: RowRequest) -> ApiError | None:
     if request.finish == "error":
         if isinstance(request.error, GPTWorksError):
             return ApiError(400, str(request.error))
-        return ApiError(500, "The server has a fault, which its log tells.")
+        return ApiError(500, "The server failed; its log says why.")
     if request.finish == "cancelled":
         return ApiError(503, "The request was cancelled.")
     return None

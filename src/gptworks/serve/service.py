@@ -116,7 +116,7 @@ class Service:
 
     def submit(self, call: Call, rows: list[RowRequest]) -> None:
         if self.is_draining:
-            raise ApiError(503, "The server is being stopped and takes nothing new.", retry_after=10)
+            raise ApiError(503, "The server is being stopped and takes no new requests.", retry_after=10)
         if self._num_rows + len(rows) > self.num_slots + self.limits.max_queue:
             raise ApiError(
                 429,

@@ -64,7 +64,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     if is_tied and "output.weight" in file.tensors:
         remarks.append("output.weight is the word embedding once more: the head is tied")
     if (window := file.settings.get(f"{name}.attention.sliding_window")) and architecture.is_llama_kind:
-        remarks.append(f"{name}.attention.sliding_window is {window}: left aside, as llama.cpp does")
+        remarks.append(f"{name}.attention.sliding_window is {window}: ignored, as llama.cpp does")
     return Opened(
         path,
         NAME,

@@ -91,8 +91,8 @@ class Architecture:
             value = file.settings.get(f"{self.name}.{key}", width)
             if value != width:
                 raise CheckpointError(
-                    f"{where}: {self.name}.{key} is {str(value)[:80]} and a head of queries has {width}: heads that "
-                    "are turned in part, or of two widths, are not supported."
+                    f"{where}: {self.name}.{key} is {str(value)[:80]} and a head of queries has {width}: partial "
+                    "rotary embeddings, and heads of two widths, are not supported."
                 )
         return {
             **{key: values[0] for key, values in self.needs.items()},
