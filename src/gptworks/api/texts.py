@@ -47,7 +47,7 @@ def as_texts(data: object, what: str, key: str = "") -> Texts | None:
 
 
 def _keys(first: object, what: str) -> tuple[str, ...]:
-    """Those of the first item, which all the others must have too."""
+    """The keys of the first item, which all the others must have too."""
     if not isinstance(first, Mapping) or "text" in first:
         return _TEXT
     if set(_PAIR) <= set(first):

@@ -47,7 +47,7 @@ class OrderedSamples(Protocol):
 
 
 class LocatedSamples(OrderedSamples, Protocol):
-    """Those of stores, which can be found again there."""
+    """Ordered samples of stores, which can be found again there."""
 
     def where(self, first: int, count: int) -> list[tuple[int, int]]:
         """For each: which source it is of, and the number of the sample there."""

@@ -337,7 +337,7 @@ class _Machine:
     # The end
 
     def end_agent(self) -> None:
-        """Its ranks end with it."""
+        """Ends the agent, and with it the ranks of this machine."""
         if self.agent is None or self.agent.poll() is not None:
             return
         self.agent.send_signal(signal.SIGTERM)

@@ -18,7 +18,7 @@ _FIELDS = {"temperature": "temperature", **FIELDS, "logit_bias": "logit_bias", "
 
 
 def settings_from(body: Sampling, max_tokens: int, best_of: int | None = None) -> GenerateConfig:
-    """The same settings as those of `gptworks generate`. Temperature 0 is greedy."""
+    """The request in the settings of `gptworks generate`. Temperature 0 is greedy."""
     values = {key: getattr(body, field) for key, field in _FIELDS.items()}
     given: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
     given = {"seed": secrets.randbelow(2**31), **given, "stop": body.stops, "max_new_tokens": max(1, max_tokens)}

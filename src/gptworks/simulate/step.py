@@ -139,7 +139,7 @@ def simulate_all(cfg: RunConfig, world_size: int, micro_batches: int | None = No
 
 
 def simulate_each(cfg: RunConfig, world_size: int, micro_batches: int | None = None) -> Iterator[Simulated]:
-    """The same one by one, as each is ready."""
+    """What `simulate_all` gives, one by one, as each is ready."""
     choice = LayoutChoice.from_config(cfg, world_size)
     parallel, pp = choice.parallel, choice.layout.pp
     every = [range(pp_rank, pp_rank + 1) for pp_rank in range(pp)]

@@ -133,7 +133,7 @@ def _settings(architecture: Architecture, model: ModelConfig, mostly: int) -> di
 
 
 def _tokenizer_for(weights: Weights) -> Tokenizer | None:
-    """That of the source; GPT-2's, which comes with the installation, where the vocabulary has its size, or more."""
+    """The source's tokenizer; without one GPT-2's, which is installed, where the vocabulary has its size, or more."""
     try:
         if (found := weights.tokenizer()) is not None:
             return found
