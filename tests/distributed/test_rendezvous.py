@@ -107,7 +107,7 @@ def sees(count: int, identity: str) -> Callable[[], None]:
 def test_ranks_that_disagree_about_the_world_size(refused: Callable[..., list[str]]) -> None:
     for text in refused(told(0, 2), told(1, 3)):
         assert "WORLD_SIZE: rank " in text
-        assert "is told 2" in text and "is told 3" in text
+        assert "was told 2" in text and "was told 3" in text
 
 
 @pytest.mark.parametrize("data", ["a store", "a text"])

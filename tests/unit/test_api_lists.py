@@ -101,7 +101,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused_before_anything_is_written() -
 def test_one_text_is_held_out_of(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = gw.Trainer(model=SHAPE, train_dataset=[" ".join(TEXTS * 4)], out="run", **FEW)
     trainer.train()
-    assert "data:  1 document cannot be shared out as data.split asks: the text is cut by" in capsys.readouterr().out
+    assert "data:  1 document cannot be divided as data.split asks: the text is cut by" in capsys.readouterr().out
     assert trainer.evaluate().tokens > 0
 
 

@@ -213,7 +213,7 @@ def _contradiction(store: Any, place: Placement, process: str) -> str:
     rank, world_size = json.loads(store.compare_set("world", "", json.dumps([place.rank, place.world_size])))
     if world_size != place.world_size:
         return (
-            f"WORLD_SIZE: rank {place.rank} is told {place.world_size} processes, rank {rank} is told {world_size}. "
+            f"WORLD_SIZE: rank {place.rank} was told {place.world_size} processes, rank {rank} was told {world_size}. "
             "Needed: the same number for every rank. Look at the environment that each is started with."
         )
     return ""

@@ -146,7 +146,7 @@ def tell(what: str, summary: Summary, tokenizer: Tokenizer, pieces: int, *, is_k
     )
     if pieces:
         print(
-            f"data:  {counted(summary.documents, 'document')} cannot be shared out as data.split asks: the text is cut "
+            f"data:  {counted(summary.documents, 'document')} cannot be divided as data.split asks: the text is cut "
             f"by position into {pieces} pieces of equal length, of which the last are held out",
             flush=True,
         )

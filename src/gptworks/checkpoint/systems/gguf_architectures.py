@@ -319,6 +319,6 @@ def for_model(model: ModelConfig) -> Architecture:
             return each
     nearest = min(ALL, key=lambda name: unmet[name].count(" and "))
     raise CheckpointError(
-        f"{TITLE}: no architecture of it ({', '.join(ALL)}) computes what this model asks for; {nearest} lacks "
+        f"{TITLE}: none of its architectures ({', '.join(ALL)}) computes what this model asks for; {nearest} lacks "
         f"{unmet[nearest]}."
     )
