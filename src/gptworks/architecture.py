@@ -145,7 +145,7 @@ def tensors(model: ModelConfig) -> dict[str, TensorSpec]:
 
 
 def block_tensors(model: ModelConfig) -> dict[str, TensorSpec]:
-    """Those of one block by their names within it; all blocks are alike."""
+    """The tensors of one block by their names within it; every block has the same."""
     return {spec.name: spec for spec in _specs(BLOCK, model)}
 
 
@@ -282,7 +282,7 @@ def unknown(model: ModelConfig, known: Known) -> str:
 
 
 def unmet(model: ModelConfig, needs: Known, known: Known) -> str:
-    """The same for a format whose models always have some values of keys (`needs`), GPT-2's own or not."""
+    """What of the model a format cannot hold whose models always have some values of keys (`needs`), GPT-2's or not."""
     of_needs = [
         f"model.{key}: {getattr(model, key)} (known: {', '.join(map(str, values))})"
         for key, values in needs.items()

@@ -115,7 +115,7 @@ def _work_and_exit(work: Callable[[], Iterator[Any]], writer: int, timeout: floa
 
 
 def _prepare_child(timeout: float, mask: Iterable[int]) -> None:
-    """Its death is expected: no core file, no traceback of the interpreter. It ends even if its parent is gone."""
+    """Prepares a child whose death is expected: no core file, no traceback, and it ends even if its parent is gone."""
     import resource
 
     faulthandler.disable()

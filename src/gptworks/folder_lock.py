@@ -138,7 +138,7 @@ def _put_back(aside: Path, path: Path) -> None:
 
 
 def _machine() -> str:
-    """The same for processes that see each other's numbers: a start of the system, and a container in it. Linux."""
+    """Equal for processes that see each other's numbers: one start of the system, and one container in it. Linux."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"

@@ -113,7 +113,7 @@ def in_python_words(function: Callable[P, R], *, without_section: bool = False) 
 
 
 def generation_in_python_words(function: Callable[P, R]) -> Callable[P, R]:
-    """The same for functions that take the settings of generation as keywords."""
+    """`in_python_words` for functions that take the settings of generation as keywords."""
     return in_python_words(function, without_section=True)
 
 

@@ -71,7 +71,7 @@ def _take(lock: int) -> str:
 
 
 def _machine() -> str:
-    """The same for all processes of a machine, also after it has been started again."""
+    """Equal for all processes of a machine, also after it has been started again."""
     known = ""
     with suppress(OSError):
         known = Path("/etc/machine-id").read_text(encoding="utf-8").strip()

@@ -69,7 +69,8 @@ def test_what_a_name_without_a_dataset_may_mean(call, small_store: Path, tmp_pat
     )
     (tmp_path / "y.part").mkdir()
     assert (
-        "was stopped before it was whole" in call("train", f"data.path={tmp_path / 'y'}", "train.steps=1", expect=2).err
+        "was stopped before it was finished"
+        in call("train", f"data.path={tmp_path / 'y'}", "train.steps=1", expect=2).err
     )
 
 

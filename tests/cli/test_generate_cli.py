@@ -238,7 +238,7 @@ def test_a_text_is_drawn_anew_and_its_seed_is_shown(model_folder: Path, call: Ca
     given = ["generate", "--model", model_folder, "--prompt", "Anna", *SHORT]
     drawn = [call(*given) for _ in range(4)]
     assert len({done.out for done in drawn}) > 1
-    note = re.compile(r"note: drawn anew; --seed (\d+) gives the same text again\n")
+    note = re.compile(r"note: the seed was drawn at random; --seed (\d+) repeats this text\n")
     for done in drawn:
         seed = note.fullmatch(done.err)
         assert seed and call(*given, "--seed", seed[1]).out == done.out and call(*given, "--seed", seed[1]).err == ""
@@ -248,7 +248,7 @@ def test_a_text_is_drawn_anew_and_its_seed_is_shown(model_folder: Path, call: Ca
     assert call(*given, "--strategy", "greedy").err == "", "nothing is drawn"
     type_in("Anna\n/show\n")
     talk = call("generate", "--model", model_folder, "--interactive", *SHORT)
-    seed = re.search(r"--seed (\d+) gives the same answers again", talk.err)
+    seed = re.search(r"--seed (\d+) repeats these answers", talk.err)
     assert seed and f"seed: {seed[1]}" in talk.out.splitlines()
     type_in("Anna\n/show\n")
     assert call("generate", "--model", model_folder, "--interactive", *SHORT, "--seed", seed[1]).out == talk.out

@@ -46,7 +46,7 @@ def test_a_pattern_of_files_without_a_blank_line(call: Call) -> None:
         Path("texts", f"{name}.txt").write_text("\n".join(LINES * 8))
     done = call("train", *SMALL, "data.path=texts/*.txt", "train.steps=2", "--out", "run")
     assert "data:  texts/*.txt is text: 2 documents, " in done.out and "prepared as run/.inputs/texts\n" in done.out
-    assert "data:  2 documents cannot be shared out as data.split asks: the text is cut by position into 20" in done.out
+    assert "data:  2 documents cannot be divided as data.split asks: the text is cut by position into 20" in done.out
     assert held_out_steps("run") == [1, 2] and "no evaluation" not in done.out
     assert "held-out text (shares 949,50,1)" in call("eval", "--model", "run").out
     # By hand the same pattern is read too.

@@ -67,7 +67,7 @@ def test_one_that_fails_in_the_middle_is_left_alone_and_that_is_said_once(
     monkeypatch.setitem(trackers.ADAPTERS, "trackio", Followed)
     done = call("train", "-c", recipe, "--out", tmp_path / "run", "run.track=trackio", "run.project=mine")
     assert (
-        done.out.count("run.track: trackio failed and is not told of this run any more: ConnectionError: no route") == 1
+        done.out.count("run.track: trackio failed and gets nothing more from this run: ConnectionError: no route") == 1
     )
     followed = Followed.last  # type: ignore[attr-defined]
     assert followed.told == [1, 2]

@@ -263,7 +263,7 @@ def test_flags_of_a_llama(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("--normalization RMSNorm", "", "--qk-layernorm: queries and keys have an RMSNorm here"),
         ("--normalization RMSNorm", "--normalization L2Norm", "--normalization: got 'L2Norm'; needs one of LayerNorm"),
-        ("--rotary-percent 1.0", "--rotary-percent 0.5", "--rotary-percent: 0.5; heads that are turned in part"),
+        ("--rotary-percent 1.0", "--rotary-percent 0.5", "--rotary-percent: 0.5; partial rotary embeddings"),
         ("--window-size 63,0", "--window-size 63", "--window-size: got '63'; needs two numbers"),
         ("--position-embedding-type rope", "--position-embedding-type alibi", "got 'alibi'; needs one of"),
         ("--save out", "--rotary-seq-len-interpolation-factor 2", "give one of them"),

@@ -375,7 +375,7 @@ def test_a_folder_of_its_own_for_one_rank_is_noticed(run_layout: RunLayout, tmp_
         return message_of(lambda: save_at(1, runs[world.rank], world, Ranks(world)))
 
     for message in run_layout(Layout(fsdp=2), save):
-        assert "__1_0.distcp: written by another rank, but not to be seen here" in message
+        assert "__1_0.distcp: written by another rank, but not visible here" in message
     assert not list((tmp_path / "shared" / "checkpoints").iterdir())
 
 
@@ -465,7 +465,7 @@ def test_metadata_that_lost_a_slice_is_refused(run_layout: RunLayout, tmp_path: 
     metadata = pickle.loads((state / ".metadata").read_bytes())
     metadata.state_dict_metadata["model.wte.weight"].chunks.pop()
     (state / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(CheckpointError, match=r"the slices of 'model\.wte\.weight' do not make it up"):
+    with pytest.raises(CheckpointError, match=r"the slices of 'model\.wte\.weight' do not cover it exactly"):
         dcp.load_into(state, {"model.wpe.weight": torch.empty(3, 16)})
 
 

@@ -380,7 +380,7 @@ def test_who_does_not_come_is_named(cluster: Cluster) -> None:
     given = {"node_ips": ",".join(addresses), "node_rank": 0, "master": cluster.where}
     _, err = finish(cluster.start(0, 3, join=30, nodes=given), code=2)
     assert f"waiting for node 1 ({addresses[1]}) at {cluster.where}" in err
-    assert f"error: node 1 ({addresses[1]}) of 2 has not come to {cluster.where} within 30 s." in err
+    assert f"error: node 1 ({addresses[1]}) of 2 has not reached {cluster.where} within 30 s." in err
 
 
 @pytest.mark.slow
@@ -464,7 +464,7 @@ def test_two_machines_with_the_same_number(cluster: Cluster) -> None:
     third = cluster.start(1, 3, nnodes="3", beat=2.0)
     for process in (first, second, third):
         _, err = finish(process, code=2)
-        assert "error: --node-rank: node 1 of 3 has come already, on " in err
+        assert "error: --node-rank: node 1 of 3 is taken already, by " in err
 
 
 @pytest.mark.slow

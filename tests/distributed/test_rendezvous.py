@@ -106,7 +106,7 @@ def sees(count: int, identity: str) -> Callable[[], None]:
 def test_ranks_that_disagree_about_the_world_size(refused: Callable[..., list[str]]) -> None:
     for text in refused(told(0, 2), told(1, 3)):
         assert "WORLD_SIZE: rank " in text
-        assert "is told 2" in text and "is told 3" in text
+        assert "was told 2" in text and "was told 3" in text
 
 
 @pytest.mark.parametrize("data", ["a store", "a text"])
@@ -163,7 +163,10 @@ def test_a_port_that_another_program_uses(refused: Callable[..., list[str]]) -> 
 
 def test_a_rank_that_does_not_come(refused: Callable[..., list[str]]) -> None:
     for text in refused(told(0, 3), told(1, 3), timeout=2, code=75):
-        assert "could not meet the other ranks (rank 2 of 3 has not come: timed out after 2 s). Check that all" in text
+        assert (
+            "could not connect to the other ranks (rank 2 of 3 has not connected: timed out after 2 s). Check that all"
+            in text
+        )
 
 
 def test_a_device_that_is_not_there(refused: Callable[..., list[str]]) -> None:

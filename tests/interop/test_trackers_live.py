@@ -137,7 +137,7 @@ def test_one_that_breaks_in_the_middle_is_told_once_and_training_goes_on(
     observer = f"lambda line: line['step'] == 3 and {BREAK[tracker]}"
     code = TRAIN.replace("{arguments}", repr(arguments)).replace("{observer}", observer)
     printed = in_that_python(code, tmp_path)
-    assert printed.count(f"run.track: {tracker} failed and is not told of this run any more: ") == 1
+    assert printed.count(f"run.track: {tracker} failed and gets nothing more from this run: ") == 1
     assert "done: 6 steps" in printed and "Traceback" not in printed
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5, 6]

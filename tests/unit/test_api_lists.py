@@ -102,7 +102,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused_before_anything_is_written() -
 def test_one_text_is_held_out_of(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = gw.Trainer(model=SHAPE, train_dataset=[" ".join(TEXTS * 4)], out="run", **FEW)
     trainer.train()
-    assert "data:  1 document cannot be shared out as data.split asks: the text is cut by" in capsys.readouterr().out
+    assert "data:  1 document cannot be divided as data.split asks: the text is cut by" in capsys.readouterr().out
     assert trainer.evaluate().tokens > 0
 
 
@@ -136,7 +136,7 @@ def test_what_is_said_of_keys_that_are_not_there() -> None:
         UsageError, match=r"train_dataset: item 1 has no key 'stps'\. Its keys: title, steps, minutes\.$"
     ):
         gw.Trainer(model=SHAPE, train_dataset=ROWS, data={"key": "title,stps"}, out="run", **FEW)
-    with pytest.raises(UsageError, match=r"item 1 has a int under 'minutes', not a text"):
+    with pytest.raises(UsageError, match=r"item 1 has 0 under 'minutes', which is no text"):
         gw.Trainer(model=SHAPE, train_dataset=ROWS, data={"key": "minutes"}, out="run", **FEW)
     with pytest.raises(UsageError, match=r"item 2 is 'a text', which has no key 'steps'"):
         gw.Trainer(model=SHAPE, train_dataset=[ROWS[0], "a text"], data={"key": "steps"}, out="run", **FEW)

@@ -372,5 +372,5 @@ def test_what_can_go_on_when_it_is_started_again_has_an_exit_code_of_its_own(
     for name, value in place.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(rank_env.FAILURES, raising=False)
-    with pytest.raises(LostRunError, match="rank 0 could not meet the other ranks"), reporting():
+    with pytest.raises(LostRunError, match="rank 0 could not connect to the other ranks"), reporting():
         raise RuntimeError(LOST)

@@ -244,7 +244,7 @@ def test_an_unknown_class_beside_the_weights_is_listed(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     torch.save({**tensors, "note": 3, "other": Fraction(1, 2)}, tmp_path / "pytorch_model.bin")
     assert inspect(tmp_path).as_dict()["remarks"] == [
-        f"{tmp_path / 'pytorch_model.bin'}: classes that were left alone: fractions.Fraction",
+        f"{tmp_path / 'pytorch_model.bin'}: classes of the pickle that were not used: fractions.Fraction",
         f"{tmp_path / 'pytorch_model.bin'}: left out what is not a tensor: ['note', 'other']",
     ]
 

@@ -125,7 +125,7 @@ def test_a_split_that_megatron_refuses(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ({"rotary_percent": 0.5}, "rotary_percent=0.5: heads that are turned in part"),
+        ({"rotary_percent": 0.5}, "rotary_percent=0.5: partial rotary embeddings"),
         ({"rotary_interleaved": True}, "rotary_interleaved=True: pairs of neighbours"),
         ({"window_size": (3, 3)}, r"window_size=.*3, 3.*; needed \(tokens before, 0\)"),
         ({"normalization": "LayerNorm"}, "qk_layernorm with normalization=LayerNorm"),

@@ -105,7 +105,7 @@ def test_w02_the_names_of_transformer_engine(tmp_path: Path) -> None:
     plain, te = registry.open_any(FIXTURES / "core"), registry.open_any(tmp_path / "te").require_whole()
     assert te.model == plain.model
     assert all(torch.equal(each.read(), te.tensors[name].read()) for name, each in plain.tensors.items())
-    assert te.remarks == ["classes that were left alone: _io.BytesIO"]
+    assert te.remarks == ["classes of the pickle that were not used: _io.BytesIO"]
 
 
 def test_a_bare_dictionary_of_tensors_needs_only_the_heads(tmp_path: Path) -> None:

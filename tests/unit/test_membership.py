@@ -67,23 +67,23 @@ def test_a_machine_that_was_killed_may_come_again(start: Start) -> None:
 
 def test_two_machines_with_the_same_number(start: Start) -> None:
     first, second = start(0), start(1)
-    with pytest.raises(UsageError, match="--node-rank: node 1 of 2 has come already, on "):
+    with pytest.raises(UsageError, match="--node-rank: node 1 of 2 is taken already, by "):
         start(1)
-    wait_until(lambda: "node 1 of 2 has come already" in first.refused and first.refused == second.refused)
+    wait_until(lambda: "node 1 of 2 is taken already" in first.refused and first.refused == second.refused)
 
 
 def test_two_machines_with_the_same_number_at_the_same_moment(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither has seen the other when it looked."""
     monkeypatch.setattr(Membership, "_changed_entry", lambda self, node, *_: None if node else self._entry())
     first, *twins = start(0), start(1), start(1)
-    wait_until(lambda: all("node 1 of 2 has come already" in each.refused for each in (first, *twins)))
+    wait_until(lambda: all("node 1 of 2 is taken already" in each.refused for each in (first, *twins)))
 
 
 def test_a_mistake_of_a_newcomer_is_its_own_once_the_run_has_begun(start: Start) -> None:
     first, _ = start(0), start(1)
     first.begin()
     wait_until(lambda: first._store.check(["begun"]))
-    with pytest.raises(UsageError, match="node 1 of 2 has come already"):
+    with pytest.raises(UsageError, match="node 1 of 2 is taken already"):
         start(1)
     assert not first._store.check(["refused"]) and first.refused == ""
 

@@ -47,7 +47,7 @@ def as_texts(data: object, what: str, key: str = "") -> Texts | None:
 
 
 def _keys(first: object, what: str) -> tuple[str, ...]:
-    """Those of the first item, which all the others must have too."""
+    """The keys of the first item, which all the others must have too."""
     if not isinstance(first, Mapping) or "text" in first:
         return _TEXT
     if set(_PAIR) <= set(first):
@@ -65,7 +65,7 @@ def _row_of_key(item: object, number: int, key: str, what: str) -> tuple[str, ..
     missing = [column for column in columns_of(key, item) if column not in item]
     text = texts(item, (key,)).get(key)
     if missing or not isinstance(text, str):
-        wrong = f"no key {missing[0]!r}" if missing else f"a {type(text).__name__} under {key!r}, not a text"
+        wrong = f"no key {missing[0]!r}" if missing else f"{repr(text)[:40]} under {key!r}, which is no text"
         raise UsageError(f"{what}: item {number} has {wrong}. Its keys: {', '.join(map(str, item))}.")
     return (text,)
 

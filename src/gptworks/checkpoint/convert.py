@@ -153,7 +153,7 @@ def _without_tokens(opened: Opened, vocab_size: int, notes: list[str]) -> Opened
 
 
 def _copy_tokenizer(opened: Opened, folder: Path, notes: list[str]) -> list[Path]:
-    """Its files as they are, or what the source carried inside."""
+    """Copies the tokenizer's files as they are, or writes the one that the source carried inside."""
     if opened.embedded_tokenizer is not None:
         try:
             opened.embedded_tokenizer().save(folder)
@@ -241,7 +241,7 @@ def _prove(
 
 
 def _english_tokenizer(opened: Opened) -> Tokenizer | None:
-    """Its own, or GPT-2's where the vocabulary has that size (or is padded from it)."""
+    """The source's tokenizer, or GPT-2's where the vocabulary has that size (or is padded from it)."""
     try:
         tokenizer = opened.open_tokenizer()
     except TokenizerError:

@@ -128,7 +128,7 @@ class CheckpointFolder:
         for name, entry in manifest.files.items():
             if not (temporary / name).is_file() or (temporary / name).stat().st_size != entry["bytes"]:
                 raise CheckpointError(
-                    f"{temporary / name}: written by another rank, but not to be seen here. The run folder must be "
+                    f"{temporary / name}: written by another rank, but not visible here. The run folder must be "
                     "on a filesystem that all machines share."
                 )
         manifest.write(temporary)

@@ -118,12 +118,11 @@ def _run(args: argparse.Namespace) -> int:
         from gptworks.cli.interactive import converse
 
         if not is_seed_given:
-            print(f"note: drawn anew; --seed {cfg.seed} gives the same answers again", file=sys.stderr)
-
+            print(f"note: the seed was drawn at random; --seed {cfg.seed} repeats these answers", file=sys.stderr)
         return converse(engine, given)
     tell_fewer(engine, prompts, given)
     if not is_seed_given and cfg.strategy == "sampling" and not args.json:  # whose objects have it
-        print(f"note: drawn anew; --seed {cfg.seed} gives the same text again", file=sys.stderr)
+        print(f"note: the seed was drawn at random; --seed {cfg.seed} repeats this text", file=sys.stderr)
     if wants_stream:
         show_stream(engine, prompts[0], given)
         return 0

@@ -51,7 +51,7 @@ def redirected(started: "Started") -> Iterator[None]:
 
 
 def _opened(started: "Started", name: str, *, appends: bool) -> int:
-    """Its folder is made: a mkdir in the block is answered by that."""
+    """Opens the file and makes its folder, which answers a mkdir in the block."""
     how = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if appends else os.O_TRUNC)
     try:
         Path(name).parent.mkdir(parents=True, exist_ok=True)

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_options(args: argparse.Namespace) -> None:
-    """Those of a scheduler's file, where none is asked for."""
+    """Refuses the options of a scheduler's file where none is asked for."""
     for name, written in OWN.items():
         if getattr(args, name):
             raise UsageError(f"{written}: only with --to. Before a command of your own, write --.")

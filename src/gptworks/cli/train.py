@@ -325,7 +325,7 @@ def _enable_rdma(config: Any) -> None:
 
 
 def _device(config: Any) -> str:
-    """Its kind; auto is what this machine has."""
+    """The kind of device of the run; auto is what this machine has."""
     if config.run.device != "auto":
         return str(config.run.device)
     from gptworks.launch.devices import pick_device

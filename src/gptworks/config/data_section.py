@@ -60,7 +60,9 @@ class DataConfig(Section):
     reset_positions: bool = Field(False, description="Positions start at 0 after each end-of-document token.")
     reset_attention: bool = Field(False, description="Attention does not cross an end-of-document token.")
     too_long: Literal["refuse", "truncate", "skip"] = Field(
-        "refuse", description="Prompt/completion examples, and rows that came cut, longer than seq_len + 1."
+        "refuse",
+        description="What to do with prompt/completion examples, and rows that are samples already, longer than "
+        "seq_len + 1.",
     )
 
     @field_validator("path", "held_out_path", mode="before")

@@ -109,7 +109,7 @@ def solve_layout(parallel: ParallelConfig, world_size: int, takes: Callable[[Lay
 
 
 def with_layout(parallel: ParallelConfig, layout: Layout) -> ParallelConfig:
-    """The same with all four numbers known; what follows from them follows anew."""
+    """The section with all four degrees known; what follows from them is derived again."""
     return ParallelConfig(**parallel.model_dump(exclude_unset=True) | vars(layout))
 
 

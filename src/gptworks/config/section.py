@@ -60,7 +60,7 @@ class Section(BaseModel, metaclass=_SectionType):
 
     @classmethod
     def section(cls) -> str:
-        """Its name in a file."""
+        """The name of this section in a file."""
         sections = {field.annotation: name for name, field in cls.whole.model_fields.items()}
         return sections.get(cls, cls.__name__.removesuffix("Config").lower())
 

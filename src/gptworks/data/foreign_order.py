@@ -237,7 +237,7 @@ def weighted_blend(shares: Sequence[float], size: int) -> tuple[np.ndarray, np.n
 
 
 def exhaustive_blend(sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The same with sizes for shares; a store that is used up drops out, so each sample comes once."""
+    """`weighted_blend` with sizes for shares; a store that is used up drops out, so each sample comes once."""
     limits = np.array(sizes, np.float64)
     return _blend(limits / limits.sum(), sum(sizes), limits)
 

@@ -69,7 +69,7 @@ class Mixture:
         return within
 
     def _key(self, stage: Stage) -> tuple[object, ...]:
-        """That of the first stage is the one of a run without stages."""
+        """What the order of a stage is drawn from; the first stage has that of a run without stages."""
         return (self.seed, "stage", stage.first) if stage.first else (self.seed,)
 
 

@@ -36,7 +36,7 @@ def permute(index: np.ndarray, size: int, *key: object) -> np.ndarray:
 
 
 def permute_nearby(index: np.ndarray, size: int, *key: object) -> np.ndarray:
-    """The same as `permute`, quicker for few indices at a time that are near to those of the last call."""
+    """`permute`, but quicker for few indices at a time that are near to those of the last call."""
     result = np.empty(len(index), np.int64)
     chunks, places = np.divmod(index, _CHUNK)
     for chunk in np.unique(chunks).tolist():

@@ -52,7 +52,7 @@ class PassedOver:
         return together
 
     def adding(self, number: int, end: int) -> "PassedOver":
-        """Those that were read as numbers `number` to `end` - 1 are passed over, too."""
+        """Passes over also the samples that were read as numbers `number` to `end` - 1."""
         if end <= number:
             return self
         first, last = self.place(number), self.place(end - 1) + 1

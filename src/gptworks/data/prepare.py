@@ -180,7 +180,7 @@ def train_tokenizer(
 
 
 def learn_tokenizer(texts: Iterable[str], vocab_size: int | str, *, with_eod: bool = True) -> Tokenizer:
-    """The same from texts in memory."""
+    """A vocabulary learned from texts in memory: a BPE of so many tokens, or their characters."""
     if vocab_size == CHARACTERS:
         return CharacterTokenizer.learn(texts, with_eod=with_eod)
     return Tokenizer.train(texts, int(vocab_size))

@@ -106,7 +106,7 @@ def _as_bytes(column: Any) -> Any:
 
 
 def _columns(stream: TextStream, names: list[str], keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that are read."""
+    """The columns that are read for these keys."""
     columns = all_columns(keys, names)
     missing = [column for column in columns if column not in names]
     if missing:

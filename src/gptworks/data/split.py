@@ -24,14 +24,14 @@ def boundaries(shares: Sequence[float], num_documents: int) -> list[int]:
 
 
 def core_boundaries(shares: Sequence[float], num_documents: int) -> list[int]:
-    """The same by megatron-core's rule: the borders are rounded, not the parts, and nothing needs to be set right."""
+    """`boundaries` by megatron-core's rule: the borders are rounded, not the parts, and nothing is set right."""
     weights = np.array([*shares, 0.0, 0.0][:3], np.float64)
     up_to = accumulate((weights / weights.sum()).tolist(), initial=0.0)
     return [round(share * num_documents) for share in up_to]
 
 
 def oneflow_boundaries(shares: Sequence[float], num_documents: int) -> list[int]:
-    """The same by OneFlow's rule: each part is rounded, in 32 bits, and nothing is set right afterwards.
+    """`boundaries` by OneFlow's rule: each part is rounded, in 32 bits, and nothing is set right afterwards.
 
     The last part may end before the last document. Where the original would go beyond it, this does not.
     """

@@ -124,7 +124,7 @@ class Store:
 
     @property
     def file(self) -> Path:
-        """Its tokens; the name to use in messages."""
+        """The file of the tokens; the name to use in messages."""
         return self.located.files[0]
 
     @property

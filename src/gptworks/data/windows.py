@@ -47,7 +47,7 @@ class OrderedSamples(Protocol):
 
 
 class LocatedSamples(OrderedSamples, Protocol):
-    """Those of stores, which can be found again there."""
+    """Ordered samples of stores, which can be found again there."""
 
     def where(self, first: int, count: int) -> list[tuple[int, int]]:
         """For each: which source it is of, and the number of the sample there."""
@@ -262,7 +262,7 @@ def _more_text(cfg: DataConfig, part: str, is_left_out: bool) -> str:
     shares = f"data.split (now {','.join(f'{share:g}' for share in cfg.split)})"
     if is_left_out:
         return (
-            "One document is not shared out: give held-out text of its own (data.held_out_path), or prepare it as "
+            "One document cannot be divided: give held-out text of its own (data.held_out_path), or prepare it as "
             "several documents (`gptworks prepare --doc-separator`)."
         )
     apart = ", or held-out text of its own (data.held_out_path)" if part == "held_out" else ""

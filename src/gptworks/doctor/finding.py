@@ -39,7 +39,7 @@ def examine(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
     findings = []
     for (what, _), outcome in zip(named, child_process.run_each(named, _look, _SECONDS), strict=True):
         if outcome.failure:
-            findings += problem(what, outcome.failure, f"Fix or install anew what {what} stands for.")
+            findings += problem(what, outcome.failure, f"Fix or reinstall what {what} names.")
         else:
             findings += [Finding(**each) for each in outcome.answers[0]]
     return findings
@@ -53,5 +53,5 @@ def _look(named: tuple[str, Check]) -> list[dict[str, str]]:
         findings = problem(what, "not usable", str(error))
     except Exception as error:
         said = f"{type(error).__name__}: {first_line(error)}"
-        findings = problem(what, said, f"Fix or install anew what {what} stands for.")
+        findings = problem(what, said, f"Fix or reinstall what {what} names.")
     return [vars(each) for each in findings]

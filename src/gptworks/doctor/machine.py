@@ -125,7 +125,7 @@ def processes() -> list[Finding]:
     findings: list[Finding] = []
     failure = gloo_check.gloo()
     if failure:
-        fix = "Several processes cannot meet. Name a network interface that works: GLOO_SOCKET_IFNAME=lo (one machine)."
+        fix = "Processes cannot connect. Name a network interface that works: GLOO_SOCKET_IFNAME=lo (one machine)."
         findings += note("gloo", failure, fix)
     else:
         findings += ok("gloo", "two processes connected and exchanged a number")
@@ -159,9 +159,9 @@ def ports() -> list[Finding]:
         try:
             trial.bind(("", PORT))
         except OSError as error:
-            trouble = f"{PORT}, where machines meet, cannot be had ({error.strerror})"
+            trouble = f"port {PORT}, through which machines find each other, is not free ({error.strerror})"
             return note("ports", trouble, "For several machines choose another: --master ADDRESS:PORT.")
-    return ok("ports", f"this machine can be connected to; {PORT}, where machines meet, is free")
+    return ok("ports", f"connections are accepted; port {PORT}, through which machines find each other, is free")
 
 
 def tokenizer() -> list[Finding]:

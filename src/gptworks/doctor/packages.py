@@ -38,7 +38,7 @@ def required() -> list[Finding]:
     asked = [each for each in _requirements() if not each.extra]
     if not asked:
         return note("packages", "gptworks runs without being installed, so its needs are unknown", "pip install -e .")
-    wrong = [f"{each} is needed, {each.installed or 'none'} is here" for each in asked if not each.is_met]
+    wrong = [f"{each} is needed, {each.installed or 'none'} is installed" for each in asked if not each.is_met]
     if wrong:
         names = " ".join(f'"{each}"' for each in asked if not each.is_met)
         return problem("packages", "; ".join(wrong), f"pip install {names}")

@@ -17,8 +17,8 @@ Document = Sequence[Row]
 def score_documents(
     model: GPT, documents: Sequence[Document], records: Records, *, batch_size: int, watcher: Watcher, what: str
 ) -> list[Score]:
-    """Those that `records` does not have yet are computed and put there, in the batches of the whole: a row may have
-    another last bit beside other rows."""
+    """Scores of all documents. Those that `records` does not have yet are computed and put there, in the batches of the
+    whole: a row may have another last bit beside other rows."""
     missing = records.missing
     owned = [(index, row) for index, document in enumerate(documents) for row in document]
     owners, rows = [index for index, _ in owned], [row for _, row in owned]

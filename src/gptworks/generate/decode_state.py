@@ -95,7 +95,7 @@ class DecodeState:
         return {row: logits_TV[-1] for row, logits_TV in self._extend_each(tokens, last_only=True).items()}
 
     def _extend_each(self, tokens: Mapping[int, Sequence[int]], *, last_only: bool = False) -> dict[int, Tensor]:
-        """The same with the logits [T, V] after all of them, or [1, V] after the last."""
+        """More tokens of rows in the cache, and the logits [T, V] after all of them, or [1, V] after the last."""
         if not tokens:
             return {}
         if not self._is_fast:
@@ -117,7 +117,7 @@ class DecodeState:
         return dict(zip(sizes, logits_MV.split(list(sizes.values())), strict=True))
 
     def _extend_by_torch(self, tokens: Mapping[int, Sequence[int]], *, last_only: bool) -> dict[int, Tensor]:
-        """The same by the model itself. Rows with nothing to read are padded: a batch of one shape is faster."""
+        """`_extend_each` by the model itself. Rows with nothing to read are padded: a batch of one shape is faster."""
         counts = [len(tokens.get(row, ())) for row in self._cached]
         tokens_BT = torch.zeros(len(self._cached), max(counts), dtype=torch.long, device=self.device)
         for place, row in enumerate(self._cached):

@@ -60,7 +60,7 @@ def generate(
 
 @generation_in_python_words
 def generations(model: PretrainedGPT, prompts: str | Sequence[str], **settings: object) -> list[Generation]:
-    """The same with tokens, their log-probabilities, why each text ended, its score, and the seed that gives it again.
+    """What `generate` gives, with tokens, their log-probabilities, why each text ended, its score, and its seed.
 
     >>> best = gptworks.generations(model, "Once", strategy="beam", num_beams=4)[0]   # doctest: +SKIP
     >>> best.text, best.finish, best.score   # doctest: +SKIP
@@ -84,7 +84,7 @@ def new_tokens_that_fit(model: PretrainedGPT, prompts: list[str], settings: Mapp
 def generations_up_to(
     model: PretrainedGPT, texts: list[str], cfg: GenerateConfig, lengths: list[int] | None
 ) -> list[Generation]:
-    """The same; with `lengths` each prompt has its own number of new tokens."""
+    """The continuations of all texts; with `lengths` each prompt has its own number of new tokens."""
     tokenizer = require_tokenizer(model)
     for text in texts:
         if not isinstance(text, str):

@@ -66,7 +66,7 @@ Trial = Callable[[Functions], Iterator[str]]
 
 
 def possible() -> list[InstructionSet]:
-    """Those that this processor advertises, or the one that the environment names."""
+    """The instruction sets that this processor advertises, or the one that the environment names."""
     asked = os.environ.get(OFF, "")
     if asked:
         chosen = [each for each in INSTRUCTION_SETS if each.name == asked]

@@ -70,7 +70,7 @@ class Scheduler:
 
     @staticmethod
     def cancel(request: RowRequest) -> None:
-        """Its place is free when the next step begins."""
+        """Ends a request; its slot is free when the next step begins."""
         request.is_cancelled = True
 
     @property

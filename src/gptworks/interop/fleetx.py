@@ -289,7 +289,7 @@ def _data_of(settings: Settings, part: str, where: str, split: str, length: int)
         ),
         "sampler.name": ("GPTBatchSampler", "samples come as GPTBatchSampler gives them"),
         "sampler.shuffle": (False, "the data set is in a random order already (data.order)"),
-        "sampler.drop_last": (True, "a step is a whole batch always"),
+        "sampler.drop_last": (True, "a step is always a whole batch"),
     }  # fmt: skip
     compared: dict[str, Callable[[Any], Any]] = {"dataset.input_dir": Path, "dataset.split": _shares}
     for key, (expected, otherwise) in usual.items():

@@ -6,8 +6,8 @@ LISTS = {
     "black": {"reduce_sum", "c_softmax_with_cross_entropy", "elementwise_div"},
     "white": {"lookup_table", "lookup_table_v2"},
 }
-_LINEAR = "a product and its bias are one call always (train.compile fuses what is around them); the same numbers"
-TENSORS = "AdamW changes all tensors in one fused kernel always; the same numbers"
+_LINEAR = "a product and its bias are always one call (train.compile fuses what is around them); the same numbers"
+TENSORS = "AdamW always changes all tensors in one fused kernel; the same numbers"
 _FUSED = "a choice of kernels, not of numbers; torch chooses"
 
 # What is not done here; each list begins with the switch that their files turn off.
@@ -58,7 +58,7 @@ KEYS = [
     Key("Engine.mix_precision.dtype", parse_str, default="float16"),
     Key("Engine.mix_precision.level", parse_str, default="O2"),
     Key("Engine.mix_precision.scale_loss", parse_float, default=32768.0),
-    Key("Engine.mix_precision.use_main_grad", parse_bool, same_effect="gradients are summed in fp32 always"),
+    Key("Engine.mix_precision.use_main_grad", parse_bool, same_effect="gradients are always summed in fp32"),
     Key("Engine.mix_precision.custom_black_list", parse_str),
     Key("Engine.mix_precision.custom_white_list", parse_str),
     Key("Engine.save_load.save_steps", parse_int, "checkpoint.every", default=1000),
@@ -98,11 +98,11 @@ KEYS = [
     Key("Model.recompute_granularity", parse_str, default="full"),
     Key("Model.no_recompute_layers", parse_str),
     Key("Model.fused_linear", parse_bool, same_effect=_LINEAR),
-    Key("Model.fuse_attn_qkv", parse_bool, same_effect="QKV is one matrix here always"),
+    Key("Model.fuse_attn_qkv", parse_bool, same_effect="QKV is always one matrix here"),
     Key("Model.scale_qk_by_layer_num", parse_bool, same_effect="divides and multiplies by the same number"),
     Key("Model.sequence_parallel", parse_bool, default=False),
     Key("Model.use_flash_attn", parse_bool,
-        same_effect="torch's fastest attention is used always (model.attention: auto)"),
+        same_effect="torch's fastest attention is always used (model.attention: auto)"),
     Key("Model.fused_softmax_with_triangular", parse_bool, same_effect=_FUSED),
     Key("Model.virtual_pp_degree", parse_int, default=1),
     Key("Distributed.dp_degree", parse_int),
@@ -125,7 +125,7 @@ KEYS = [
     Key("Optimizer.beta1", parse_float),
     Key("Optimizer.beta2", parse_float),
     Key("Optimizer.epsilon", parse_float),
-    Key("Optimizer.multi_precision", parse_bool, same_effect="parameters are fp32 masters here always"),
+    Key("Optimizer.multi_precision", parse_bool, same_effect="parameters are always fp32 masters here"),
     Key("Optimizer.tensor_fusion", parse_bool, default=False),
     Key("Optimizer.lr.name", parse_str),
     Key("Optimizer.lr.decay_steps", parse_int, default=360000),

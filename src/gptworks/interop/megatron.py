@@ -60,9 +60,9 @@ TRAINING = [
     Key("--untie-embeddings-and-output-weights", parse_str, switch=True),
     Key("--exit-interval", parse_int, ignored_because="a run ends at train.steps; Ctrl-C saves and ends it"),
     Key("--exit-duration-in-mins", parse_int, ignored_because="a run ends at train.steps; Ctrl-C saves and ends it"),
-    Key("--attention-softmax-in-fp32", parse_str, switch=True, same_effect="softmax is computed in fp32 always"),
+    Key("--attention-softmax-in-fp32", parse_str, switch=True, same_effect="softmax is always computed in fp32"),
     Key("--accumulate-allreduce-grads-in-fp32", parse_str, switch=True,
-        same_effect="gradients are summed in fp32 always"),
+        same_effect="gradients are always summed in fp32"),
     Key("--fp32-residual-connection", parse_str, switch=True,
         ignored_because="the residual stream is of precision.compute"),
     Key("--apply-query-key-layer-scaling", parse_str, switch=True, same_effect=megatron_flags.SAME_NUMBER),
@@ -136,9 +136,9 @@ _NOT_HERE = {
     "--fp8": "FP8",
     "--num-experts": "a mixture of experts",
     "--multi-latent-attention": "latent attention",
-    "--rotary-interleaved": "turning pairs of neighbours",
+    "--rotary-interleaved": "rotary embeddings of neighbouring pairs",
     "--squared-relu": "squared ReLU",
-    "--apply-layernorm-1p": "a norm kept as a difference to one",
+    "--apply-layernorm-1p": "norm weights stored minus one",
     "--mock-data": "invented data",
 }
 

@@ -77,7 +77,7 @@ def _positions(settings: Settings) -> None:
     if settings["--rotary-percent"] != 1:
         raise ConfigError(
             settings.where,
-            [f"--rotary-percent: {settings['--rotary-percent']:g}; heads that are turned in part are not supported."],
+            [f"--rotary-percent: {settings['--rotary-percent']:g}; partial rotary embeddings are not supported."],
         )
     settings.same("--rotary-percent", "whole heads are turned, as here")
     settings.map("--rotary-base", "model.rope_theta")

@@ -24,8 +24,8 @@ KEYS = [
     Key("--partitions", parse_int, default=1, same_effect="the work is cut by itself, and the result is one store"),
     Key("--log-interval", parse_int, ignored_because="progress is shown in a bar, or every 10 seconds"),
     Key("--split-sentences", parse_str, switch=True),
-    Key("--keep-newlines", parse_str, switch=True, same_effect="newlines are kept always"),
-    Key("--keep-sequential-samples", parse_str, switch=True, same_effect="the order of the input is kept always"),
+    Key("--keep-newlines", parse_str, switch=True, same_effect="newlines are always kept"),
+    Key("--keep-sequential-samples", parse_str, switch=True, same_effect="the order of the input is always kept"),
     Key("--lang", parse_str, ignored_because="sentences are not split"),
     Key("--vocab-size", parse_int, ignored_because="the tokenizer's files say it"),
 ]

@@ -7,8 +7,8 @@ from gptworks.interop.settings import Key, parse_bool, parse_float, parse_int, p
 
 _GRAPH = "about MindSpore's graphs and devices; torch has neither"
 _CLOUD = "it does something in Huawei's cloud only"
-_MASTERS = "parameters are fp32 masters here always"
-_EXACT = "LayerNorm and softmax are computed in fp32 here always"
+_MASTERS = "parameters are always fp32 masters here"
+_EXACT = "LayerNorm and softmax are always computed in fp32 here"
 _SAME_NUMBERS = "a matter of communication, not of numbers"
 _LAYOUT = "MindSpore's way to split a graph; here the layout is in the parallel section"
 _WORKERS = "reading is a memory map: no workers, nothing to prefetch"
@@ -33,7 +33,7 @@ def _datasets() -> list[Key]:
             Key(f"{part}.data_loader.num_samples", parse_int),
             Key(f"{part}.input_columns", parse_str, same_effect=_COLUMNS),
             Key(f"{part}.output_columns", parse_str, same_effect=_COLUMNS),
-            Key(f"{part}.drop_remainder", parse_bool, ignored_because="a run is whole batches always",
+            Key(f"{part}.drop_remainder", parse_bool, ignored_because="a run is always whole batches",
                 harmless_values=("true",)),
             Key(f"{part}.batch_size", parse_int, same_effect="MindFormers puts runner_config.batch_size in its place"),
             Key(f"{part}.repeat", parse_int, default=1),
@@ -249,7 +249,7 @@ KEYS = [
     *_datasets(),
     Key("trainer.type", parse_str, same_effect=_TASK),
     Key("trainer.model_name", parse_str, same_effect="the shape is in model.model_config"),
-    Key("metric.type", parse_str, same_effect="loss and perplexity are measured always"),
+    Key("metric.type", parse_str, same_effect="loss and perplexity are always measured"),
     Key("model.arch.type", parse_str, default="GPT2LMHeadModel"),
     Key("model.model_config.type", parse_str, default="GPT2Config"),
     Key("model.model_config.seq_length", parse_int, default=1024),

@@ -290,7 +290,7 @@ def _data(command: Command, settings: Settings) -> None:
 
 
 def _vocabulary(place: Path) -> tuple[int, bool]:
-    """Its size, and whether it must be GPT-2's: as meta.pkl says, or our file beside the data, else theirs."""
+    """The vocabulary's size, and whether it must be GPT-2's: as meta.pkl or our file beside the data says."""
     if (place / nanogpt_meta.NAME).is_file():
         return nanogpt_meta.read(place / nanogpt_meta.NAME).vocab_size, False
     try:

@@ -17,7 +17,7 @@ _WRITTEN = ("--out", "--per-document")
 
 
 def config_file(translation: Translation) -> str:
-    """Its name; empty where our verb takes no configuration."""
+    """The name of the configuration; empty where our verb takes none."""
     return f"{Path(translation.program).stem or translation.system}.gptworks.yaml" if translation.config else ""
 
 

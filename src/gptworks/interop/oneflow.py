@@ -248,7 +248,7 @@ def _machines(settings: Settings, nodes: int) -> list[str]:
         arguments += ["--master", master, "--node-ips", used, "--nproc", str(settings["--num-gpus-per-node"])]
     else:
         settings.same("--num-nodes", "one machine")
-        settings.same(["--node-ips", "--ctrl-port"], "one machine: nobody is called")
+        settings.same(["--node-ips", "--ctrl-port"], "one machine: there is no other to connect to")
     if settings.is_given("--use-rdma"):
         arguments.append("--rdma")
         on_command_line(settings, "--use-rdma", {"--rdma": True})

@@ -114,7 +114,7 @@ def notes(command: Command | None, verb: str = "train") -> list[Note]:
         elif name in told:
             found.append(Note(name, value, "mapped", told[name]))
         elif name in ("--ips", "--nnodes", "--master", "--rank"):
-            found.append(Note(name, value, "mapped", "", "one machine: nobody is called"))
+            found.append(Note(name, value, "mapped", "", "one machine: there is no other to connect to"))
         else:
             found.append(Note(name, value, "ignored", "", "gptworks starts the processes itself"))
     return found

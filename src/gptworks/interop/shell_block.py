@@ -58,8 +58,8 @@ def commands(
 
 
 def of_words(words: Sequence[str], environment: Mapping[str, str], folder: Path, find: Find) -> Iterator[Started]:
-    """The same for a command that a shell has cut into words already. Only names that are set in front of it, after
-    that shell looked, are looked up."""
+    """What a command starts that a shell has cut into words already. Only names that are set in front of it, after that
+    shell looked, are looked up."""
     shell = _Shell(Scope(dict(environment), folder, "command", ["command"]), find)
     # A backslash of its own is what is left of one before the end of a line.
     kept = [word.strip("\n") for word in words if word.strip("\n") not in ("", "\\")]
@@ -209,7 +209,7 @@ class _Shell:
         return remarks, words
 
     def _is_builtin(self, words: list[str], line: int) -> bool:
-        """Those that change the shell itself."""
+        """Carries out a command that changes the shell itself; False where it is another."""
         name, rest = words[0], words[1:]
         if name == "cd":
             self._change_folder(rest, line)

@@ -39,7 +39,7 @@ class Scope:
         self.in_front: dict[str, str] = {}
 
     def sourced(self, name: str, arguments: Sequence[str]) -> "Scope":
-        """The same names for a file that is read in the middle; its words behind it are its own, if it has any."""
+        """The scope of a file that is read in the middle: the same names, and the words behind it if there are any."""
         found = Scope(self.inherited, self.folder, name, [self.arguments[0], *(arguments or self.arguments[1:])])
         found.values, found.exported = self.values, self.exported
         return found
@@ -157,7 +157,7 @@ class Scope:
         return match[1], match[2], match[3], match[4]
 
     def _files(self, text: str, pieces: list[tuple[str, bool]]) -> list[str]:
-        """Those that * and ? stand for; the word itself where there are none. ([0,8] is a range of devices.)"""
+        """The files that * and ? stand for; the word itself where there are none. ([0,8] is a range of devices.)"""
         if not any(not quoted and re.search(r"[*?]", part) for part, quoted in pieces):
             return [text]
         pattern = "".join(glob.escape(part) if quoted else part.replace("[", "[[]") for part, quoted in pieces)

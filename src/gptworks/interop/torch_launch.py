@@ -64,7 +64,7 @@ def _note(written: str, value: str, processes: int, machines: int, told: dict[st
     if name == "--master-port" and machines > 1:
         return Note(written, value, "mapped", "the port of --master")
     if machines == 1 and name in ("--node-rank", "--master-addr", "--master-port", "--rdzv-endpoint", "--rdzv-id"):
-        return Note(written, value, "mapped", "", "one machine: nobody is called")
+        return Note(written, value, "mapped", "", "one machine: there is no other to connect to")
     if name in ("--standalone", "--rdzv-backend", "--rdzv-id", "--rdzv-endpoint", "--max-restarts", "--use-env"):
-        return Note(written, value, "mapped", "", "gptworks starts the processes and lets them meet")
+        return Note(written, value, "mapped", "", "gptworks starts the processes and connects them")
     return Note(written, value, "ignored", "", "gptworks starts the processes itself")

@@ -40,7 +40,7 @@ def linked(translation: Translation, node_rank: int) -> Iterator[None]:
 
 
 def _make_folders(wanted: set[Path]) -> list[Path]:
-    """Those that were not there, the innermost first."""
+    """Makes the folders, and gives those that were not there, the innermost first."""
     new = {each for folder in wanted for each in (folder, *folder.parents) if not each.is_dir()}
     for folder in wanted:
         folder.mkdir(parents=True, exist_ok=True)

@@ -222,7 +222,9 @@ def explain(error: Exception, rank: int, connection: Connection | None) -> Failu
     place = heartbeat.describe_traceback(broken.__traceback__)
     said = str(broken).strip().splitlines()[0]
     if connection is None:
-        return Failure(rank, f"rank {rank} could not meet the other ranks ({said}). Check that all of them started.")
+        return Failure(
+            rank, f"rank {rank} could not connect to the other ranks ({said}). Check that all of them started."
+        )
     if _TIMED_OUT.search(str(broken)):
         return _explain_wait(rank, connection, place)
     silent = connection.heartbeat.silent_ranks()

@@ -165,7 +165,7 @@ class Heartbeat:
         return self._silent(rank, last.where if last else "", f"was in {place}")
 
     def silent_ranks(self) -> list[int]:
-        """Those who do not beat any more. Takes a moment."""
+        """The ranks that do not beat any more. Takes a moment."""
         try:
             before = self._beats()
             time.sleep(min(3.0, 2.5 * self.interval))

@@ -25,7 +25,7 @@ class Job:
     stopped_code: int | None = None
 
     def environment(self) -> dict[str, str]:
-        """What its processes are told, whoever starts them."""
+        """What the processes of the job are told, whoever starts them."""
         told = {
             # A rank that goes before another makes torch write pages about a broken pipe.
             "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),

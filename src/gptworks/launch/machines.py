@@ -337,7 +337,7 @@ class _Machine:
     # The end
 
     def end_agent(self) -> None:
-        """Its ranks end with it."""
+        """Ends the agent, and with it the ranks of this machine."""
         if self.agent is None or self.agent.poll() is not None:
             return
         self.agent.send_signal(signal.SIGTERM)
@@ -378,7 +378,7 @@ class _Machine:
             return TRY_AGAIN
         if self.member.missing and self.member.present and self.job.nodes.at_least > len(self.member.present):
             say(
-                f"error: {self._missing()} of {self.job.nodes.count} has not come to {self.member.where} within "
+                f"error: {self._missing()} of {self.job.nodes.count} has not reached {self.member.where} within "
                 f"{torchrun.JOIN_TIMEOUT_S:g} s. Start the command there too, and check that it reaches this address."
             )
             return TRY_AGAIN if self.rounds else 2  # one that was there and went may come back

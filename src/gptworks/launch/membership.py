@@ -235,7 +235,7 @@ class Membership:
 
     def _told_twice(self, host: str) -> str:
         return (
-            f"--node-rank: node {self.nodes.rank} of {self.nodes.count} has come already, on {host}; this is "
+            f"--node-rank: node {self.nodes.rank} of {self.nodes.count} is taken already, by {host}; this is "
             f"{platform.node()}. Needed: another --node-rank on each machine."
         )
 

@@ -276,7 +276,7 @@ def interface_towards(master: str, port: int) -> str:
 
 
 def num_cores() -> int:
-    """Those this process may use."""
+    """The processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -175,7 +175,7 @@ def _find_leader(base: Any, not_this: str, timeout: float) -> str:
     base.wait([_LEADER], timedelta(seconds=max(1.0, timeout)))
     while (leader := base.get(_LEADER).decode()) == not_this:
         if time.monotonic() >= deadline:
-            raise distributed.DistStoreError(f"rank 0 has not come again: timed out after {timeout:g} s")
+            raise distributed.DistStoreError(f"rank 0 did not come back: timed out after {timeout:g} s")
         time.sleep(_POLL)
     return str(leader)
 
@@ -213,7 +213,7 @@ def _contradiction(store: Any, place: Placement, process: str) -> str:
     rank, world_size = json.loads(store.compare_set("world", "", json.dumps([place.rank, place.world_size])))
     if world_size != place.world_size:
         return (
-            f"WORLD_SIZE: rank {place.rank} is told {place.world_size} processes, rank {rank} is told {world_size}. "
+            f"WORLD_SIZE: rank {place.rank} was told {place.world_size} processes, rank {rank} was told {world_size}. "
             "Needed: the same number for every rank. Look at the environment that each is started with."
         )
     return ""
@@ -275,7 +275,7 @@ def _judge(store: Any, world_size: int, timeout: float) -> dict[str, str]:
         if time.monotonic() >= deadline:
             missing = [rank for rank in range(world_size) if not store.check([f"rank/{rank}"])]
             listed = ", ".join(str(rank) for rank in missing[:8]) + (", ..." if len(missing) > 8 else "")
-            return {"missing": f"rank {listed} of {world_size} has not come: timed out after {timeout:g} s"}
+            return {"missing": f"rank {listed} of {world_size} has not connected: timed out after {timeout:g} s"}
         time.sleep(_POLL)
     if store.check(["refused"]):  # by one too many
         return {"refused": store.get("refused").decode()}

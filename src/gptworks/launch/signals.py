@@ -20,7 +20,7 @@ SAVE_AND_END = tuple(
 
 
 def to_handle() -> tuple[signal.Signals, ...]:
-    """Those of SAVE_AND_END that this process has not been started to ignore."""
+    """The signals of SAVE_AND_END that this process has not been started to ignore."""
     return tuple(
         number for number in SAVE_AND_END if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN
     )
@@ -91,7 +91,7 @@ class Received:
             raise Interrupted
 
     def not_passed_on(self) -> list[int]:
-        """Those that have come since this was asked last."""
+        """The signals that have come since this was asked last."""
         new = self.received[self.passed_on :]
         self.passed_on += len(new)
         return new

@@ -68,7 +68,7 @@ class _Ranks:
                 process.send_signal(number)
 
     def kill(self) -> list[int]:
-        """Those that had not ended by themselves."""
+        """Kills the ranks, and gives those that had not ended by themselves."""
         left = [rank for rank, process in self.processes.items() if process.poll() is None]
         self.send(signal.SIGKILL)
         for process in self.processes.values():

@@ -74,8 +74,8 @@ def inherited() -> dict[str, str]:
 
 
 def by_hand(job: Job) -> str:
-    """The same for a user who starts it instead of us, and who was shown it by --dry-run: torchrun does not tell its
-    ranks to go on where they were."""
+    """The command for a user who starts torchrun instead of us, and who was shown it by --dry-run: torchrun does not
+    tell its ranks to go on where they were."""
     words = [word for word in job.command if word != "--dry-run"]
     is_given = any(word.partition("=")[0] == "--resume" for word in words)
     if job.max_restarts and not is_given:

@@ -156,7 +156,7 @@ class Attention(nn.Module):
 
     @property
     def num_kv_heads(self) -> int:
-        """Those that are here: tensor parallelism cuts between them."""
+        """Heads of keys and values that are here: tensor parallelism cuts between them."""
         return self.qkv.out_features // ((self.heads_per_kv + 2) * self.head_size)
 
     def forward(self, x_BTD: Tensor, mask: Tensor | None, turns: Turns | None, cache: LayerCache | None) -> Tensor:

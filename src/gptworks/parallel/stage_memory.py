@@ -22,7 +22,7 @@ __all__ = ["LeanStage"]
 
 
 class LeanStage(PipelineStage):
-    """Also: seeds dropout before each micro-batch, and keeps what the last stage found."""
+    """A stage that also seeds dropout before each micro-batch, and keeps what the last stage found."""
 
     knows_shapes = False  # of what it receives and gives; else the ranks tell each other in the first step
     gives_parameters_back = False  # between the passes of a micro-batch

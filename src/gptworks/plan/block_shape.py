@@ -52,7 +52,7 @@ class BlockShape:
 
     @property
     def whole(self) -> int:
-        """The same of all tokens."""
+        """The residual stream of all tokens, also where it is split along the sequence."""
         return self.tokens * self.hidden * self.compute
 
     @property

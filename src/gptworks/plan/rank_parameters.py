@@ -27,7 +27,7 @@ class Stage:
         return [parameter for group in [self.around, *self.blocks] for parameter in group]
 
     def of(self, rows: str) -> list[TensorSpec]:
-        """Those around the blocks that have a row for each of these: "vocabulary" or "positions"."""
+        """The parameters around the blocks that have a row for each of these: "vocabulary" or "positions"."""
         return [parameter for parameter in self.around if parameter.role.dims[0] == rows]
 
 

@@ -40,7 +40,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Group:
-    """Those that are out for one reason."""
+    """The layouts that are out for one reason."""
 
     members: list[Rejected]
 

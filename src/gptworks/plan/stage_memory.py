@@ -275,7 +275,7 @@ class StageMemory:
         return Bytes(gradients=done * size.block_here if turn.fresh and (zero != 1 or turn.sync) else 0)
 
     def _gradients_of_blocks(self, turn: "_Turn") -> Bytes:
-        """The same when all of them are done."""
+        """Gradients that this pass has made when all blocks are done."""
         size, zero = self.sizes, self.zero
         if zero == 1 and not turn.sync and turn.fresh:
             return Bytes(communication=size.blocks * size.reduced_block)

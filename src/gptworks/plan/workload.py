@@ -55,7 +55,7 @@ class LayoutChoice:
 
     @classmethod
     def from_config(cls, cfg: RunConfig, world_size: int) -> "LayoutChoice":
-        """That of the configuration, or what a run of so many processes would refuse."""
+        """The layout of the configuration, or the error by which a run of so many processes would refuse it."""
         layout = solve_layout(cfg.parallel, world_size, partial(suits, cfg))
         parallel = fit_layout(cfg, layout)
         return cls(parallel, plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, parallel), cfg.train.recompute)

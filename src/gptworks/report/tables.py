@@ -176,7 +176,7 @@ def _evaluations(run: RunData) -> list[str]:
 
 
 def _texts(run: RunData) -> list[str]:
-    """Those of the last evaluations, so that the page stays small."""
+    """The texts of the last evaluations, so that the page stays small."""
     rows = [
         [f"{each['step']:,}", _value(_short(str(each.get("prompt", "")))), _value(_short(each["text"]))]
         for each in run.texts[-_MOST_TEXTS:]

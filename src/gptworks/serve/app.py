@@ -140,7 +140,7 @@ class _Endpoints:
                     elif num_read > most_read:
                         raise too_large
         except TimeoutError:
-            raise ApiError(408, f"The body has not come within {limits.body_seconds:g} seconds.") from None
+            raise ApiError(408, f"The body did not arrive within {limits.body_seconds:g} seconds.") from None
         except ClientDisconnect:
             raise ClientGone from None
         if num_read > limits.body_bytes:

@@ -54,9 +54,7 @@ class Guard:
             traceback.print_exc(file=sys.stderr)
             if status:
                 raise  # half an answer is out: the connection is closed
-            await error_response(ApiError(500, "The server has a fault, which its log tells."))(
-                scope, receive, counting
-            )
+            await error_response(ApiError(500, "The server failed; its log says why."))(scope, receive, counting)
         path = scope["path"] if scope["path"] in self.known_paths else "other"
         self.metrics.requests.add(1, path, str(status))
 

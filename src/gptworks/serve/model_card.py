@@ -90,7 +90,7 @@ class Origin:
 
 
 def _weights(files: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of the model alone, where a checkpoint has them; else all of its state."""
+    """The files of the model alone, where a checkpoint has them; else all of its state."""
     portable = [name for name in files if name.startswith("portable/") and name.endswith(".safetensors")]
     return [{"name": name, **files[name]} for name in sorted(portable or files)]
 

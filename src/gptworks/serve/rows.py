@@ -18,7 +18,7 @@ _FIELDS = {"temperature": "temperature", **FIELDS, "logit_bias": "logit_bias", "
 
 
 def settings_from(body: Sampling, max_tokens: int, best_of: int | None = None) -> GenerateConfig:
-    """The same settings as those of `gptworks generate`. Temperature 0 is greedy."""
+    """The request in the settings of `gptworks generate`. Temperature 0 is greedy."""
     values = {key: getattr(body, field) for key, field in _FIELDS.items()}
     given: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
     given = {"seed": secrets.randbelow(2**31), **given, "stop": body.stops, "max_new_tokens": max(1, max_tokens)}
@@ -130,7 +130,7 @@ def failure_of(request: RowRequest) -> ApiError | None:
     if request.finish == "error":
         if isinstance(request.error, GPTWorksError):
             return ApiError(400, str(request.error))
-        return ApiError(500, "The server has a fault, which its log tells.")
+        return ApiError(500, "The server failed; its log says why.")
     if request.finish == "cancelled":
         return ApiError(503, "The request was cancelled.")
     return None

@@ -116,12 +116,12 @@ class Service:
 
     def submit(self, call: Call, rows: list[RowRequest]) -> None:
         if self.is_draining:
-            raise ApiError(503, "The server is being stopped and takes nothing new.", retry_after=10)
+            raise ApiError(503, "The server is being stopped and takes no new requests.", retry_after=10)
         if self._num_rows + len(rows) > self.num_slots + self.limits.max_queue:
             raise ApiError(
                 429,
-                f"The queue is full: {self._num_rows} rows are in work or wait, {len(rows)} more were asked for, and "
-                f"{self.num_slots + self.limits.max_queue} are the most. Try again later.",
+                f"The queue is full: {self._num_rows} rows are running or waiting, {len(rows)} more were asked for; "
+                f"at most {self.num_slots + self.limits.max_queue} are allowed. Try again later.",
                 code="queue_full",
                 retry_after=1,
             )

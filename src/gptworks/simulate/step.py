@@ -139,7 +139,7 @@ def simulate_all(cfg: RunConfig, world_size: int, micro_batches: int | None = No
 
 
 def simulate_each(cfg: RunConfig, world_size: int, micro_batches: int | None = None) -> Iterator[Simulated]:
-    """The same one by one, as each is ready."""
+    """What `simulate_all` gives, one by one, as each is ready."""
     choice = LayoutChoice.from_config(cfg, world_size)
     parallel, pp = choice.parallel, choice.layout.pp
     every = [range(pp_rank, pp_rank + 1) for pp_rank in range(pp)]
@@ -284,14 +284,14 @@ def describe(simulated: list[Simulated]) -> str:
         layers = str(sum(len(layers) for layers in one.layers))
         shown = [f"{size / 2**30:.2f}" for size in sizes]
         rows.append((span(one.pp_ranks), layers, *shown, one.moment, f"{one.flops / 1e12:.4g}", f"{one.seconds:.1f} s"))
-    lines += ["", "memory of one rank when it is most (GiB):", *aligned(rows)]
+    lines += ["", "memory of one rank at its peak (GiB):", *aligned(rows)]
     keys = sorted({key for one in simulated for key in one.communication})
     if keys:
         sent: list[tuple[str, ...]] = [("stage", *(f"{axis} {kind}" for axis, kind in keys))]
         for one in simulated:
             amounts = (f"{one.communication.get(key, 0) / 1e9:.4g}" for key in keys)
             sent.append((span(one.pp_ranks), *amounts))
-        lines += ["", "what one rank brings to messages (GB):", *aligned(sent)]
+        lines += ["", "what one rank contributes to messages (GB):", *aligned(sent)]
     lines += [
         "",
         "Counted on tensors without memory, as a CPU runs the step: kernels' own workspaces, buffers of NCCL, what an",

@@ -77,7 +77,7 @@ def _open(path: Path, instructions: str, sgemm: int) -> Functions:
 
 
 def _sgemm() -> int:
-    """Its address; 0 where the library of torch has none that others can call."""
+    """The address of sgemm; 0 where the library of torch has none that others can call."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         return ctypes.cast(library.sgemm_, ctypes.c_void_p).value or 0

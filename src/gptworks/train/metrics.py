@@ -91,7 +91,7 @@ class Metrics:
         except Exception as error:
             self.trackers.remove(tracker)
             self.say(
-                f"run.track: {tracker.name} failed and is not told of this run any more: {type(error).__name__}: "
+                f"run.track: {tracker.name} failed and gets nothing more from this run: {type(error).__name__}: "
                 f"{first_line(error)}"
             )
 

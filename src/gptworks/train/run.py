@@ -104,7 +104,7 @@ class Run:
         self.watch = Stopwatch(cfg.model, cfg.data.seq_len, peak=self.peak, num_devices=ranks.size)
 
     def _first_weights(self) -> WeightSource:
-        """Those that training begins with where no checkpoint of this run has any."""
+        """The weights that training begins with where no checkpoint of this run has any."""
         cfg = self.cfg
         if cfg.init.checkpoint:
             return self.ranks.on_all(lambda: opening.weights_to_tune(cfg, self.setup))

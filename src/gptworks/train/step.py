@@ -41,7 +41,7 @@ class Gradients:
 
     @property
     def sample_ids(self) -> list[int]:
-        """Those of this rank."""
+        """The samples of this rank."""
         return [number for batch in self.micro_batches for number in batch.sample_ids.tolist()]
 
 

@@ -62,7 +62,7 @@ def on_main(cfg: RunConfig, function: Callable[[], None]) -> None:
 
 @contextmanager
 def for_trial(cfg: RunConfig) -> Iterator[RunConfig]:
-    """The same for a look before training: nothing of it stays."""
+    """Text prepared for a look before training: nothing of it stays."""
     texts = _texts_in(cfg.data)
     with tempfile.TemporaryDirectory() as folder:
         if texts:
@@ -73,7 +73,7 @@ def for_trial(cfg: RunConfig) -> Iterator[RunConfig]:
 
 
 def _require_device(cfg: RunConfig) -> None:
-    """Also before the text is prepared. Of several processes each asks for its own, when they meet."""
+    """Asks for the device before the text is prepared. Of several processes each asks for its own, once connected."""
     if rank_env.read(os.environ).world_size == 1:
         pick_device(cfg.run.device)
 
@@ -146,7 +146,7 @@ def tell(what: str, summary: Summary, tokenizer: Tokenizer, pieces: int, *, is_k
     )
     if pieces:
         print(
-            f"data:  {counted(summary.documents, 'document')} cannot be shared out as data.split asks: the text is cut "
+            f"data:  {counted(summary.documents, 'document')} cannot be divided as data.split asks: the text is cut "
             f"by position into {pieces} pieces of equal length, of which the last are held out",
             flush=True,
         )

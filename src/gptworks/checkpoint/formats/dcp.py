@@ -110,7 +110,7 @@ def _check(metadata: Any) -> None:
         if not isinstance(entry.size, torch.Size):
             raise CheckpointError(f"entry '{name}' has no shape. The checkpoint is damaged.")
         if sum(chunk.sizes.numel() for chunk in entry.chunks) != entry.size.numel():
-            raise CheckpointError(f"the slices of '{name}' do not make it up. The checkpoint is damaged.")
+            raise CheckpointError(f"the slices of '{name}' do not cover it exactly. The checkpoint is damaged.")
     for info in (metadata.storage_data or {}).values():
         if Path(info.relative_path).name != info.relative_path or info.relative_path == "..":
             raise CheckpointError(f"refers to {info.relative_path}, outside its own folder. Do not trust this file.")

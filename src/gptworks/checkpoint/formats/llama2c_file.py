@@ -128,7 +128,7 @@ def is_llama2c(path: Path) -> bool:
 def read(path: Path) -> tuple[Header, dict[str, LazyTensor]]:
     header = read_header(raw_bytes.mapped(path, "a .bin file of llama2.c"))
     if isinstance(header, str):
-        raise CheckpointError(f"{path}: no model of llama2.c: {header}. It is damaged, cut short, or another's.")
+        raise CheckpointError(f"{path}: no model of llama2.c: {header}. It is damaged, cut short, or of another kind.")
     found, begin = {}, header.start
     for name, shape in header.arrays():
         end = begin + header.num_bytes(shape)

@@ -211,7 +211,7 @@ def _open_zip(path: Path, data: memoryview) -> tuple[PickleMachine, dict[str, ra
 
 
 def _entry(path: Path, data: memoryview, entry: zipfile.ZipInfo) -> range:
-    """Its bytes in the file."""
+    """Where the bytes of the entry lie in the file."""
     if entry.compress_type != zipfile.ZIP_STORED:
         raise CheckpointError(f"{path}: '{entry.filename}' is compressed; torch.save does not do that.")
     header = data[entry.header_offset : entry.header_offset + 30]

@@ -163,7 +163,7 @@ def model_config(values: Mapping[str, object], where: str) -> ModelConfig:
 def unknown_classes(unknown: Sequence[str], file: Path | None = None) -> list[str]:
     """A remark about classes and functions that a pickle names, and that were not called."""
     where = f"{file}: " if file is not None else ""
-    return [f"{where}classes that were left alone: {', '.join(unknown)}"] if unknown else []
+    return [f"{where}classes of the pickle that were not used: {', '.join(unknown)}"] if unknown else []
 
 
 def require_divisible(model: ModelConfig, cut: SplitSpec) -> None:

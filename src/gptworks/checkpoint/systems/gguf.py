@@ -64,7 +64,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     if is_tied and "output.weight" in file.tensors:
         remarks.append("output.weight is the word embedding once more: the head is tied")
     if (window := file.settings.get(f"{name}.attention.sliding_window")) and architecture.is_llama_kind:
-        remarks.append(f"{name}.attention.sliding_window is {window}: left aside, as llama.cpp does")
+        remarks.append(f"{name}.attention.sliding_window is {window}: ignored, as llama.cpp does")
     return Opened(
         path,
         NAME,
@@ -133,7 +133,7 @@ def _settings(architecture: Architecture, model: ModelConfig, mostly: int) -> di
 
 
 def _tokenizer_for(weights: Weights) -> Tokenizer | None:
-    """That of the source; GPT-2's, which comes with the installation, where the vocabulary has its size, or more."""
+    """The source's tokenizer; without one GPT-2's, which is installed, where the vocabulary has its size, or more."""
     try:
         if (found := weights.tokenizer()) is not None:
             return found

@@ -91,8 +91,8 @@ class Architecture:
             value = file.settings.get(f"{self.name}.{key}", width)
             if value != width:
                 raise CheckpointError(
-                    f"{where}: {self.name}.{key} is {str(value)[:80]} and a head of queries has {width}: heads that "
-                    "are turned in part, or of two widths, are not supported."
+                    f"{where}: {self.name}.{key} is {str(value)[:80]} and a head of queries has {width}: partial "
+                    "rotary embeddings, and heads of two widths, are not supported."
                 )
         return {
             **{key: values[0] for key, values in self.needs.items()},
@@ -319,6 +319,6 @@ def for_model(model: ModelConfig) -> Architecture:
             return each
     nearest = min(ALL, key=lambda name: unmet[name].count(" and "))
     raise CheckpointError(
-        f"{TITLE}: no architecture of it ({', '.join(ALL)}) computes what this model asks for; {nearest} lacks "
+        f"{TITLE}: none of its architectures ({', '.join(ALL)}) computes what this model asks for; {nearest} lacks "
         f"{unmet[nearest]}."
     )

@@ -188,8 +188,8 @@ def _read_rope(theirs: Theirs, where: str) -> dict[str, object]:
     for place, part in ((key + ".", rope), ("", theirs)):
         if part.get("partial_rotary_factor") not in (None, 1, 1.0):
             raise CheckpointError(
-                f"{where}: {place}partial_rotary_factor is {part['partial_rotary_factor']!r}: heads that are turned in "
-                "part are not supported."
+                f"{where}: {place}partial_rotary_factor is {part['partial_rotary_factor']!r}: partial rotary "
+                "embeddings are not supported."
             )
     scaling: dict[str, object] = {_ROPE_KEYS[each]: rope.get(each) for each in _ROPE_TYPES[kind]}
     if kind != "default" and scaling["factor"] is None:

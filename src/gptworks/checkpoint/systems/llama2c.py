@@ -73,7 +73,7 @@ def write(path: Path, weights: Weights, cut: SplitSpec = SplitSpec()) -> list[Pa
 
 
 def _in_our_order(tensors: Mapping[str, LazyTensor], head_size: int) -> dict[str, LazyTensor]:
-    """Its queries and keys turn neighbours, as llama.cpp's do."""
+    """The tensors in our order of rotary pairs: llama2.c's queries and keys turn neighbours, as llama.cpp's do."""
     return {
         name: reordered(each, head_size, to_halves=True) if name.split(".")[0] in ("wq", "wk") else each
         for name, each in tensors.items()
@@ -81,8 +81,8 @@ def _in_our_order(tensors: Mapping[str, LazyTensor], head_size: int) -> dict[str
 
 
 def tokenizer_in(path: Path, vocab_size: int) -> Tokenizer:
-    """Its pieces have blanks for sentencepiece's U+2581. The first 259 are known by their ids: how special ones and
-    bytes are spelled has changed with its versions."""
+    """The tokenizer of a llama2.c file. Its pieces have blanks for sentencepiece's U+2581. The first 259 are known by
+    their ids: how special ones and bytes are spelled has changed with its versions."""
     pieces: dict[str, int] = {}
     scores: dict[str, float] = {}
     for i, (token, score) in enumerate(llama2c_file.read_tokens(path, vocab_size)):

@@ -146,7 +146,8 @@ def _beside(first: LazyTensor, second: LazyTensor) -> LazyTensor:
 
 
 def _with_extra_state(tensors: dict[str, LazyTensor], tied: bool) -> dict[str, Any]:
-    """Its matrices ask for a state besides their weights, which is None outside of fp8. Loading is strict about it."""
+    """The tensors with the extra state that Megatron core's matrices ask for. It is None outside of fp8, and loading is
+    strict about it."""
     found: dict[str, Any] = {}
     for name, stored in _joined(tensors).items():
         found[name] = stored

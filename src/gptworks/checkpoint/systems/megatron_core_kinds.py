@@ -13,17 +13,17 @@ _REFUSED = {
     "quick_geglu": "another gate than SiLU",
     "squared_relu": "squared ReLU",
     "num_experts": "experts",
-    "apply_layernorm_1p": "norms kept as a difference to one",
+    "apply_layernorm_1p": "norm weights stored minus one",
     "apply_residual_connection_post_layernorm": "the residual taken after the norm",
     "multi_latent_attention": "latent attention",
-    "rotary_interleaved": "pairs of neighbours that are turned",
-    "qk_l2_norm": "queries and keys of length one",
+    "rotary_interleaved": "rotary embeddings of neighbouring pairs",
+    "qk_l2_norm": "queries and keys normalised to length one",
     "attention_output_gate": "a gate after attention",
     "no_rope_freq": "layers without positions",
     "window_attn_skip_freq": "a window in some layers only",
     "glu_linear_offset": "an offset beside the gate",
-    "activation_func_clamp_value": "activations that are cut off",
-    "mtp_num_layers": "layers that predict further tokens",
+    "activation_func_clamp_value": "clamped activations",
+    "mtp_num_layers": "multi-token prediction layers",
     "linear_attention_freq": "linear attention",
 }
 # Its one kind of scaling beside the linear one has numbers that no argument changes.
@@ -100,7 +100,7 @@ def _read_window(settings: Mapping[str, Any], where: str) -> int:
 def _read_rope(settings: Mapping[str, Any], where: str) -> dict[str, object]:
     if settings.get("rotary_percent") not in (None, 1, 1.0):
         raise CheckpointError(
-            f"{where}: its args say rotary_percent={_said(settings['rotary_percent'])}: heads that are turned in part "
+            f"{where}: its args say rotary_percent={_said(settings['rotary_percent'])}: partial rotary embeddings "
             "are not supported."
         )
     found: dict[str, object] = {"rope_theta": settings.get("rotary_base") or 10000}

@@ -154,7 +154,7 @@ def _pieces(path: Path) -> dict[tuple[int, int], Path]:
 
 
 def folders_of(path: Path) -> list[Path]:
-    """That of a rank, of the iteration and of them all: as far as the path tells."""
+    """The folders of a rank, of its iteration and of all iterations: as far as the path tells."""
     folders = [path.resolve() if path.is_dir() else path.resolve().parent]
     if _RANK.fullmatch(folders[-1].name):
         folders.append(folders[-1].parent)

@@ -27,7 +27,7 @@ _REFUSED = {
     "squared_relu": "squared ReLU",
     "num_experts": "experts",
     "use_rotary_position_embeddings": "rotary positions",
-    "apply_layernorm_1p": "LayerNorm weights kept as a difference to one",
+    "apply_layernorm_1p": "LayerNorm weights stored minus one",
     "apply_residual_connection_post_layernorm": "the residual taken after the LayerNorm",
     "qk_layernorm": "normalised queries and keys",
     "multi_latent_attention": "latent attention",

@@ -89,7 +89,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
 
 
 def write(path: Path, weights: Weights, cut: SplitSpec = SplitSpec()) -> list[Path]:  # noqa: B008
-    """What its sample.py and train.py (init_from=resume) read. The optimizer has no moments: it begins anew."""
+    """Writes what nanoGPT's sample.py and train.py (init_from=resume) read. The optimizer starts without moments."""
     model = weights.model
     if not model.tied:
         raise CheckpointError("model.tied is false: nanoGPT has no head of its own. Nothing was written.")

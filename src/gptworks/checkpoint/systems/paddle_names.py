@@ -56,7 +56,7 @@ def table_of(names: Iterable[str]) -> tuple[Table, str]:
 
 
 def plain_name(name: str) -> str:
-    """That of a model in one process.
+    """The name that the tensor has in a model of one process.
 
     >>> plain_name("_layers.3.norm1.weight"), plain_name("shared_layers.embed.word_embeddings.weight")
     ('gpt.decoder.layers.2.norm1.weight', 'gpt.embeddings.word_embeddings.weight')

@@ -66,7 +66,7 @@ class _First:
 
 
 def as_rows(contents: Contents, row_length: int, name: Path) -> Contents:
-    """The same tokens as rows of one length, each a training sample; what is left at the end is dropped."""
+    """The tokens as rows of one length, each a training sample; what is left at the end is dropped."""
     rows = contents.num_tokens // row_length
     if not rows:
         raise DataError(f"{name}: {contents.num_tokens} tokens do not fill one row of {row_length}. Use more text.")

@@ -145,7 +145,7 @@ def read_member(file: Path, name: str) -> np.ndarray:
 
 
 def read_small_member(file: Path, name: str) -> np.ndarray:
-    """The same in memory, with the checksum of the zip compared: for lengths and borders, which decide everything."""
+    """An array read into memory, with the zip's checksum compared: for lengths and borders, which decide everything."""
     return _decompressed(file, _info(file, name), f"{file}, array {name}")
 
 

@@ -137,7 +137,7 @@ def _nothing_at(path: Path, also: str) -> str:
             f"stream of tokens, name it in full: {tokens}."
         )
     if file_names.beside(path, ".part").is_dir():
-        return f"{path}: `gptworks prepare` was stopped before it was whole. The same command goes on."
+        return f"{path}: `gptworks prepare` was stopped before it was finished. The same command goes on."
     if any(path.parent.glob(f"{glob.escape(path.name)}_[0-9]*.bin")):
         return f"{path}: is in shards. Give the folder they are in, or the pattern '{path}_*.bin'."
     if path.is_file():

@@ -64,7 +64,7 @@ def _command(job: ClusterJob, node_rank: str, master: str) -> list[str]:
 
 
 def _volumes(job: ClusterJob) -> tuple[list[Object], list[Object]]:
-    """Those of the pod, and where its container sees them."""
+    """The volumes of the pod, and where its container sees them."""
     volumes: list[Object] = [
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
         {"name": "config", "configMap": {"name": f"{job.name}-config"}},

@@ -6,7 +6,7 @@ import yaml
 
 
 class _Dumper(yaml.SafeDumper):
-    """The same object twice is written twice."""
+    """A writer of YAML without aliases: an object that is there twice is written twice."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
