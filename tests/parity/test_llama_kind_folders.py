@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -57,6 +57,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2, window": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0}),
     "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
 }
+
+
+OUR_SHAPE = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 64, "max_positions": 32}
+OUR_LLAMA = {"norm": "rmsnorm", "positions": "rope", "mlp": "swiglu", "bias": "none"}
 
 
 def their_model(kind: str) -> Any:
@@ -148,6 +152,18 @@ def test_shards_and_bf16(tmp_path: Path) -> None:
     assert torch.equal(part.float(), ours.blocks["1"].attn.qkv.weight[70:90, 3:9])
 
 
+def test_a_file_beside_shards(folders: Folders, tmp_path: Path) -> None:
+    """Left there by somebody who saved twice: transformers reads the one file."""
+    other = their_model("llama")
+    other.model.norm.weight.data += 0.5
+    other.save_pretrained(tmp_path, max_shard_size="20KB")
+    folder, _ = folders("llama")
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    assert_same_logits(PretrainedGPT.from_pretrained(tmp_path), theirs)
+    assert_same_logits(PretrainedGPT.from_pretrained(next(tmp_path.glob("model-00001-of-*"))), other)
+
+
 def test_config_json_of_transformers_4(folders: Folders, tmp_path: Path) -> None:
     """rope_theta and rope_scaling beside the rest, where 5 has rope_parameters."""
     folder, theirs = folders("llama, tied, llama3")
@@ -160,12 +176,75 @@ def test_config_json_of_transformers_4(folders: Folders, tmp_path: Path) -> None
     assert_same_logits(PretrainedGPT.from_pretrained(tmp_path), theirs)
 
 
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+OLD = "original_max_position_embeddings"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": LINEAR},  # beside rope_parameters
+        {"rope_scaling": LINEAR, "rope_theta": 77.0},
+        {"rope_parameters": YARN, OLD: 8},
+        {"rope_parameters": {**LLAMA3, OLD: 32}, OLD: 8},
+        {"sliding_window": 6, "layer_types": ["full_attention"] * 3},  # a Mistral with them is a Ministral
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+def test_what_is_said_twice_or_not_at_all(kind: str, changes: dict[str, Any], folders: Folders, tmp_path: Path) -> None:
+    """Whatever transformers takes."""
+    folder, _ = folders(kind)
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    said = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(said | changes))
+    theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    assert_same_logits(PretrainedGPT.from_pretrained(tmp_path), theirs)
+
+
+def test_the_old_context_is_that_of_the_folder(folders: Folders, tmp_path: Path) -> None:
+    """A shorter context that the user states does not move the borders of YaRN."""
+    folder, _ = folders("qwen2")
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    said = json.loads((folder / "config.json").read_text())
+    del said["rope_parameters"][OLD]
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    opened = huggingface.open(tmp_path, {"max_positions": 24})
+    assert (opened.model.max_positions, opened.model.rope_scaling.original_max_positions) == (24, 64)
+
+
+def test_a_head_beside_the_one_that_is_tied(folders: Folders, tmp_path: Path) -> None:
+    """The same numbers once more are no head of its own; others are, whatever config.json says."""
+    folder, theirs = folders("llama")
+    weights = load_file(folder / "model.safetensors")
+    said = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(said | {"tie_word_embeddings": True}))
+    file = tmp_path / "model.safetensors"
+    save_file(weights, file)
+    with pytest.raises(CheckpointError, match=r"'lm_head\.weight' is to be equal to .* with -o model\.tied=false"):
+        PretrainedGPT.from_pretrained(tmp_path)
+    opened = huggingface.open(tmp_path, {"tied": False}).require_whole()
+    assert torch.equal(opened.tensors["head.weight"].read(), theirs.lm_head.weight)
+    save_file({**weights, "lm_head.weight": weights["model.embed_tokens.weight"].clone()}, file)
+    assert PretrainedGPT.from_pretrained(tmp_path).cfg.tied
+
+
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
 def test_fresh_weights_in_transformers(kind: str, folders: Folders, tmp_path: Path) -> None:
     cfg = huggingface.read_config(folders(kind)[0])
     ours = build_gpt(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.3), 3, 3)).eval()
     huggingface.save(tmp_path / "out", cfg, dict(ours.named_parameters()), eod_id=100)
     theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
+    assert_same_logits(ours, theirs)  # type: ignore[arg-type]
+
+
+def test_heads_that_do_not_divide_the_width(tmp_path: Path) -> None:
+    """transformers loads no such Llama; as a Mistral without a window it does."""
+    cfg = ModelConfig.model_validate({**OUR_SHAPE, **OUR_LLAMA, "num_heads": 3, "head_size": 8})
+    ours = build_gpt(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(std=0.3), 2, 3)).eval()
+    huggingface.save(tmp_path / "out", cfg, dict(ours.named_parameters()), eod_id=10)
+    theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
+    assert theirs.config.model_type == "mistral" and huggingface.read_config(tmp_path / "out") == cfg
     assert_same_logits(ours, theirs)  # type: ignore[arg-type]
 
 
@@ -284,8 +363,13 @@ def test_twenty_steps_of_tuning(kind: str, small_store: Path, tmp_path: Path) ->
         ({"tie_word_embeddings": "yes"}, "model.tied: got 'yes'"),
         (
             {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1},
-            "max_window_layers 1 and layer_types None: some layers only have a window",
+            "use_sliding_window with max_window_layers 1 and layer_types None: needed sliding_attention in all",
         ),
+        (
+            {"model_type": "mistral", "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+            "sliding_window and layer_types ['sliding_attention', 'full_attention', 'sliding_attention']: needed",
+        ),
+        ({"model_type": "mistral", "layer_types": ["chunked_attention"] * 3}, "layer_types ['chunked_attention', "),
         ({"model_type": "qwen3", "attention_bias": True}, "attention_bias is set"),
         ({"model_type": "qwen2"}, "9 missing: 'model.layers.0.self_attn.q_proj.bias'"),
     ],
@@ -306,6 +390,7 @@ def test_what_is_refused(changes: dict[str, Any], said: str, folders: Folders, t
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"num_heads": 3, "head_size": 8, "bias": "all"}, "model.num_heads: 3 (known: divisors of hidden_size)"),
         ({"positions": "none"}, "Hugging Face Llama folder cannot compute what this model asks for: model.positions"),
         ({"bias": "qkv", "qk_norm": True}, "folder cannot compute what this model asks for: model."),
         (
@@ -315,9 +400,7 @@ def test_what_is_refused(changes: dict[str, Any], said: str, folders: Folders, t
     ],
 )
 def test_a_model_that_no_family_computes(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
-    shape = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 64, "max_positions": 16}
-    llama = {"norm": "rmsnorm", "positions": "rope", "mlp": "swiglu", "bias": "none"}
-    cfg = ModelConfig.model_validate({**shape, **llama, **changes})
+    cfg = ModelConfig.model_validate({**OUR_SHAPE, **OUR_LLAMA, **changes})
     model = build_gpt(cfg, World(torch.device("cpu")), torch.float32, FreshWeights(InitConfig(), 2, 3))
     with pytest.raises(CheckpointError) as refused:
         huggingface.save(tmp_path / "out", cfg, dict(model.named_parameters()), eod_id=None)

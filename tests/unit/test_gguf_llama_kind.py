@@ -113,6 +113,7 @@ def test_4_bits(tmp_path: Path) -> None:
         ({"sliding_window": 8}, r"llama lacks model\.sliding_window: 8"),
         ({"bias": "all"}, r"lacks model\.bias: all"),
         ({"mlp": "gelu"}, r"lacks .*model\.mlp: gelu"),
+        ({"qk_norm": True, "rope_scaling": LLAMA3}, r"lacks model\.(qk_norm: True|rope_scaling: llama3)"),
         ({"rope_scaling": {**YARN, "attention_factor": 2.0}}, r"model\.rope_scaling\.attention_factor is 2\.0"),
     ],
 )
@@ -136,6 +137,7 @@ def test_what_llama_cpp_does_not_compute(change: dict[str, Any], message: str, t
         ({"llama.block_count": 3_000_000}, "3000000 blocks are announced"),
         ({"llama.embedding_length": "wide"}, "llama.embedding_length is wide, needed a whole number"),
         ({"llama.rope.freq_base": "high"}, "llama.rope.freq_base is high, needed a number"),
+        ({"llama.rope.scaling.attn_factor": 0.5}, "llama.rope.scaling.attn_factor is set, which is not supported"),
     ],
 )
 def test_files_that_are_wrong(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -151,6 +153,7 @@ def test_tensors_missing_and_left_over(tmp_path: Path) -> None:
     file = gguf_file.read(tmp_path / "x.gguf")
     tensors = dict(file.tensors)
     tensors["blk.0.attn_q.bias"] = in_memory(torch.zeros(32))
+    tensors["nameless"] = in_memory(torch.zeros(32))
     del tensors["blk.1.ffn_gate.weight"]
     gguf_file.write(tmp_path / "y.gguf", file.settings, tensors)
     with pytest.raises(CheckpointError, match=r"missing: 'blk\.1\.ffn_gate\.weight'(.|\n)*'blk\.0\.attn_q\.bias'"):
@@ -164,6 +167,39 @@ def test_slowdowns_of_another_rule(tmp_path: Path) -> None:
     gguf_file.write(tmp_path / "y.gguf", file.settings, {**file.tensors, "rope_freqs.weight": other})
     with pytest.raises(CheckpointError, match="has other numbers than Llama 3's rule with factor 8"):
         registry.open_any(tmp_path / "y.gguf")
+
+
+def test_slowdowns_upon_a_scaling(tmp_path: Path) -> None:
+    """llama.cpp multiplies the two."""
+    gguf.write(tmp_path / "x.gguf", weights_of(model_of("llama, llama3")))
+    file = gguf_file.read(tmp_path / "x.gguf")
+    gguf_file.write(tmp_path / "y.gguf", {**file.settings, "llama.rope.scaling.factor": 2.0}, file.tensors)
+    with pytest.raises(
+        CheckpointError, match=r"'rope_freqs\.weight' and llama\.rope\.scaling .*'linear' with factor 2"
+    ):
+        registry.open_any(tmp_path / "y.gguf")
+
+
+def test_an_epsilon_that_nobody_states(tmp_path: Path) -> None:
+    gguf.write(tmp_path / "x.gguf", weights_of(model_of("llama")))
+    file = gguf_file.read(tmp_path / "x.gguf")
+    settings = {key: value for key, value in file.settings.items() if not key.endswith("epsilon")}
+    gguf_file.write(tmp_path / "y.gguf", settings, file.tensors)
+    with pytest.raises(CheckpointError, match=r"llama\.attention\.layer_norm_rms_epsilon is missing"):
+        registry.open_any(tmp_path / "y.gguf")
+
+
+def test_settings_that_are_older_or_left_out(tmp_path: Path) -> None:
+    """As llama.cpp reads them: the factor's first name; YaRN of a context that the file does not state."""
+    for number, settings in enumerate(
+        ({"llama.rope.scale_linear": 4.0}, {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0})
+    ):
+        gguf.write(tmp_path / "x.gguf", weights_of(model_of("llama")))
+        file = gguf_file.read(tmp_path / "x.gguf")
+        gguf_file.write(tmp_path / f"{number}.gguf", {**file.settings, **settings}, file.tensors)
+    linear, yarn = (registry.open_any(tmp_path / f"{n}.gguf", {"max_positions": 24}).model for n in (0, 1))
+    assert (linear.rope_scaling.type, linear.rope_scaling.factor) == ("linear", 4.0)
+    assert (yarn.rope_scaling.type, yarn.rope_scaling.original_max_positions) == ("yarn", 64)
 
 
 def test_its_kind_has_a_family_of_hugging_face(tmp_path: Path) -> None:

@@ -114,6 +114,7 @@ def test_shards(folder: Path, logits: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("index", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}'])
 def test_a_damaged_index_of_shards(index: str, folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     (folder / "model.safetensors.index.json").write_text(index)
     assert "model.safetensors.index.json: not an index of shards" in refused(folder)
 

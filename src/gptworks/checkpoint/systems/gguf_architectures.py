@@ -73,6 +73,8 @@ class Architecture:
             values[ours] = value
         if (eps := self._number(file, self.epsilon, where)) is not None:
             values["layernorm_eps"] = eps
+        elif self.is_llama_kind:
+            raise CheckpointError(f"{where}: {self.name}.{self.epsilon} is missing. The file is damaged.")
         return {**values, **(self._read_llama_kind(file, values, where) if self.is_llama_kind else {})}
 
     def _read_llama_kind(self, file: GgufFile, counts: Mapping[str, object], where: str) -> dict[str, object]:
@@ -97,15 +99,25 @@ class Architecture:
         return {
             **{key: values[0] for key, values in self.needs.items()},
             "rope_theta": self._number(file, "rope.freq_base", where) or 10000.0,
-            "rope_scaling": self._read_scaling(file, where),
+            "rope_scaling": self._read_scaling(file, counts["max_positions"], where),
         }
 
-    def _read_scaling(self, file: GgufFile, where: str) -> dict[str, object]:
+    def _read_scaling(self, file: GgufFile, max_positions: object, where: str) -> dict[str, object]:
         kind = file.settings.get(f"{self.name}.rope.scaling.type", "linear")
-        factor = self._number(file, "rope.scaling.factor", where) or 1.0
+        factors = (self._number(file, key, where) for key in ("rope.scaling.factor", "rope.scale_linear"))  # new, old
+        factor = next((each for each in factors if each is not None), None) or 1.0
+        for key in ("attn_factor", "yarn_attn_factor"):
+            if (self._number(file, f"rope.scaling.{key}", where) or 1.0) != 1.0:
+                raise CheckpointError(f"{where}: {self.name}.rope.scaling.{key} is set, which is not supported.")
+        is_plain = kind == "none" or (kind == "linear" and factor == 1.0)
         if ROPE_FREQS in file.tensors:
+            if not is_plain:
+                raise CheckpointError(
+                    f"{where}: has '{ROPE_FREQS}' and {self.name}.rope.scaling of type {str(kind)[:40]!r} with factor "
+                    f"{factor:g}: one upon the other is not supported."
+                )
             return _llama3_of(file.tensors[ROPE_FREQS].read().float(), where)
-        if kind == "none" or (kind == "linear" and factor == 1.0):
+        if is_plain:
             return {"type": "none"}
         if kind == "linear":
             return {"type": "linear", "factor": factor}
@@ -113,14 +125,11 @@ class Architecture:
             raise CheckpointError(
                 f"{where}: {self.name}.rope.scaling.type is {str(kind)[:40]!r}, needed none, linear or yarn."
             )
-        context = file.settings.get(f"{self.name}.rope.scaling.original_context_length", 0)
+        context = file.settings.get(f"{self.name}.rope.scaling.original_context_length") or max_positions
         scaling: dict[str, object] = {"type": "yarn", "factor": factor, "original_max_positions": context}
         for ours in ("beta_fast", "beta_slow"):
             value = self._number(file, f"rope.scaling.yarn_{ours}", where)
             scaling |= {} if value is None else {ours: value}
-        for key in ("attn_factor", "yarn_attn_factor"):
-            if (self._number(file, f"rope.scaling.{key}", where) or 1.0) != 1.0:
-                raise CheckpointError(f"{where}: {self.name}.rope.scaling.{key} is set, which is not supported.")
         return scaling
 
     def _number(self, file: GgufFile, key: str, where: str) -> float | None:
@@ -191,7 +200,7 @@ class Architecture:
         return theirs
 
     def _is_turned(self, name: str, tensor: LazyTensor) -> bool:
-        return self.turns_neighbours and len(tensor.shape) > 0 and name.split(".")[-2] in ("attn_q", "attn_k")
+        return self.turns_neighbours and len(tensor.shape) > 0 and name.split(".")[-2:][0] in ("attn_q", "attn_k")
 
 
 def reordered(stored: LazyTensor, head_size: int, *, to_halves: bool) -> LazyTensor:
@@ -261,14 +270,15 @@ _LLAMA_MODULES: dict[str, str | tuple[str, ...]] = {
 }
 
 
-def _llama_kind(name: str, needs: dict[str, tuple[object, ...]], *, turns_neighbours: bool = False) -> Architecture:
+def _llama_kind(name: str, needs: dict[str, tuple[object, ...]]) -> Architecture:
     every = {**_SHARED, "bias": ("none",), "qk_norm": (False,), **needs}
+    is_llama = name == "llama"  # the others have no place for slowdowns of frequencies
     known: Known = {
         **every,
         "tied": (False,),
         "num_kv_heads": ANY,
         "head_size": ANY,
-        "rope_scaling": ("linear", "llama3", "yarn"),
+        "rope_scaling": ("linear", "llama3", "yarn") if is_llama else ("linear", "yarn"),
     }
     rules = [
         Rule("wte.weight", ("token_embd.weight",)),
@@ -276,7 +286,7 @@ def _llama_kind(name: str, needs: dict[str, tuple[object, ...]], *, turns_neighb
         Rule("ln_f.weight", ("output_norm.weight",)),
         Rule("head.weight", ("output.weight",)),
     ]
-    return Architecture(name, Table(TITLE, rules, known), "attention.layer_norm_rms_epsilon", every, turns_neighbours)
+    return Architecture(name, Table(TITLE, rules, known), "attention.layer_norm_rms_epsilon", every, is_llama)
 
 
 GPT2 = Architecture(
@@ -304,7 +314,7 @@ GPT2 = Architecture(
     ),
     "attention.layer_norm_epsilon",
 )
-LLAMA = _llama_kind("llama", {}, turns_neighbours=True)
+LLAMA = _llama_kind("llama", {})
 QWEN2 = _llama_kind("qwen2", {"bias": ("qkv",)})
 QWEN3 = _llama_kind("qwen3", {"qk_norm": (True,)})
 ALL = {each.name: each for each in (GPT2, LLAMA, QWEN2, QWEN3)}

@@ -58,7 +58,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     if path.is_dir() and (folder / "config.json").is_file():
         _config_in(folder)  # of another family: that is said before a file is missed
     is_part = path.is_file() and path in _named_by_an_index(folder)
-    tensors, files, remarks = _open(folder) if path.is_dir() or is_part else _open_file(path)
+    tensors, files, remarks = _open(folder, of_shards=is_part) if path.is_dir() or is_part else _open_file(path)
     about: dict[str, Any] = {"files": len(files)} if len(files) > 1 else {}
     said: dict[str, object] = {}
     family, eod_id, bos_id = families.GPT2, None, None
@@ -75,11 +75,14 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         known = {"gelu": "tanh", "layernorm_eps": 1e-5, "tied": other_head(TABLE, [tensors]) is None}
         model = model_config(infer_model(TABLE, [tensors], known, given, str(path)), str(path))
         about["config"] = "none beside it: GPT-2's GELU and epsilon are taken"
+    matched = match(family.table, [tensors], model, ignored=family.ignored, where=str(path))
+    if model.tied and (problem := other_head(family.table, [tensors])):
+        matched.misshapen.insert(0, problem)
     return Opened(
         path,
         NAME,
         model,
-        match(family.table, [tensors], model, ignored=family.ignored, where=str(path)),
+        matched,
         about=about,
         files=files,
         tokenizer=folder,
@@ -182,14 +185,15 @@ def _with_prefix(tensors: LazyTensors, prefix: str) -> LazyTensors:
     return {name if name.startswith("lm_head.") else f"{prefix}{name}": each for name, each in tensors.items()}
 
 
-def _open(folder: Path) -> tuple[LazyTensors, list[Path], list[str]]:
-    """Tensors, files, and what a user should know about them."""
+def _open(folder: Path, *, of_shards: bool) -> tuple[LazyTensors, list[Path], list[str]]:
+    """Tensors, files, and what a user should know about them. Where a folder has one file and shards as well, the file
+    counts, as in transformers; with `of_shards`, they do."""
     for index in _INDEXES:
         whole = folder / index.removesuffix(".index.json")
-        if (folder / index).is_file():
-            files = _shards(folder / index)
-        elif whole.is_file():
+        if whole.is_file() and not of_shards:
             files = [whole]
+        elif (folder / index).is_file():
+            files = _shards(folder / index)
         else:
             continue
         missing = [file for file in files if not file.is_file()]

@@ -29,10 +29,14 @@ class Family:
     prefix: str  # of all tensors but the head; files of the model without its head leave it out
     ignored: str  # a pattern of tensors that old files carry, which are no weights
     needs: Mapping[str, Collection[object]] = field(default_factory=dict)  # values of keys that such a model always has
+    heads_divide: bool = False  # transformers wants so, also where head_dim is given
 
     def unmet(self, model: ModelConfig) -> str:
         """What of the model this family does not compute, in words; empty where it computes all."""
-        return architecture.unmet(model, self.needs, self.table.known)
+        found = architecture.unmet(model, self.needs, self.table.known)
+        if self.heads_divide and model.hidden_size % model.num_heads:
+            found += f"{' and ' if found else ''}model.num_heads: {model.num_heads} (known: divisors of hidden_size)"
+        return found
 
     def rule(self, name: str) -> Rule:
         """For one of our tensors."""
@@ -154,11 +158,12 @@ def _read_llama_kind(theirs: Theirs, where: str, *, usual: Theirs) -> dict[str, 
     if given.get("hidden_act", "silu") not in ("silu", "swish"):
         raise CheckpointError(f"{where}: hidden_act is {given['hidden_act']!r}, needed 'silu'.")
     heads = given["num_attention_heads"]
+    has_own_keys = theirs.get("num_key_value_heads", "usual") is None
     return {
         "num_layers": given["num_hidden_layers"],
         "hidden_size": given["hidden_size"],
         "num_heads": heads,
-        "num_kv_heads": given.get("num_key_value_heads", heads),
+        "num_kv_heads": heads if has_own_keys else given.get("num_key_value_heads", heads),
         "head_size": given.get("head_dim"),  # null = hidden_size / num_heads, here as there
         "ffn_size": given["intermediate_size"],
         "vocab_size": given["vocab_size"],
@@ -167,7 +172,7 @@ def _read_llama_kind(theirs: Theirs, where: str, *, usual: Theirs) -> dict[str, 
         "norm": "rmsnorm",
         "mlp": "swiglu",
         "positions": "rope",
-        **_read_rope(theirs, where),
+        **_read_rope(given, where),
         "bias": "none",
         "layernorm_eps": given.get("rms_norm_eps", 1e-6),
         "dropout_attention": given.get("attention_dropout", 0.0),
@@ -175,8 +180,9 @@ def _read_llama_kind(theirs: Theirs, where: str, *, usual: Theirs) -> dict[str, 
 
 
 def _read_rope(theirs: Theirs, where: str) -> dict[str, object]:
-    """transformers 5 has all of it in rope_parameters; before, there were rope_theta and rope_scaling."""
-    key = "rope_parameters" if theirs.get("rope_parameters") else "rope_scaling"
+    """transformers 5 has all of it in rope_parameters; before, there were rope_theta and rope_scaling, which it
+    prefers where a folder has both."""
+    key = "rope_scaling" if theirs.get("rope_scaling") else "rope_parameters"
     rope = theirs.get(key) or {}
     if not isinstance(rope, dict):
         raise CheckpointError(f"{where}: {key} is {rope!r}, needed a JSON object or null.")
@@ -192,6 +198,11 @@ def _read_rope(theirs: Theirs, where: str) -> dict[str, object]:
                 "embeddings are not supported."
             )
     scaling: dict[str, object] = {_ROPE_KEYS[each]: rope.get(each) for each in _ROPE_TYPES[kind]}
+    if "original_max_positions" in scaling:  # beside the rest it wins; where nobody says it, the context is the old one
+        context = "original_max_position_embeddings"
+        scaling["original_max_positions"] = (
+            theirs.get(context) or rope.get(context) or theirs["max_position_embeddings"]
+        )
     if kind != "default" and scaling["factor"] is None:
         raise CheckpointError(f"{where}: {key}.factor is missing, which {kind} needs.")
     theta = rope.get("rope_theta", theirs.get("rope_theta"))
@@ -242,7 +253,8 @@ def _read_llama(theirs: Theirs, where: str) -> dict[str, object]:
 
 def _read_mistral(theirs: Theirs, where: str) -> dict[str, object]:
     found = _read_llama_kind(theirs, where, usual={"max_position_embeddings": 131072, "num_key_value_heads": 8})
-    return {**found, "sliding_window": theirs.get("sliding_window", 4096)}
+    kinds = theirs.get("layer_types") or ["sliding_attention"]
+    return {**found, "sliding_window": _window_of_all(theirs, kinds, where, "sliding_window")}
 
 
 _QWEN_USUAL = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
@@ -262,19 +274,24 @@ def _read_qwen3(theirs: Theirs, where: str) -> dict[str, object]:
 
 def _qwen_window(theirs: Theirs, where: str) -> object:
     """Theirs may differ from layer to layer, ours not."""
-    window = theirs.get("sliding_window", 4096)
-    if not theirs.get("use_sliding_window") or window is None:
+    if not theirs.get("use_sliding_window") or theirs.get("sliding_window", 4096) is None:
         return 0
     layers, plain = theirs["num_hidden_layers"], theirs.get("max_window_layers", 28)
     kinds = theirs.get("layer_types")
     if kinds is None and isinstance(layers, int) and isinstance(plain, int):
         kinds = ["full_attention"] * min(plain, layers) + ["sliding_attention"] * max(0, layers - plain)
-    if not isinstance(kinds, list) or len({str(kind) for kind in kinds}) != 1:
+    return _window_of_all(theirs, kinds, where, f"use_sliding_window with max_window_layers {plain!r}")
+
+
+def _window_of_all(theirs: Theirs, kinds: object, where: str, what: str) -> object:
+    """`kinds`: of each layer whether it has the window."""
+    alike = set(map(str, kinds)) if isinstance(kinds, list) else set()
+    if len(alike) != 1 or not alike <= {"sliding_attention", "full_attention"}:
         raise CheckpointError(
-            f"{where}: use_sliding_window with max_window_layers {plain!r} and layer_types "
-            f"{theirs.get('layer_types')!r}: some layers only have a window, which is not supported."
+            f"{where}: {what} and layer_types {theirs.get('layer_types')!r}: needed sliding_attention in all layers, "
+            "or full_attention; others are not supported."
         )
-    return window if kinds[0] == "sliding_attention" else 0
+    return theirs.get("sliding_window", 4096) if "sliding_attention" in alike else 0
 
 
 def _write_qwen(model: ModelConfig) -> Theirs:
@@ -320,7 +337,11 @@ def _llama_kind(
         known={**known, "rope_scaling": ("linear", "llama3", "yarn")},
     )
     return Family(
-        model_type, class_name, table, read, write, prefix="model.", ignored=r"\.rotary_emb\.inv_freq$", needs=every
+        *(model_type, class_name, table, read, write),
+        prefix="model.",
+        ignored=r"\.rotary_emb\.inv_freq$",
+        needs=every,
+        heads_divide=model_type == "llama",
     )
 
 
