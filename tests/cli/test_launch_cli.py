@@ -85,7 +85,7 @@ def test_processes_of_one_machine(recipe: Path, tmp_path: Path, call: Call, jobs
     call(*typed, "--max-restarts", "3")
     log_dir = tmp_path / "run" / "logs"
     command = ("-m", "gptworks", *typed, "--max-restarts", "3")
-    preload = ("gptworks.cli.train", "gptworks.train.run")
+    preload = ("gptworks.cli.train", "gptworks.train.run", "gptworks.checkpoint.formats.dcp")
     assert jobs == [supervise.Job(command, 2, log_dir, Nodes(), 3, preload=preload)]
     assert not (tmp_path / "run").exists(), "this process writes nothing of the run"
 

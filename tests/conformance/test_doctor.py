@@ -59,7 +59,7 @@ def test_s2_01_what_is_missing_is_named_with_its_cure(
     code, found = report()
     assert code == 2 and found["packages"]["state"] == "problem"
     assert 'pip install "torch' in found["packages"]["fix"] and '"tokenizers' in found["packages"]["fix"]
-    assert "0.1 is here" in found["packages"]["found"]
+    assert "0.1 is installed" in found["packages"]["found"]
     assert main(["doctor"]) == 2
     assert "not ready: 1 problem\n  packages: pip install" in capsys.readouterr().out
 

@@ -312,7 +312,7 @@ def test_s0_09_fused_or_not_the_numbers_are_the_same(
     capsys.readouterr()
     assert few_steps(folder, "turned", "Model.fused_linear=False", "Fused.tensor_fusion=True") == expected
     told = capsys.readouterr().out
-    assert re.search(r"Model\.fused_linear False +the same here: a product and its bias are one call", told)
+    assert re.search(r"Model\.fused_linear False +the same here: a product and its bias are always one call", told)
     assert re.search(r"Fused\.tensor_fusion True +-> optim.decay_params=weights +\(theirs then decays biases too", told)
 
 

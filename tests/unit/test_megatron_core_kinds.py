@@ -126,7 +126,7 @@ def test_a_split_that_megatron_refuses(tmp_path: Path) -> None:
     ("args", "said"),
     [
         ({"rotary_percent": 0.5}, "rotary_percent=0.5: partial rotary embeddings"),
-        ({"rotary_interleaved": True}, "rotary_interleaved=True: pairs of neighbours"),
+        ({"rotary_interleaved": True}, "rotary_interleaved=True: rotary embeddings of neighbouring pairs"),
         ({"window_size": (3, 3)}, r"window_size=.*3, 3.*; needed \(tokens before, 0\)"),
         ({"normalization": "LayerNorm"}, "qk_layernorm with normalization=LayerNorm"),
         ({"use_rope_scaling": True, "rotary_seq_len_interpolation_factor": 2.0}, "needed one of them"),
