@@ -1,6 +1,8 @@
 """Blocks by the C++ function: the loss and every gradient of gpt.py, for all kinds that it knows; others are left to
 torch, and the run says so."""
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,18 @@ from gptworks.config import from_dict
 from gptworks.config.schema import InitConfig, ModelConfig
 from gptworks.launch.world import World
 from gptworks.model import GPT
+from gptworks.model.loss import IGNORED, LinearCrossEntropy
 from gptworks.model.masks import within_window
 from gptworks.parallel.build import FreshWeights, build_gpt
-from gptworks.train import block_library, native_blocks
+from gptworks.train import block_library, native_blocks, native_loss
 from gptworks.train.loop import train
+from gptworks.train.native_loss import NativeLoss
 
-REASON = block_library.loaded(native_blocks.compute_a_little)[1]
+FUNCTIONS, REASON = block_library.loaded(native_blocks.compute_a_little)
 needs_function = pytest.mark.skipif(bool(REASON), reason=f"no C++ function: {REASON}")
+needs_bf16 = pytest.mark.skipif(not (FUNCTIONS and FUNCTIONS.knows_bf16), reason="no products of bf16 of our own here")
+SGEMM = block_library.torchs_sgemm()
+PRODUCTS = {"own": None} | ({"torchs": SGEMM} if SGEMM else {})  # what matrices are multiplied with
 
 T = 70  # more than one group of queries
 LLAMA = {"norm": "rmsnorm", "positions": "rope", "mlp": "swiglu", "bias": "none", "num_kv_heads": 2}
@@ -36,13 +43,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "large-heads": {"head_size": 72},  # more vectors than are summed side by side, and a part of one
     "window": {**LLAMA, "sliding_window": 9},
     "no-positions": {"positions": "none", "norm": "rmsnorm"},
+    # Matrices that are larger than what is multiplied at a time, in all directions, and end within it.
+    "large": {"hidden_size": 140, "ffn_size": 604, "vocab_size": 1203},
 }
 
 
-def model_of(kind: dict[str, Any], *, native: bool) -> GPT:
+def model_of(kind: dict[str, Any], *, native: bool, is_narrow: bool = False, sgemm: int | None = None) -> GPT:
     shape = {"num_layers": 2, "hidden_size": 48, "num_heads": 4, "vocab_size": 40, "max_positions": T, **kind}
     cfg = ModelConfig.model_validate(shape)
-    weights = FreshWeights(InitConfig(std=0.2), cfg.num_layers, seed=1)
+    weights = FreshWeights(InitConfig(std=0.2 * (48 / cfg.hidden_size) ** 0.5), cfg.num_layers, seed=1)
     model = build_gpt(cfg, World(torch.device("cpu")), torch.float32, weights).train()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -50,7 +59,8 @@ def model_of(kind: dict[str, Any], *, native: bool) -> GPT:
             if parameter.ndim == 1:  # fresh ones are ones and zeros, which hide what is done with them
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     if native:
-        native_blocks.use_in(model)
+        assert FUNCTIONS is not None
+        native_blocks.replace_in(model, dataclasses.replace(FUNCTIONS, sgemm=sgemm), is_narrow=is_narrow)
     return model
 
 
@@ -77,9 +87,9 @@ def gradients(model: GPT, times: int = 1, **keywords: Tensor) -> tuple[float, di
     return loss.item(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def compare(kind: dict[str, Any], times: int = 1, **keywords: Tensor) -> None:
+def compare(kind: dict[str, Any], times: int = 1, *, sgemm: int | None = None, **keywords: Tensor) -> None:
     wanted_loss, wanted = gradients(model_of(kind, native=False), times, **keywords)
-    loss, found = gradients(model_of(kind, native=True), times, **keywords)
+    loss, found = gradients(model_of(kind, native=True, sgemm=sgemm), times, **keywords)
     assert loss == pytest.approx(wanted_loss, rel=1e-6)
     assert list(found) == list(wanted)
     for name, gradient in found.items():
@@ -91,6 +101,29 @@ def compare(kind: dict[str, Any], times: int = 1, **keywords: Tensor) -> None:
 @pytest.mark.parametrize("given", [dict, documents, own_positions])
 def test_loss_and_gradients_are_those_of_torch(kind: str, given: Any) -> None:
     compare(KINDS[kind], **given())
+
+
+@needs_function
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "large"])
+@pytest.mark.parametrize("products", PRODUCTS)
+def test_whoever_multiplies(kind: str, products: str) -> None:
+    compare(KINDS[kind], sgemm=PRODUCTS[products])
+
+
+@needs_bf16
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "large"])
+def test_products_of_bf16_are_as_exact_as_bf16_by_torch(kind: str) -> None:
+    exact_loss, exact = gradients(model_of(KINDS[kind], native=False))
+    torchs = model_of(KINDS[kind], native=False)
+    torchs.compute_dtype = torch.bfloat16
+    losses, errors = [], []
+    for model in (model_of(KINDS[kind], native=True, is_narrow=True), torchs):
+        loss, found = gradients(model)
+        losses.append(abs(loss - exact_loss) / exact_loss)
+        errors.append({name: float((found[name] - exact[name]).norm() / exact[name].norm()) for name in exact})
+    ours, theirs = errors
+    assert 0 < losses[0] <= 1e-3
+    assert all(0 < ours[name] <= max(1.2 * theirs[name], 0.02) for name in exact), (ours, theirs)
 
 
 @needs_function
@@ -156,6 +189,52 @@ def test_a_weight_that_was_changed_since_is_refused() -> None:
         loss.backward()
 
 
+# The head and its loss
+
+
+def loss_of(native: bool, labels: Tensor, words: int = 90) -> tuple[Tensor, list[Tensor], Tensor | None]:
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(*labels.shape, 24, generator=generator).requires_grad_()
+    weight = torch.randn(words, 24, generator=generator).requires_grad_()
+    module = LinearCrossEntropy()
+    module.of_samples.wanted = True
+    if native:
+        assert FUNCTIONS is not None
+        module.forward = NativeLoss(module, FUNCTIONS, is_narrow=False)  # type: ignore[method-assign]
+    loss = module(x, weight, labels)
+    (loss * 0.5).backward()
+    return loss, [each.grad for each in (x, weight) if each.grad is not None], module.of_samples.found
+
+
+@needs_function
+@pytest.mark.parametrize("elements", [1, 1000, 10**7])  # a row at a time, some rows, all
+def test_tokens_that_are_not_scored_and_rows_at_a_time(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_loss, "CHUNK_ELEMENTS", elements)
+    labels = torch.randint(0, 90, (5, 7), generator=torch.Generator().manual_seed(2))
+    labels[0], labels[1, 3:] = IGNORED, IGNORED
+    (wanted, wanted_grads, wanted_samples), (loss, grads, samples) = (loss_of(native, labels) for native in (False, True))
+    torch.testing.assert_close(loss, wanted)
+    torch.testing.assert_close(samples, wanted_samples)
+    for one, other in zip(grads, wanted_grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@needs_function
+@pytest.mark.parametrize("label", [-1, 90])
+def test_a_label_that_is_no_word_is_refused(label: int) -> None:
+    with pytest.raises(IndexError, match=f"a label is {label}; needed: 0 to 89, or -100"):
+        loss_of(True, torch.full((1, 2), label))
+
+
+@needs_function
+def test_without_gradients_there_are_losses_alone() -> None:
+    model = model_of({}, native=True)
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    with torch.no_grad():
+        loss = model(tokens, labels=tokens)
+    assert not loss.requires_grad and loss == pytest.approx(model(tokens, labels=tokens).item(), rel=1e-6)
+
+
 # In a run
 
 
@@ -184,7 +263,7 @@ def test_who_asks_for_torchs_compiler_gets_it(small_store: Path, tmp_path: Path)
     [
         ({"model": {"dropout_hidden": 0.1}}, "model.dropout_hidden: 0.1 (known: 0)"),
         ({"model": {"qk_norm": True}, "checkpoint": {"portable": False}}, "model.qk_norm: True (known: False)"),
-        ({"precision": {"compute": "bf16"}}, "precision.compute: bf16 (known: fp32)"),
+        ({"precision": {"compute": "fp16"}}, "precision.compute: fp16 (known here: fp32"),
         ({"train": {"recompute": "full"}}, "train.recompute: full (known: none)"),
     ],
 )
@@ -193,6 +272,32 @@ def test_a_run_that_cannot_use_it_says_why(
 ) -> None:
     train(run_of(small_store, tmp_path / "run", **changes))
     assert f"blocks: torch, because of {reason}" in capsys.readouterr().out
+
+
+def test_bf16_is_left_to_torch_where_it_has_faster_products(
+    small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(small_store, tmp_path / "run", precision={"compute": "bf16"})
+    if FUNCTIONS is not None:
+        lesser = dataclasses.replace(FUNCTIONS, knows_bf16=False)
+        monkeypatch.setattr(block_library, "loaded", lambda trial: (lesser, ""))
+    assert native_blocks.why_not(run) == "precision.compute: bf16 (known here: fp32)"
+
+
+@needs_bf16
+def test_a_run_in_bf16_says_so_and_learns_what_one_in_fp32_learns(
+    small_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    curves = {}
+    for kind in ("fp32", "bf16"):
+        settings = {"precision": {"compute": kind}, "train": {"steps": 20}, "optim": {"lr": 0.01}}
+        train(run_of(small_store, tmp_path / kind, **settings))
+        lines = (tmp_path / kind / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        curves[kind] = [record["loss"] for record in map(json.loads, lines) if "loss" in record]
+    assert "products of bf16); GPTWORKS_KERNELS=off leaves them to torch" in capsys.readouterr().out
+    assert len(curves["fp32"]) > 1 and curves["fp32"] != curves["bf16"]
+    assert curves["bf16"] == pytest.approx(curves["fp32"], rel=3e-3)
+    assert curves["fp32"][-1] < curves["fp32"][0] - 0.1
 
 
 def test_a_type_that_is_no_gain_here_is_told_before_the_first_step(

@@ -131,14 +131,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        grad_x, grad_weight = ctx.gradients
-        ctx.gradients = None
-        scale = grad_outputs[0]
-        if grad_x is not None:
-            grad_x = grad_x.mul_(scale)
-        if grad_weight is not None:
-            grad_weight = grad_weight.mul_(scale).to(ctx.weight_dtype)
-        return grad_x, grad_weight, None, None, None
+        grad_x, grad_weight = scaled_gradients(ctx, grad_outputs[0])
+        return grad_x, None if grad_weight is None else grad_weight.to(ctx.weight_dtype), None, None, None
+
+
+def scaled_gradients(ctx: Any, scale: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of x and of the weight that forward has kept, once."""
+    grad_x, grad_weight = ctx.gradients
+    ctx.gradients = None
+    for gradient in (grad_x, grad_weight):
+        if gradient is not None:
+            gradient.mul_(scale)
+    return grad_x, grad_weight
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from gptworks import cpu
 from gptworks.compilers import cxx_compilers
 from gptworks.generate.kernel_library import OFF, InstructionSet, library_of, no_place, possible, reason_of
 
@@ -26,8 +27,10 @@ class Functions:
     instructions: str
     forward: Any  # (block)
     backward: Any  # (block, gradients)
+    head_loss: Any  # (head)
     update: Any  # (update)
-    sgemm: int  # the address of the function that torch multiplies with
+    knows_bf16: bool  # as factors of products of our own
+    sgemm: int | None  # the address of the function that torch multiplies with; None for products of our own
 
 
 # What a library that has just been built must survive, in a child.
@@ -39,47 +42,55 @@ def loaded(trial: Trial) -> tuple[Functions | None, str]:
     """The functions, or None and the reason why there are none."""
     if os.environ.get(OFF) == "off":
         return None, f"{OFF}=off"
-    sgemm = _sgemm()
-    if not sgemm:
-        return None, "this torch does not show the function it multiplies with (sgemm)"
     if reason := no_place():
         return None, reason
     reasons = []
     for compiler in cxx_compilers():
         for instructions in possible():
             try:
-                return _opened(compiler, instructions, sgemm, trial), ""
+                return _opened(compiler, instructions, trial), ""
             except (OSError, subprocess.SubprocessError) as error:
                 reasons.append(f"{compiler} ({instructions.name}): {reason_of(error)}")
     return None, "; ".join(reasons) or "no C++ compiler found (g++)"
 
 
-def _opened(compiler: str, instructions: InstructionSet, sgemm: int, trial: Trial) -> Functions:
+def _opened(compiler: str, instructions: InstructionSet, trial: Trial) -> Functions:
     def try_out(path: Path) -> Iterator[str]:
         torch.set_num_threads(1)  # the threads of the process that was copied are not here
-        yield from trial(_open(path, instructions.name, sgemm))
+        yield from trial(_open(path, instructions))
 
-    library = library_of(SOURCE, compiler, instructions, _FLAGS, try_out)
-    return _open(library, instructions.name, sgemm)
+    has_bf16 = "avx512f" in instructions.advertised and "avx512_bf16" in cpu.flags()
+    flags = (*_FLAGS, "-mavx512bf16") if has_bf16 else _FLAGS
+    library = library_of(SOURCE, compiler, instructions, flags, try_out)
+    return _open(library, instructions)
 
 
-def _open(path: Path, instructions: str, sgemm: int) -> Functions:
+def _open(path: Path, instructions: InstructionSet) -> Functions:
     try:
         library = ctypes.CDLL(str(path))
         forward, backward = library.gptworks_block_forward, library.gptworks_block_backward
-        update = library.gptworks_update
+        head_loss, update = library.gptworks_head_loss, library.gptworks_update
     except AttributeError as error:
         raise OSError(f"{path}: {error}") from None
-    forward.restype = backward.restype = update.restype = None
-    forward.argtypes = update.argtypes = [ctypes.c_void_p]
+    for function in (forward, backward, head_loss, update):
+        function.restype, function.argtypes = None, [ctypes.c_void_p]
     backward.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    return Functions(instructions, forward, backward, update, sgemm)
+    sgemm = _sgemm(instructions)
+    knows_bf16 = sgemm is None and bool(library.gptworks_knows_bf16())
+    return Functions(instructions.name, forward, backward, head_loss, update, knows_bf16, sgemm)
 
 
-def _sgemm() -> int:
-    """The address of sgemm; 0 where the library of torch has none that others can call."""
+def _sgemm(instructions: InstructionSet) -> int | None:
+    """torch's where it is as fast as the processor allows: MKL uses AVX-512 on Intel's only."""
+    if "avx512f" in instructions.advertised and not cpu.is_intel():
+        return None
+    return torchs_sgemm()
+
+
+def torchs_sgemm() -> int | None:
+    """The address of the function; None where torch has none that others can call."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        return ctypes.cast(library.sgemm_, ctypes.c_void_p).value or 0
+        return ctypes.cast(library.sgemm_, ctypes.c_void_p).value
     except (OSError, AttributeError):
-        return 0
+        return None

@@ -14,15 +14,16 @@ from torch.autograd.function import once_differentiable
 
 from gptworks import architecture
 from gptworks.architecture import Known
-from gptworks.config.schema import ModelConfig, RunConfig
+from gptworks.config.schema import ModelConfig, OptimConfig, RunConfig
 from gptworks.generate.kernel_library import OFF
 from gptworks.model import GPT
 from gptworks.model.cache import LayerCache
 from gptworks.model.masks import first_seen
 from gptworks.model.rope import Turns
 from gptworks.parallel.parts import Part
-from gptworks.train import block_library
+from gptworks.train import block_library, optim
 from gptworks.train.block_library import Functions
+from gptworks.train.native_loss import NativeLoss
 from gptworks.train.native_update import NativeUpdate
 from gptworks.train.optim import AdamW
 
@@ -43,7 +44,7 @@ _WORK_NAMES = ("qkv", "mixed", "middle", "normal", "gate", "inner", "sums")
 class _Block(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("rows", "tokens", "hidden", "heads", "kv_heads", "head_size", "ffn")),
-        *((name, ctypes.c_int64) for name in ("is_rms", "activation", "turns_per_row", "first_per_row")),
+        *((name, ctypes.c_int64) for name in ("is_rms", "activation", "is_narrow", "turns_per_row", "first_per_row")),
         ("eps", ctypes.c_double),
         *((name, ctypes.c_void_p) for name in ("sgemm", "cos", "sin", "first")),
         ("weights", ctypes.c_void_p * len(WEIGHTS)),
@@ -98,8 +99,8 @@ class _BlockFunction(torch.autograd.Function):
 class NativeBlock:
     """In place of a block's forward. What comes with a cache, a dense mask or another type goes to the block itself."""
 
-    def __init__(self, cfg: ModelConfig, block: nn.Module, functions: Functions) -> None:
-        self.cfg, self.functions = cfg, functions
+    def __init__(self, cfg: ModelConfig, block: nn.Module, functions: Functions, *, is_narrow: bool) -> None:
+        self.cfg, self.functions, self.is_narrow = cfg, functions, is_narrow
         self.original: Callable[..., Tensor] = block.forward
         self.weights = [_parameter(block, name) for name in WEIGHTS]
         self.queries = cfg.num_heads * cfg.head_size
@@ -137,6 +138,7 @@ class NativeBlock:
             ffn=cfg.ffn_size,
             is_rms=cfg.norm == "rmsnorm",
             activation=_ACTIVATIONS.index("swiglu" if is_gated else cfg.gelu),
+            is_narrow=self.is_narrow,
             turns_per_row=cos is not None and cos.ndim == 3,
             first_per_row=first is not None and len(first) == rows,
             eps=cfg.layernorm_eps,
@@ -192,24 +194,26 @@ def use_where_known(cfg: RunConfig, part: Part, optimizer: AdamW) -> str:
         return ""
     if reason := why_not(cfg):
         return f"blocks: torch, because of {reason}"
-    use_in(part.parts[0])
-    functions, _ = block_library.loaded(compute_a_little)
-    assert functions is not None
+    is_narrow = cfg.precision.compute == "bf16"
+    functions = use_in(part.parts[0], is_narrow=is_narrow)
     optimizer.native = NativeUpdate(functions)
-    return f"blocks: a C++ function ({functions.instructions}); {OFF}=off leaves them to torch"
+    products = ", products of bf16" if is_narrow else ""
+    return f"blocks: a C++ function ({functions.instructions}{products}); {OFF}=off leaves them to torch"
 
 
 def why_not(cfg: RunConfig) -> str:
     """Why torch computes the blocks in one process on a CPU; empty where the C++ function does."""
     if cfg.train.compile:
         return "train.compile"
-    if cfg.precision.compute != "fp32":
-        return f"precision.compute: {cfg.precision.compute} (known: fp32)"
+    functions, reason = block_library.loaded(compute_a_little)
+    known = ("fp32", "bf16") if functions and functions.knows_bf16 else ("fp32",)
+    if cfg.precision.compute not in known:
+        return f"precision.compute: {cfg.precision.compute} (known here: {' and '.join(known)})"
     if cfg.train.recompute != "none":
         return f"train.recompute: {cfg.train.recompute} (known: none)"
     if cfg.model.attention == "math":
         return "model.attention: math"
-    return unknown(cfg.model) or block_library.loaded(compute_a_little)[1]
+    return unknown(cfg.model) or reason
 
 
 def unknown(model: ModelConfig) -> str:
@@ -219,18 +223,31 @@ def unknown(model: ModelConfig) -> str:
     return architecture.unknown(model, KNOWN) or dropped
 
 
-def use_in(gpt: GPT) -> None:
-    """From now on; names of parameters and modules stay."""
+def use_in(gpt: GPT, *, is_narrow: bool = False) -> Functions:
+    """From now on; names of parameters and modules stay. is_narrow: what is multiplied is rounded to bf16, and all else
+    is fp32, so that it is more exact than a model whose activations are bf16."""
     functions, reason = block_library.loaded(compute_a_little)
     assert functions is not None, reason
+    replace_in(gpt, functions, is_narrow=is_narrow)
+    return functions
+
+
+def replace_in(gpt: GPT, functions: Functions, *, is_narrow: bool) -> None:
+    gpt.compute_dtype = torch.float32
     for block in gpt.blocks.values():
-        block.forward = NativeBlock(gpt.cfg, block, functions)  # type: ignore[method-assign]
+        block.forward = NativeBlock(gpt.cfg, block, functions, is_narrow=is_narrow)  # type: ignore[method-assign]
+    gpt.loss_sum.forward = NativeLoss(gpt.loss_sum, functions, is_narrow=is_narrow)  # type: ignore[method-assign]
 
 
 def compute_a_little(functions: Functions) -> Iterator[str]:
-    """A step of a small block, for a library that has just been built."""
+    """A step of a small model, for a library that has just been built."""
     cfg = ModelConfig(num_layers=1, hidden_size=32, num_heads=2, vocab_size=8, max_positions=8)
-    block = GPT(cfg).blocks["0"]
-    native = NativeBlock(cfg, block, functions)
-    native(torch.ones(1, 8, 32, requires_grad=True), None, None, None).sum().backward()
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    for is_narrow in {False, functions.knows_bf16}:
+        model = GPT(cfg)
+        replace_in(model, functions, is_narrow=is_narrow)
+        model(tokens, labels=tokens).backward()
+    optimizer = optim.build(model, OptimConfig())
+    optimizer.native = NativeUpdate(functions)
+    optimizer.update(model.parameters(), 1.0)
     yield "done"

@@ -1,10 +1,9 @@
 // softmax(QK / sqrt(H)) V of one head, some queries at a time; only keys that a query may see are read.
 #pragma once
 #include <limits>
-#include <vector>
 
 #include "elementwise.h"
-#include "small_product.h"
+#include "tiles.h"
 
 namespace {
 
@@ -94,11 +93,10 @@ INLINE float softmax(float* row, int64_t low, int64_t high, int64_t wide) {
   return most + std::log(sum);
 }
 
-INLINE void attend(const Head& head, std::vector<float>& work) {
+INLINE void attend(const Head& head, Work& work) {
   const int64_t T = head.tokens, H = head.size, HP = padded(H), most = queries_of(T);
   const float scale = 1.0f / std::sqrt(static_cast<float>(H));
-  work.resize(std::max<size_t>(work.size(), panels_size(T, H) + T * HP + most * (padded(T) + kLanes)));
-  float* memory = work.data();
+  float* memory = work.of(panels_size(T, H) + T * HP + most * (padded(T) + kLanes));
   float *k = cut(memory, panels_size(T, H)), *v = cut(memory, T * HP), *scores = memory;
   pack_transposed(head.k, head.stride, T, H, k);
   pack(head.v, head.stride, T, H, v);
@@ -116,12 +114,11 @@ INLINE void attend(const Head& head, std::vector<float>& work) {
   }
 }
 
-INLINE void attend_backward(const Head& head, const HeadGradient& grad, std::vector<float>& work) {
+INLINE void attend_backward(const Head& head, const HeadGradient& grad, Work& work) {
   const int64_t T = head.tokens, H = head.size, HP = padded(H), stride = head.stride, panels = panels_size(T, H);
   const int64_t most = queries_of(T), scores = most * (padded(T) + kLanes);
   const float scale = 1.0f / std::sqrt(static_cast<float>(H));
-  work.resize(std::max<size_t>(work.size(), 2 * panels + (T + 2 * most) * HP + 2 * scores));
-  float* memory = work.data();
+  float* memory = work.of(2 * panels + (T + 2 * most) * HP + 2 * scores);
   float *k_panels = cut(memory, panels), *v_panels = cut(memory, panels), *k = cut(memory, T * HP);
   float *q = cut(memory, most * HP), *mixed_grad = cut(memory, most * HP);
   float *weights = cut(memory, scores), *changes = memory;

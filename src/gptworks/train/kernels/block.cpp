@@ -1,4 +1,4 @@
-// One block of a GPT and its gradients, in fp32, for training on a CPU: what `model/gpt.py` computes, a second time.
+// One block of a GPT and its gradients for training on a CPU: what `model/gpt.py` computes, a second time.
 //
 // All threads go through a block together: a thread has some of the tokens, or of the heads, or of the rows of a weight's
 // gradient, and they wait for each other as seldom as can be: once in the backward pass where each has whole rows of the
@@ -8,22 +8,10 @@
 
 #include "attention.h"
 #include "elementwise.h"
+#include "head.h"
 #include "product.h"
+#include "share.h"
 #include "update.h"
-
-namespace {
-
-struct Share {  // of a thread, of so many
-  int64_t from, to;
-  Share(int64_t size, int64_t unit = 1) {
-    const int64_t units = (size + unit - 1) / unit, threads = omp_get_num_threads(), mine = omp_get_thread_num();
-    from = std::min(size, units * mine / threads * unit);
-    to = std::min(size, units * (mine + 1) / threads * unit);
-  }
-  int64_t size() const { return to - from; }
-};
-
-}  // namespace
 
 // Shapes: B rows, T tokens, D hidden, N heads, K of keys and values, H head size, F inner size, Q = (N + 2 K) H,
 // R = B T. Where the block has no such tensor the pointer is null.
@@ -39,7 +27,7 @@ struct WeightGradients {
 
 struct Block {
   int64_t rows, tokens, hidden, heads, kv_heads, head_size, ffn;
-  int64_t is_rms, activation;
+  int64_t is_rms, activation, is_narrow;  // is_narrow: factors of products are rounded to bf16
   int64_t turns_per_row, first_per_row;  // 1: each row of the batch has its own; 0: all the same
   double eps;
   Sgemm sgemm;
@@ -61,11 +49,11 @@ struct Gradients {
 
 namespace {
 
-thread_local std::vector<float> attention_work;
+thread_local Work attention_work;
 
 struct Pass {  // of a thread through a block
   const Block& block;
-  const Gemm gemm{block.sgemm};
+  const Gemm gemm{block.sgemm, block.is_narrow != 0};
   const int64_t D = block.hidden, H = block.head_size, F = block.ffn, NH = block.heads * H;
   const int64_t Q = (block.heads + 2 * block.kv_heads) * H, R = block.rows * block.tokens;
   const int64_t group = block.heads / block.kv_heads;
@@ -78,20 +66,20 @@ struct Pass {  // of a thread through a block
   // out[r] = x[r] weight^T (+ what is there), of this thread's tokens
   void linear(const float* x, int64_t inputs, const float* weight, float* out, int64_t outputs, bool add) const {
     gemm.times_transposed({x + tokens.from * inputs, inputs}, {weight, inputs}, {out + tokens.from * outputs, outputs},
-                          tokens.size(), outputs, inputs, 1.0f, add ? 1.0f : 0.0f);
+                          tokens.size(), outputs, inputs, add);
   }
   // grad_x[r] = grad[r] weight (+ what is there), of this thread's tokens
   void linear_input(const float* grad, int64_t outputs, const float* weight, float* grad_x, int64_t inputs,
                     bool add = false) const {
     gemm.times({grad + tokens.from * outputs, outputs}, {weight, inputs}, {grad_x + tokens.from * inputs, inputs},
-               tokens.size(), inputs, outputs, 1.0f, add ? 1.0f : 0.0f);
+               tokens.size(), inputs, outputs, add);
   }
   // This thread's rows of grad^T x, and of the sums of grad over all tokens.
   void linear_weight(const float* grad, int64_t outputs, const float* x, int64_t inputs, float* grad_weight,
                      float* grad_bias) const {
     const Share share(outputs, 16);
     gemm.transposed_times({grad + share.from, outputs}, {x, inputs}, {grad_weight + share.from * inputs, inputs},
-                          share.size(), inputs, R, 1.0f, 0.0f);
+                          share.size(), inputs, R);
     if (!grad_bias) return;
     std::fill(grad_bias + share.from, grad_bias + share.to, 0.0f);
     for (int64_t r = 0; r < R; r++) {
@@ -262,6 +250,19 @@ void gptworks_block_forward(const Block* block) {
 void gptworks_block_backward(const Block* block, const Gradients* gradients) {
 #pragma omp parallel
   Pass{*block}.backward(*gradients);
+}
+
+void gptworks_head_loss(const HeadLoss* head) {
+#pragma omp parallel
+  head_loss(*head);
+}
+
+int64_t gptworks_knows_bf16() {
+#ifdef __AVX512BF16__
+  return 1;
+#else
+  return 0;
+#endif
 }
 
 void gptworks_update(const Update* update) {

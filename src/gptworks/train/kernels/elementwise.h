@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#define INLINE inline __attribute__((always_inline))
+#include "tiles.h"
 
 namespace {
 

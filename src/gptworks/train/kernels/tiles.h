@@ -1,9 +1,12 @@
-// Products of the small matrices of attention, which a library for large ones multiplies at a third of its rate: the
-// right side is packed once per head, and sums stay in registers.
+// What products of matrices are made of: the right side is packed into panels, and sums stay in registers.
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <new>
+
+#define INLINE inline __attribute__((always_inline))
 
 namespace {
 
@@ -19,6 +22,26 @@ constexpr int64_t kPanel = kWide * kLanes;
 
 using Lanes = float __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 
+// Memory of a thread that is used again. It begins at a line of the cache: a vector that lies in two takes twice as long.
+class Work {
+ public:
+  float* of(size_t size) {
+    if (size > size_) {
+      std::free(data_);
+      data_ = nullptr, size_ = 0;
+      data_ = static_cast<float*>(std::aligned_alloc(64, (size * sizeof(float) + 63) / 64 * 64));
+      if (!data_) throw std::bad_alloc();
+      size_ = size;
+    }
+    return data_;
+  }
+  ~Work() { std::free(data_); }
+
+ private:
+  float* data_ = nullptr;
+  size_t size_ = 0;
+};
+
 inline int64_t padded(int64_t size) { return (size + kLanes - 1) / kLanes * kLanes; }
 
 struct Left {  // a[r, k] is at data[r * row + k * depth]
@@ -27,7 +50,7 @@ struct Left {  // a[r, k] is at data[r * row + k * depth]
 };
 
 template <int64_t rows, int64_t vectors>
-inline __attribute__((always_inline)) void sum_tile(Left a, const float* b, int64_t b_stride, int64_t depth, float scale,
+INLINE void sum_tile(Left a, const float* b, int64_t b_stride, int64_t depth, float scale,
                                                     bool add, float* c, int64_t c_stride, int64_t columns) {
   Lanes sum[rows][vectors] = {};
   for (int64_t k = 0; k < depth; k++) {
@@ -89,7 +112,22 @@ inline void pack(const float* from, int64_t stride, int64_t rows, int64_t size, 
   }
 }
 
-inline __attribute__((always_inline)) void transpose(Lanes (&square)[kLanes]) {
+// to: for every `kPanel` columns of `from` a panel [rows, kPanel] of them, zeros behind the last
+inline void pack_panels(const float* from, int64_t stride, int64_t rows, int64_t columns, float* to) {
+  for (int64_t at = 0; at < columns; at += kPanel, to += rows * kPanel) {
+    const int64_t here = std::min(kPanel, columns - at);
+    for (int64_t r = 0; r < rows; r++) {
+      if (here == kPanel) {
+        std::memcpy(to + r * kPanel, from + r * stride + at, kPanel * sizeof(float));
+      } else {
+        std::memcpy(to + r * kPanel, from + r * stride + at, here * sizeof(float));
+        std::fill(to + r * kPanel + here, to + (r + 1) * kPanel, 0.0f);
+      }
+    }
+  }
+}
+
+INLINE void transpose(Lanes (&square)[kLanes]) {
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector) && defined(__AVX512F__)
 #define GPTWORKS_SHUFFLES 1
