@@ -10,6 +10,7 @@ import torch
 import gptworks
 from gptworks.config import from_dict
 from gptworks.config.schema import RunConfig
+from gptworks.errors import DamagedCheckpoint
 from gptworks.train.loop import train
 from gptworks.train.resume import changes
 
@@ -71,3 +72,11 @@ def test_keys_that_came_later_are_not_changes(small_store: Path, tmp_path: Path)
         "model.norm: layernorm -> rmsnorm",
         "model.num_kv_heads: 4 -> 2",
     ]
+
+
+@pytest.mark.parametrize("model", [{"num_layers": "many"}, {"layers": 2}, {"num_heads": 5, "hidden_size": 16}])
+def test_a_manifest_whose_model_is_none_is_damaged(model: dict[str, Any]) -> None:
+    """So that `--resume auto` goes back to the checkpoint before."""
+    now = from_dict({"model": {key: LLAMA[key] for key in ("num_layers", "vocab_size")}, "train": {"steps": 1}})
+    with pytest.raises(DamagedCheckpoint, match=f"the manifest's config.model is no.*{next(iter(model))}"):
+        changes({**now.model_dump(mode="json"), "model": model}, now)
