@@ -6,13 +6,16 @@
 GPT-2's 124M shape with random weights, the same for all (llama-server: q8_0 beside int8, f32 beside fp32). Prompts of
 32 to 512 tokens, 64 new ones, greedy, streamed, no two prompts alike. Servers are started before and take turns, so
 that the noise of the machine meets them alike; each client sends its next request when it has its answer. "engine" is
-our scheduler without a server, given the same rows at once: what the server adds is the rest. A peer whose path is not
-given, or that does not start, is named and left out.
+our scheduler without a server, given the same rows at once: what the server adds is the rest, of time with what the
+clients took of the same cores, of processor time alone. A peer whose path is not given, or that does not start, is
+named and left out.
 """
 
 import argparse
 import asyncio
 import json
+import math
+import os
 import random
 import re
 import socket
@@ -51,12 +54,14 @@ START_SECONDS = 180
 class Figures:
     tokens_per_second: float
     first_token: list[float]  # seconds, of each request
+    processor_ms: float  # of the server, or of the engine, per token
 
 
 @dataclass(frozen=True)
 class Peer:
     name: str
     port: int
+    pid: int
     model: str = "it"
     knows_ignore_eos: bool = True  # random weights hardly ever say it
 
@@ -126,9 +131,19 @@ async def measure(peer: Peer, texts: list[str], clients: int) -> Figures:
             firsts.append(first)
             tokens += number
 
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), processor_seconds(peer.pid)
     await asyncio.gather(*(client() for _ in range(clients)))
-    return Figures(tokens / (time.perf_counter() - began), firsts)
+    took, worked = time.perf_counter() - began, processor_seconds(peer.pid) - worked
+    return Figures(tokens / took, firsts, 1000 * worked / tokens)
+
+
+def processor_seconds(pid: int) -> float:
+    """Of a process and its threads so far; nan where /proc does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return math.nan
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Engine:
@@ -146,7 +161,7 @@ class Engine:
         waiting = [RowRequest(row, cfg) for row in rows_of(prompts, [NEW] * len(prompts), cfg)]
         sent: dict[int, float] = {}
         firsts: list[float] = []
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.process_time()
         while waiting or scheduler.has_work:
             while waiting and scheduler.num_active + scheduler.num_waiting < clients:
                 request = waiting.pop()
@@ -158,7 +173,8 @@ class Engine:
             for each in {id(each): each for each in (*active, *scheduler._active)}.values():
                 if each.row.tokens and id(each) not in before and id(each) in sent:
                     firsts.append(time.perf_counter() - sent.pop(id(each)))
-        return Figures(len(texts) * NEW / (time.perf_counter() - began), firsts)
+        tokens, took, worked = len(texts) * NEW, time.perf_counter() - began, time.process_time() - worked
+        return Figures(tokens / took, firsts, 1000 * worked / tokens)
 
 
 # Servers
@@ -171,8 +187,8 @@ def free_port() -> int:
 
 
 @contextmanager
-def started(name: str, command: list[str], port: int, log: Path) -> Iterator[bool]:
-    """Whether it answers; ended with the block."""
+def started(name: str, command: list[str], port: int, log: Path) -> Iterator[int]:
+    """The number of its process, 0 if it does not answer; ended with the block."""
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
         try:
@@ -189,9 +205,9 @@ def started(name: str, command: list[str], port: int, log: Path) -> Iterator[boo
             else:
                 last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["nothing"]
                 print(f"{name}: left out, it does not start: {last[0][:200]}", file=sys.stderr)
-                yield False
+                yield 0
                 return
-            yield True
+            yield process.pid
         finally:
             process.terminate()
             process.wait()
@@ -237,18 +253,18 @@ def peers_of(args: argparse.Namespace, folder: Path, weights: str, stack: ExitSt
     """Those that have started."""
     found = []
     for name in ("gptworks", "llama-server", "transformers serve"):
-        peer = Peer(name, free_port())
+        port, model, is_transformers = free_port(), "it", name == "transformers serve"
         if name == "gptworks":
-            command = ours(folder, weights, peer.port)
+            command = ours(folder, weights, port)
         elif name == "llama-server" and args.llama_server:
-            command = llama_server(args.llama_server, folder, weights, peer.port, args.threads)
-        elif name == "transformers serve" and args.transformers and weights == "fp32":
-            peer = Peer(name, peer.port, str(folder / "it"), knows_ignore_eos=False)
-            command = transformers_serve(args.transformers, peer.model, peer.port)
+            command = llama_server(args.llama_server, folder, weights, port, args.threads)
+        elif is_transformers and args.transformers and weights == "fp32":
+            model = str(folder / "it")
+            command = transformers_serve(args.transformers, model, port)
         else:
             continue
-        if stack.enter_context(started(name, command, peer.port, folder / f"{name}.log")):
-            found.append(peer)
+        if pid := stack.enter_context(started(name, command, port, folder / f"{name}.log")):
+            found.append(Peer(name, port, pid, model, knows_ignore_eos=not is_transformers))
     return found
 
 
@@ -283,7 +299,8 @@ def show(weights: str, clients: int, found: dict[str, list[Figures]]) -> None:
         p50, p95 = firsts[len(firsts) // 2], firsts[int(len(firsts) * 0.95)]
         print(
             f"{weights} {clients:>2} clients  {name:<18} {rate:7.1f} tokens/s ({rates[0]:.1f} to {rates[-1]:.1f})  "
-            f"first token p50 {p50:.2f} s, p95 {p95:.2f} s  gptworks is {ours / rate:.2f}x",
+            f"first token p50 {p50:.2f} s, p95 {p95:.2f} s  gptworks is {ours / rate:.2f}x  "
+            f"{statistics.median(each.processor_ms for each in rounds):.2f} ms of processor time a token",
             flush=True,
         )
 
