@@ -52,7 +52,7 @@ _OF_TYPE = {  # beside `type`
 
 
 class ModelConfig(Section):
-    """The shape of the network: GPT-2 as Hugging Face computes it, with the variations the five systems need, or with
+    """The shape of the network: GPT-2 as Hugging Face computes it, with the variations that other systems need, or with
     other keys a Llama, Mistral, Qwen or SmolLM.
 
     >>> ModelConfig(num_layers=2, hidden_size=64, num_heads=4, vocab_size=512, max_positions=128).ffn_size
@@ -81,18 +81,18 @@ class ModelConfig(Section):
     vocab_size: Count = Field(50257, description="Rows of the word embedding; at least the tokenizer's vocabulary.")
     max_positions: Count = Field(1024, description="Longest context; rows of the position embedding if it is learned.")
     positions: Literal["learned", "rope", "none"] = Field(
-        "learned", description="learned: an embedding that is added; rope: queries and keys are turned; none: neither."
+        "learned", description="learned: an embedding that is added; rope: queries and keys are rotated; none: neither."
     )
     rope_theta: Annotated[float, Field(gt=1.0)] = Field(10000.0, description="rope: base of the wavelengths.")
     rope_scaling: RopeScalingConfig = Field(
         default_factory=RopeScalingConfig,
         description="rope: how positions are stretched to a longer context, such as {type: linear, factor: 4.0}.",
     )
-    norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="What stands before each layer.")
+    norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="The norm before each layer.")
     bias: Literal["all", "qkv", "none"] = Field(
         "all", description="all: every matrix of a block and every LayerNorm has one; qkv: only queries, keys, values."
     )
-    qk_norm: bool = Field(False, description="RMSNorm over each head of queries and keys, before they are turned.")
+    qk_norm: bool = Field(False, description="RMSNorm over each head of queries and keys, before they are rotated.")
     sliding_window: CountOrOff = Field(
         0, description="How many tokens a token sees, itself and those before it; 0 = all."
     )

@@ -130,7 +130,7 @@ class TrainConfig(Section):
     guard: GuardConfig = Field(default_factory=GuardConfig)
     max_skips: Count = Field(100, description="Consecutive skipped steps after which training stops all the same.")
     sample_prompts: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        (), description="Beginnings of texts that the model goes on with at each evaluation; kept in texts.jsonl."
+        (), description="Beginnings of texts that the model continues at each evaluation; kept in texts.jsonl."
     )
     sample_tokens: Count = Field(64, description="Longest such text, in tokens.")
     profile: tuple[int, ...] = Field((), description="[first, last] step of a profiler trace; empty = none.")
@@ -163,9 +163,7 @@ class ParallelConfig(Section):
     dp: Degree = Field(1, description="Replicas, or auto.")
     fsdp: Degree = Field(1, description="Shards of what zero says; each reads samples of its own. Or auto.")
     tp: Degree = Field(1, description="Tensor-parallel parts, or auto.")
-    sequence: bool = Field(
-        True, description="With tp: what lies between the matrices is split too, along the sequence."
-    )
+    sequence: bool = Field(True, description="With tp: the part between the matrices is split too, along the sequence.")
     zero: Literal[0, 1, 2, 3] = Field(
         default_factory=lambda data: _usual_zero(data),
         description="What is sharded over fsdp: 1 the optimizer, 2 gradients too, 3 parameters too; 0 nothing. "
@@ -212,7 +210,9 @@ class ScalerConfig(Section):
 class PrecisionConfig(Section):
     """Parameters are always fp32 masters; this is what the matrices are multiplied in."""
 
-    compute: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Type of activations and products.")
+    compute: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="Type of activations and products; bf16 on some CPUs that of products alone."
+    )
     reduce: Literal["fp32", "compute"] = Field(
         "fp32", description="Type in which gradients are summed over data-parallel ranks: fp32, or that of `compute`."
     )
@@ -233,7 +233,7 @@ class CheckpointConfig(Section):
         "such as lambada_accuracy.",
     )
     portable: bool = Field(True, description="Write a Hugging Face folder with each checkpoint.")
-    asynchronous: bool = Field(False, description="Train on while a copy of the state, in main memory, is written.")
+    asynchronous: bool = Field(False, description="Continue training while a copy of the state in memory is written.")
 
 
 class EvaluateConfig(Section):
@@ -285,7 +285,7 @@ class RunFolderConfig(Section):
     track: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = Field(
         (), description="Programs that get each line of metrics.jsonl too; empty = tensorboard where it is installed."
     )
-    project: str = Field("gptworks", description="Under which wandb, mlflow and trackio list the run.")
+    project: str = Field("gptworks", description="The name under which wandb, mlflow and trackio list the run.")
 
     @field_validator("track", mode="before")
     @classmethod
