@@ -87,8 +87,9 @@ def _weights(name: str) -> Reader:
             system.write(target(folder), weights(), SplitSpec(1, 1))
 
     def read(folder: Path) -> None:
-        # Some formats do not carry the number of heads.
-        found = registry.open_any(target(folder), {"num_heads": MODEL.num_heads}, name=name).require_whole()
+        # Some formats do not carry the number of heads; a file of llama2.c has that of its own model.
+        given = {} if name == "llama2c" else {"num_heads": MODEL.num_heads}
+        found = registry.open_any(target(folder), given, name=name).require_whole()
         for tensor in found.tensors.values():
             tensor.read()
         found.open_tokenizer()

@@ -236,7 +236,8 @@ def replace_in(gpt: GPT, functions: Functions, *, is_narrow: bool) -> None:
     gpt.compute_dtype = torch.float32
     for block in gpt.blocks.values():
         block.forward = NativeBlock(gpt.cfg, block, functions, is_narrow=is_narrow)  # type: ignore[method-assign]
-    gpt.loss_sum.forward = NativeLoss(gpt.loss_sum, functions, is_narrow=is_narrow)  # type: ignore[method-assign]
+    loss = NativeLoss(gpt.loss_sum, functions, is_narrow=is_narrow)
+    gpt.loss_sum.forward = loss  # type: ignore[method-assign, assignment]
 
 
 def compute_a_little(functions: Functions) -> Iterator[str]:
