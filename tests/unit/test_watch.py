@@ -95,6 +95,9 @@ def test_the_numbers_of_a_run(tmp_path: Path) -> None:
     lines = [{"step": k, "loss": 2.0, "lr": 0.001, "tokens": 1000 * k, "tokens_per_sec": 50.0} for k in (1, 2, 4)]
     data = run_data.read(make_run(tmp_path / "run", lines))  # of 10 steps, so that 6,000 tokens are left
     assert live.numbers(data) == ["step 4 of 10", "loss 2.0000", "lr 0.001", "50 tokens/s", "2 min left"]
+    # The last line came after two steps of 20 s each: ten times as long is waited for the next.
+    assert live.numbers(data, 399.0)[-1] == "2 min left"
+    assert live.numbers(data, 401.0)[-1] == "nothing new for 7 min"
     empty = run_data.read(make_run(tmp_path / "empty", []))
     assert live.numbers(empty) == ["no losses yet"]
 

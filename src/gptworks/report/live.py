@@ -4,7 +4,9 @@ import hashlib
 import math
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,6 +26,7 @@ from gptworks.train import event_file, metrics
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _HEIGHT = 10  # lines of a chart in a terminal
 _SHORT = {"grad_norm": "gradient", "tokens_per_sec": "tokens/s", "loss_scale": "scale"}
+_PATIENCE = 60.0  # seconds without a new line, at least, before that is said
 _NARROWEST = 64  # columns of a panel; with less, panels stand below each other
 
 
@@ -48,6 +51,12 @@ class Followed:
                 continue
             found.append((facts.st_mtime_ns, facts.st_size, facts.st_ino))
         return tuple(found)
+
+    def silence(self) -> float:
+        """Seconds since the last line of metrics.jsonl."""
+        with suppress(OSError):
+            return time.time() - (self.folder / metrics.NAME).stat().st_mtime
+        return 0.0
 
     def renew(self) -> bool:
         """Whether there was something new."""
@@ -79,7 +88,7 @@ def drawn(followed: list[Followed], width: int) -> Group:
 def _panel(followed: Followed, width: int) -> Panel:
     run = followed.data
     losses, held_out = run.curves.get("loss", []), run.curves.get("held_out_loss", [])
-    parts = [Text("   ".join(numbers(run)))]
+    parts = [Text("   ".join(numbers(run, followed.silence())))]
     parts += [Text(line) for line in blocks(losses, width - 14)]
     parts += [Text(line, "dim") for line in small_charts(run, width - 14)]
     if held_out:
@@ -94,8 +103,11 @@ def _panel(followed: Followed, width: int) -> Panel:
     return Panel(Group(*parts), title=Text(run.name), title_align="left", width=width)
 
 
-def numbers(run: RunData) -> list[str]:
-    """Step, loss, rate, speed and how long it still takes, as far as they are known."""
+def numbers(run: RunData, silence: float = 0.0) -> list[str]:
+    """Step, loss, rate, speed and how long it still takes, as far as they are known.
+
+    silence: seconds since the last line; after that of many lines the run has probably ended or hangs.
+    """
     losses, speed = run.curves.get("loss", []), run.last("tokens_per_sec")
     if not losses:
         return ["no losses yet"]
@@ -106,7 +118,11 @@ def numbers(run: RunData) -> list[str]:
     found += [f"lr {rate:.3g}"] if rate is not None else []
     found += [f"{speed:,.0f} tokens/s"] if speed else []
     if speed and tokens and step and total > step:
-        found.append(f"{_duration((total - step) * tokens / step / speed)} left")
+        seconds_of_a_step = tokens / step / speed
+        steps_of_a_line = step - (losses[-2][0] if len(losses) > 1 else 0)
+        is_silent = silence > max(_PATIENCE, 10 * steps_of_a_line * seconds_of_a_step)
+        left = f"{_duration((total - step) * seconds_of_a_step)} left"
+        found.append(f"nothing new for {_duration(silence)}" if is_silent else left)
     return found
 
 
