@@ -139,7 +139,7 @@ def is_checkpoint(path: str, *formats: str | None) -> bool:
     from gptworks.checkpoint.systems import registry
     from gptworks.errors import UsageError
 
-    weights, datasets = _listed(WEIGHT_FORMATS), _listed(DATASET_FORMATS)
+    weights, datasets = listed(WEIGHT_FORMATS), listed(DATASET_FORMATS)
     of_weights = [each for each in formats if each in weights and each not in datasets]
     of_datasets = [each for each in formats if each in datasets and each not in weights]
     if of_weights and of_datasets:
@@ -164,7 +164,7 @@ def _found(source: str) -> Path:
     return Path(source) if Path(source).exists() else model_hub.find(source) or Path(source)
 
 
-def _listed(formats: str) -> tuple[str, ...]:
+def listed(formats: str) -> tuple[str, ...]:
     return tuple(formats.replace(" or ", ", ").split(", "))
 
 
