@@ -19,6 +19,11 @@ def options_of(parser: argparse.ArgumentParser, verb: str) -> list[str]:
     return _options(_subparsers(parser)[verb])
 
 
+def takes_settings(parser: argparse.ArgumentParser, verb: str) -> bool:
+    """Whether words such as optim.lr=1e-4 may stand alone."""
+    return any(action.dest == "overrides" for action in _subparsers(parser)[verb]._actions)
+
+
 def _words(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
     """verb -> its options and sub-verbs; under "" the verbs themselves."""
     verbs = _subparsers(parser)

@@ -225,8 +225,7 @@ def _refuse(parser: argparse.ArgumentParser, argv: list[str], prog: str, message
         known = completion.options_of(parser, verb)
         words = [word for word in argv[1:] if word.startswith("--") and " " not in word]
         if unknown := [word for word in words if word != "--" and word.partition("=")[0] not in known]:
-            takes_settings = verb in ("train", "plan", "verify", "doctor")
-            _unknown(parser, verb, unknown, argv, takes_settings=takes_settings)
+            _unknown(parser, verb, unknown, argv, takes_settings=completion.takes_settings(parser, verb))
     message = _SAID_PLAINLY.get(message, message)
     near = next((ours for theirs, ours in _OTHER_VALUES.items() if f"invalid choice: '{theirs}'" in message), "")
     hint = f"; did you mean {near}?" if near else "" if message.endswith(".") else "."
