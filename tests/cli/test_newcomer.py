@@ -283,7 +283,7 @@ def test_words_in_the_wrong_place_are_given_theirs(call: Call) -> None:
     assert "no value. Needed: --resume auto, or the folder" in call("train", "--resume", expect=2).err
     assert "generate: no prompt. Needed: --prompt TEXT, --prompts FILE" in call("generate", "run", "Soup", expect=2).err
     assert call("eval", "run", "soups.csv", expect=2).err == (
-        "error: eval: soups.csv is no model. What to measure on is --data soups.csv.\n"
+        "error: eval: soups.csv is not a model. What to measure on is --data soups.csv.\n"
     )
     assert call("plot", "none", expect=2).err == "error: none: no such folder. Needed: the folder of a training run.\n"
 

@@ -44,7 +44,7 @@ def test_slurms_own_time_is_read_back(seconds: int) -> None:
         ("-5m", "'-5m' is not a time"),
         ("90", "90m for minutes, 90h for hours"),
         ("12:30", "12:30:00 or 12m30s"),
-        ("0h", "no time at all"),
+        ("0h", "is zero seconds"),
     ],
 )
 def test_a_time_that_is_none_or_two_is_refused(text: str, told: str) -> None:

@@ -65,7 +65,7 @@ def _row_of_key(item: object, number: int, key: str, what: str) -> tuple[str, ..
     missing = [column for column in columns_of(key, item) if column not in item]
     text = texts(item, (key,)).get(key)
     if missing or not isinstance(text, str):
-        wrong = f"no key {missing[0]!r}" if missing else f"{repr(text)[:40]} under {key!r}, which is no text"
+        wrong = f"no key {missing[0]!r}" if missing else f"{repr(text)[:40]} under {key!r}, which is not text"
         raise UsageError(f"{what}: item {number} has {wrong}. Its keys: {', '.join(map(str, item))}.")
     return (text,)
 

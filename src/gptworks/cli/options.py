@@ -87,7 +87,7 @@ def take_models(args: argparse.Namespace, words: list[str]) -> list[str]:
         raise UsageError(f"{args.verb}: no model. Needed: --model DIR, such as the folder of a run (runs/...){other}.")
     text = next((word for word in words[1:] if Path(word).suffix in _TEXT_ENDINGS), "")
     if text and hasattr(args, "data"):
-        raise UsageError(f"{args.verb}: {text} is no model. What to measure on is --data {text}.")
+        raise UsageError(f"{args.verb}: {text} is not a model. What to measure on is --data {text}.")
     args.model = words[0] if args.most_models == 1 else words
     return words[1:] if args.most_models == 1 else []
 

@@ -149,7 +149,7 @@ def _require_addresses(texts: Sequence[str], source: str) -> None:
                 raise ValueError
         except ValueError:  # a UnicodeError is one
             raise UsageError(
-                f"{source}: {text!r} is no address. Needed: such as 10.0.0.1, or a machine's name."
+                f"{source}: {text!r} is not an address. Needed: such as 10.0.0.1, or a machine's name."
             ) from None
 
 

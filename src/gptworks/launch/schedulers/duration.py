@@ -29,7 +29,7 @@ def parse_duration(text: str, option: str) -> int:
     days, hours, minutes, seconds = (int(number or 0) for number in found.groups())
     total = days * DAY + hours * HOUR + minutes * MINUTE + seconds
     if total == 0:
-        raise UsageError(f"{option}: {text!r} is no time at all. Needed: {_NEEDED}.")
+        raise UsageError(f"{option}: {text!r} is zero seconds. Needed: {_NEEDED}.")
     return total
 
 
