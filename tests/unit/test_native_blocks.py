@@ -176,7 +176,8 @@ def test_a_run_uses_it_and_says_so(small_store: Path, tmp_path: Path, capsys: py
 
 
 def test_who_asks_for_torchs_compiler_gets_it(small_store: Path, tmp_path: Path) -> None:
-    assert native_blocks.why_not(run_of(small_store, tmp_path / "run", train={"compile": True})) == "train.compile"
+    run = run_of(small_store, tmp_path / "run", train={"compile": True})
+    assert native_blocks.why_not(run.model, run.train, "fp32") == "train.compile"
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def _job(args: argparse.Namespace) -> "tuple[ClusterJob, Fit]":
         raise UsageError(f"--task-per: {task_per!r}. Needed: gpu or node.")
     name = default_name(Path(args.config).stem if args.config else args.preset)
     config = options.load_config(args, shape_of=options.shape_of_checkpoint).config
-    _refuse_other_device(config, machine)
+    _refuse_other_device(config.run.device, machine)
     fit = examine(config, machine, args.device)
     run_folder = config.run.out or options.default_run_folder(args)
     asked = shlex.join(["gptworks", *args.argv])
@@ -168,9 +168,9 @@ def _machine(args: argparse.Namespace) -> "Machine":
     return Machine(nodes, _number(args.processes_per_node, "--processes-per-node", 1), has_gpus=False)
 
 
-def _refuse_other_device(config: Any, machine: "Machine") -> None:
+def _refuse_other_device(device: str, machine: "Machine") -> None:
     """The file says --device itself, which would overrule the configuration in silence."""
-    wanted, device = "cuda" if machine.has_gpus else "cpu", config.run.device
+    wanted = "cuda" if machine.has_gpus else "cpu"
     if device in ("auto", wanted):
         return
     fix = "--processes-per-node, for machines without GPUs" if machine.has_gpus else "--gpus-per-node"

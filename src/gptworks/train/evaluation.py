@@ -45,7 +45,8 @@ def evaluate(run: "Run") -> None:
             f"{before or 'an unknown number'}: the best so far is chosen anew"
         )
     progress.held_out_loss = held_out.loss if math.isfinite(held_out.loss) else None
-    is_best = progress.see(run.cfg.checkpoint.best_by, measured, higher_is_better=is_higher_better(run.cfg))
+    best_by = run.cfg.checkpoint.best_by
+    is_best = progress.see(best_by, measured, higher_is_better=is_higher_better(best_by))
     run.metrics.log(progress.step, {**measured, "held_out_tokens": held_out.tokens})
     listed = "".join(f", {name} {_short(value)}" for name, value in measured.items() if _is_result(name))
     run.console.say(
@@ -113,7 +114,7 @@ def _whole_weights(run: "Run") -> Iterator[Path]:
 
 def _measure_tasks(run: "Run", folder: Path) -> dict[str, float]:
     found: dict[str, float] = {}
-    for request in what_is_measured.requests(run.cfg, run.setup.world.device.type):
+    for request in what_is_measured.requests(run.cfg.evaluate, run.setup.world.device.type):
         name = request.task
         result = evaluating.evaluate([str(folder)], request)
         row = result["rows"][0]

@@ -58,7 +58,7 @@ def checked_launch(options: LaunchOptions, config: RunConfig) -> tuple[Nodes, in
         nodes.require_local_ranks(Path(options.rank_table), options.rank_range)
     if options.max_restarts < 0:
         raise UsageError(f"--max-restarts: {options.max_restarts}. Needed: 0 or more.")
-    nproc = _num_processes(int(pod["nproc"]) if "nproc" in pod else options.nproc, machines, config)
+    nproc = _num_processes(int(pod["nproc"]) if "nproc" in pod else options.nproc, machines, config.parallel)
     _refuse_unfit(config, machines, nproc)
     if config.run.device == "cuda":
         from gptworks.launch import devices
@@ -105,7 +105,7 @@ def _refuse_unfit(config: RunConfig, machines: Nodes, nproc: int) -> None:
         )
 
 
-def _num_processes(asked: int | None, machines: Nodes, config: RunConfig) -> int:
+def _num_processes(asked: int | None, machines: Nodes, parallel: ParallelConfig) -> int:
     """On this machine."""
     if asked is not None and asked < 1:
         raise UsageError(f"--nproc: {asked}. Needed: 1 or more.")
@@ -116,7 +116,7 @@ def _num_processes(asked: int | None, machines: Nodes, config: RunConfig) -> int
         return here
     if asked is not None:
         return asked
-    processes = processes_of_layout(config.parallel)
+    processes = processes_of_layout(parallel)
     if processes and processes % machines.count == 0:
         return processes // machines.count
     raise UsageError(f"--nproc: not given, and parallel does not tell for {machines.count} machines. Say how many.")

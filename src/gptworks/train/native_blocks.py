@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from gptworks import architecture
 from gptworks.architecture import Known
-from gptworks.config.schema import ModelConfig, RunConfig
+from gptworks.config.schema import ModelConfig, TrainConfig
 from gptworks.generate.kernel_library import OFF
 from gptworks.model import GPT
 from gptworks.model.cache import LayerCache
@@ -185,12 +185,12 @@ def _addresses(tensors: Any) -> Any:
 # Whether it is used
 
 
-def use_where_known(cfg: RunConfig, part: Part, optimizer: AdamW) -> str:
+def use_where_known(part: Part, optimizer: AdamW, train: TrainConfig, compute: str) -> str:
     """In one process on a CPU C++ functions compute blocks and updates from now on, if the blocks are known and the
     functions can be built. Returns a line for the user that says who computes; empty where there was no choice."""
     if part.world.device.type != "cpu" or part.world.mesh is not None:
         return ""
-    if reason := why_not(cfg):
+    if reason := why_not(part.cfg, train, compute):
         return f"blocks: torch, because of {reason}"
     use_in(part.parts[0])
     functions, _ = block_library.loaded(compute_a_little)
@@ -199,17 +199,17 @@ def use_where_known(cfg: RunConfig, part: Part, optimizer: AdamW) -> str:
     return f"blocks: a C++ function ({functions.instructions}); {OFF}=off leaves them to torch"
 
 
-def why_not(cfg: RunConfig) -> str:
+def why_not(model: ModelConfig, train: TrainConfig, compute: str) -> str:
     """Why torch computes the blocks in one process on a CPU; empty where the C++ function does."""
-    if cfg.train.compile:
+    if train.compile:
         return "train.compile"
-    if cfg.precision.compute != "fp32":
-        return f"precision.compute: {cfg.precision.compute} (known: fp32)"
-    if cfg.train.recompute != "none":
-        return f"train.recompute: {cfg.train.recompute} (known: none)"
-    if cfg.model.attention == "math":
+    if compute != "fp32":
+        return f"precision.compute: {compute} (known: fp32)"
+    if train.recompute != "none":
+        return f"train.recompute: {train.recompute} (known: none)"
+    if model.attention == "math":
         return "model.attention: math"
-    return unknown(cfg.model) or block_library.loaded(compute_a_little)[1]
+    return unknown(model) or block_library.loaded(compute_a_little)[1]
 
 
 def unknown(model: ModelConfig) -> str:

@@ -76,7 +76,8 @@ def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
     if world.computes_on_cpu:
         cpu.require(DTYPES[cfg.precision.compute])
     parallel = fit_layout(cfg, world.layout)
-    _require_portable(cfg)
+    if cfg.checkpoint.portable:
+        _require_portable(cfg.model)
     dataset = Dataset(cfg.data, vocab_size=cfg.model.vocab_size, seed=cfg.train.seed)
     what_is_measured.check(cfg, dataset.tokenizer)
     trackers.require_installed(cfg.run.track)
@@ -131,12 +132,10 @@ def _refuse_end_of_stages(data: DataConfig, tokens: int) -> None:
         )
 
 
-def _require_portable(cfg: RunConfig) -> None:
+def _require_portable(model: ModelConfig) -> None:
     """Not at the first checkpoint, after hours."""
-    if not cfg.checkpoint.portable:
-        return
     try:
-        family_of(cfg.model)
+        family_of(model)
     except CheckpointError as error:
         raise ConfigError(
             "checkpoint",

@@ -10,13 +10,13 @@ from typing import Any
 
 from gptworks.config import checks
 from gptworks.config.derive import BatchPlan, Layout, plan_batch, with_layout
-from gptworks.config.schema import BatchConfig, ParallelConfig, RunConfig
+from gptworks.config.schema import BatchConfig, DataConfig, ParallelConfig, RunConfig
 from gptworks.data.store import locate_stores
 from gptworks.errors import ConfigError, DataError, UsageError, VerificationError
 from gptworks.launch import devices, supervise
 from gptworks.launch.world import World
 from gptworks.plan import machine, sizes
-from gptworks.plan.workload import LayoutChoice
+from gptworks.plan.workload import LayoutChoice, Workload
 from gptworks.text_table import aligned
 from gptworks.train.setup import prepare
 from gptworks.verify import measure, rank, reference, scaled_model
@@ -173,7 +173,7 @@ def plan(cfg: RunConfig, layout: Layout, *, steps: int, shrink: str) -> Comparis
         changed += [f"batch.global_size {samples} -> {batch.global_size}"] if samples != batch.global_size else []
         notes.append(f"a smaller model is compared, cut in the same way{why}\n  {'; '.join(changed)}")
     cfg, more = _comparable(cfg)
-    synthetic, data_note = _find_data(cfg)
+    synthetic, data_note = _find_data(cfg.data)
     m = cfg.model
     notes = [
         f"{layout}, {layout.world_size} processes on {cfg.run.device}: {m.num_layers} layers x {m.hidden_size}, "
@@ -207,13 +207,14 @@ def plan(cfg: RunConfig, layout: Layout, *, steps: int, shrink: str) -> Comparis
 
 def _fits(cfg: RunConfig, choice: LayoutChoice, steps: int) -> tuple[bool, str]:
     """Whether memory is enough, and why the whole would not be wise; "" = nothing against it."""
-    needed, available = scaled_model.memory_needed(cfg, choice), machine.memory_available()
+    workload = Workload.from_config(cfg, "cpu" if cfg.run.device in ("auto", "cpu") else "cuda")
+    needed, available = scaled_model.memory_needed(workload, choice), machine.memory_available()
     if needed > available:
         return (
             False,
             f"{choice.layout} needs about {needed / 1e9:,.1f} GB on this machine, {available / 1e9:,.1f} GB are free",
         )
-    flop = scaled_model.work(cfg, choice.batch, steps)
+    flop = scaled_model.work(workload, steps * choice.batch.global_size)
     if flop > scaled_model.MOST_WORK and cfg.run.device == "cpu":
         return (
             True,
@@ -239,16 +240,16 @@ def _comparable(cfg: RunConfig) -> tuple[RunConfig, list[str]]:
     return changed, notes
 
 
-def _find_data(cfg: RunConfig) -> tuple[bool, str]:
+def _find_data(data: DataConfig) -> tuple[bool, str]:
     """Whether tokens are to be made up, and what is read."""
-    if not cfg.data.path:
+    if not data.path:
         return True, "random tokens (data.path is not set)"
     try:
-        for path in (*cfg.data.path, *cfg.data.held_out_path):
+        for path in (*data.path, *data.held_out_path):
             locate_stores(path)
     except DataError as error:
         return True, f"random tokens ({str(error).splitlines()[0]})"
-    return False, f"data of {', '.join(cfg.data.path)}"
+    return False, f"data of {', '.join(data.path)}"
 
 
 def _with_held_out(cfg: RunConfig) -> tuple[RunConfig, list[str]]:
