@@ -123,11 +123,11 @@ class Trainer:
         """
         self._write_texts(self.config, self.model.tokenizer)
         self.config = text_inputs.prepared(self.config, "auto", tokenizer=self.model.tokenizer)
-        data, part = self.config.data.model_dump(), "held_out"
+        data, split = self.config.data.model_dump(), "held_out"
         if not data["path"]:  # nothing to train on: all there is is held out
             data |= {"path": data["held_out_path"], "held_out_path": (), "split": (1.0, 0.0, 0.0)}
-            part = "train"
-        return measure(self.model, data, part=part, batch_size=batch_size, seed=self.config.train.seed)
+            split = "train"
+        return measure(self.model, data, split=split, batch_size=batch_size, seed=self.config.train.seed)
 
     @generation_in_python_words
     def predict(self, input_data: str | Iterable[str], **settings: Any) -> list[dict[str, list[str]]]:

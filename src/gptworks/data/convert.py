@@ -149,10 +149,10 @@ def _with_documents(contents: Contents, tokenizer: Tokenizer | None, store: Stor
 class _JoinedTokens:
     """The tokens of several datasets in a row."""
 
-    def __init__(self, parts: list[Tokens]) -> None:
-        self.parts = parts
-        self.starts = np.cumsum([0, *(len(part) for part in parts)])
-        self.dtype = np.result_type(*(part.dtype for part in parts))
+    def __init__(self, streams: list[Tokens]) -> None:
+        self.streams = streams
+        self.starts = np.cumsum([0, *(len(stream) for stream in streams)])
+        self.dtype = np.result_type(*(stream.dtype for stream in streams))
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -160,24 +160,24 @@ class _JoinedTokens:
     def __getitem__(self, where: slice) -> np.ndarray:
         first, end, _ = where.indices(len(self))
         pieces = [
-            part[max(0, first - start) : max(0, end - start)].astype(self.dtype, copy=False)
-            for part, start in zip(self.parts, self.starts.tolist(), strict=False)
-            if start < end and first < start + len(part)
+            stream[max(0, first - start) : max(0, end - start)].astype(self.dtype, copy=False)
+            for stream, start in zip(self.streams, self.starts.tolist(), strict=False)
+            if start < end and first < start + len(stream)
         ]
         return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, self.dtype), *pieces])
 
 
-def _joined(parts: list[Contents]) -> Contents:
-    if len(parts) == 1:
-        return parts[0]
-    before = np.cumsum([0, *(len(part.sizes) for part in parts)])
-    documents = [part.documents[1:] + start for part, start in zip(parts, before, strict=False)]
+def _joined(datasets: list[Contents]) -> Contents:
+    if len(datasets) == 1:
+        return datasets[0]
+    before = np.cumsum([0, *(len(dataset.sizes) for dataset in datasets)])
+    documents = [dataset.documents[1:] + start for dataset, start in zip(datasets, before, strict=False)]
     return Contents(
-        _JoinedTokens([part.tokens for part in parts]),
-        np.concatenate([part.sizes for part in parts]),
+        _JoinedTokens([dataset.tokens for dataset in datasets]),
+        np.concatenate([dataset.sizes for dataset in datasets]),
         np.concatenate([[0], *documents]).astype(np.int64),
-        has_documents=all(part.has_documents for part in parts),
-        is_rows=all(part.is_rows for part in parts),
+        has_documents=all(dataset.has_documents for dataset in datasets),
+        is_rows=all(dataset.is_rows for dataset in datasets),
     )
 
 

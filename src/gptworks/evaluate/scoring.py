@@ -75,9 +75,8 @@ def _score_batch(model: GPT, rows: list[Row]) -> list[Score]:
     with evaluating(model), _score_per_token(model):
         scored_R2 = model(tokens[:, :-1].to(device), labels=labels.to(device)).cpu()
     scores = []
-    for part in scored_R2.split([row.num_scored for row in rows]):
-        total = math.fsum(part[:, 0].tolist())
-        scores.append(Score(total, bool(part[:, 1].all()), len(part)))
+    for scored in scored_R2.split([row.num_scored for row in rows]):
+        scores.append(Score(math.fsum(scored[:, 0].tolist()), bool(scored[:, 1].all()), len(scored)))
     return scores
 
 

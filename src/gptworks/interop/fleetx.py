@@ -266,15 +266,15 @@ def _data(settings: Settings) -> None:
     settings.map([f"{old}.max_seq_len", f"{new}.max_seq_len"], {"data.seq_len": int(length)})
     # What follows an end of document is not scored; in 2023 a slip in their code makes that mask do nothing.
     settings.ours |= {"data.order": "paddle", "data.tokenizer": "gpt2", "data.mask_eod": not _is_of_2023(settings)}
-    for part in ("Train", "Eval", "Test"):
-        _data_of(settings, part, where, split, int(length))
+    for section in ("Train", "Eval", "Test"):
+        _data_of(settings, section, where, split, int(length))
 
 
-def _data_of(settings: Settings, part: str, where: str, split: str, length: int) -> None:
-    """A part of the data in the form of 2023: one data set is cut by `split` and read in FleetX's order."""
-    at = f"Data.{part}"
+def _data_of(settings: Settings, section: str, where: str, split: str, length: int) -> None:
+    """A section of the data in the form of 2023: one data set is cut by `split` and read in FleetX's order."""
+    at = f"Data.{section}"
     folder = settings[f"{at}.dataset.input_dir"]
-    if folder and Path(folder) != Path(where) and part == "Eval":
+    if folder and Path(folder) != Path(where) and section == "Eval":
         settings.map(
             f"{at}.dataset.input_dir", {"data.held_out_path": (folder,)}, why="all of it, not its second share"
         )

@@ -15,7 +15,7 @@ from gptworks.data.loader import Batches
 from gptworks.data.mixture import Stage
 from gptworks.data.passed_over import PassedOver
 from gptworks.data.windows import LocatedSamples, OrderedSamples
-from gptworks.errors import CheckpointError, ConfigError, EmptyPartError
+from gptworks.errors import CheckpointError, ConfigError, EmptySplitError
 from gptworks.launch import process_group
 from gptworks.launch.world import World
 from gptworks.plan import sizes
@@ -87,14 +87,14 @@ def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
     _refuse_end_of_stages(cfg.data, last_step * batch.global_size * cfg.data.seq_len)
     every = evaluate_every(cfg.evaluate, last_step, cfg.train.log_every)
     asked = {
-        part: foreign_order.num_samples(
-            part,
+        split: foreign_order.num_samples(
+            split,
             steps=last_step,
             global_size=batch.global_size,
             evaluate_every=every,
             evaluate_batches=cfg.evaluate.batches,
         )
-        for part in ("train", "held_out")
+        for split in ("train", "held_out")
         if dataset.has_foreign_order
     }
     train_samples = dataset.samples("train", asked.get("train"))
@@ -165,7 +165,7 @@ def _held_out(cfg: RunConfig, dataset: Dataset, asked: int | None) -> tuple[Orde
     try:
         samples = dataset.samples("held_out", asked)
         return samples, [f"not evaluated on: {reason}" for reason in dataset.not_measured("held_out")]
-    except EmptyPartError as error:
+    except EmptySplitError as error:
         needs_it = cfg.checkpoint.keep_best or cfg.evaluate.patience
         if not is_auto or needs_it:
             raise

@@ -71,14 +71,15 @@ class SyntheticSamples:
 
     sources: tuple[Source, ...] = ()
 
-    def __init__(self, vocab_size: int, seq_len: int, seed: int, part: int, per_epoch: int) -> None:
-        self.vocab_size, self.seq_len, self.seed, self.part, self.per_epoch = vocab_size, seq_len, seed, part, per_epoch
+    def __init__(self, vocab_size: int, seq_len: int, seed: int, split: int, per_epoch: int) -> None:
+        self.vocab_size, self.seq_len, self.per_epoch = vocab_size, seq_len, per_epoch
+        self.seed, self.split = seed, split
 
     def at(self, first: int, count: int) -> list[Sample]:
         return [self._sample(number) for number in range(first, first + count)]
 
     def _sample(self, number: int) -> Sample:
-        draw = np.random.default_rng([self.seed, self.part, number])
+        draw = np.random.default_rng([self.seed, self.split, number])
         scored = np.arange(self.seq_len) >= draw.integers(0, max(1, self.seq_len // 2))
         return Sample(draw.integers(0, self.vocab_size, self.seq_len + 1), scored)
 
@@ -178,9 +179,9 @@ def _samples(cfg: RunConfig, world: World, *, synthetic: bool) -> tuple[Batches,
     plan = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, with_layout(cfg.parallel, world.layout))
     eod_policy = EodPolicy(None, mask_loss=False, reset_positions=False, reset_attention=False)
     shape = (cfg.model.vocab_size, cfg.data.seq_len, cfg.train.seed)
-    train: OrderedSamples = SyntheticSamples(*shape, part=0, per_epoch=2**40)
+    train: OrderedSamples = SyntheticSamples(*shape, split=0, per_epoch=2**40)
     # One more than fills the batches: ranks do not all have the same number of them.
-    held_out = SyntheticSamples(*shape, part=1, per_epoch=max(1, cfg.evaluate.batches * plan.global_size - 1))
+    held_out = SyntheticSamples(*shape, split=1, per_epoch=max(1, cfg.evaluate.batches * plan.global_size - 1))
     batches = Batches(train, plan, eod_policy, vocab_size=cfg.model.vocab_size, data_rank=world.data_rank)
     return batches, held_out, eod_policy
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gptworks.data.dataset import Dataset
     from gptworks.evaluate.measurement import Measurement
 
-PARTS = {"train": "train", "held-out": "held_out", "test": "test", "all": "train"}  # split as users say it -> part
+SPLITS = {"train": "train", "held-out": "held_out", "test": "test", "all": "train"}  # as users say it -> as datasets do
 
 
 def _measure(measurement: "Measurement") -> dict[str, Any]:
@@ -32,12 +32,12 @@ def _measure_store(measurement: "Measurement", store: str) -> dict[str, Any]:
     from gptworks.evaluate.heldout_dataset import default_split, measure
 
     request = measurement.request
-    split = request.settings["split"] or default_split(request.data)
-    dataset, part = _open(measurement, store, split), PARTS[split]
+    asked = request.settings["split"] or default_split(request.data)
+    dataset, split = _open(measurement, store, asked), SPLITS[asked]
     measured = measure(
         measurement.model,
         dataset,
-        part,
+        split,
         batch_size=request.batch_size,
         limit=request.limit,
         what=measurement.path,
@@ -45,7 +45,7 @@ def _measure_store(measurement: "Measurement", store: str) -> dict[str, Any]:
     )
     shares = list(dataset.cfg.split)
     cut = ",".join(f"{share:g}" for share in shares)
-    protocol = f"{split} text (shares {cut}), windows of {dataset.cfg.seq_len} tokens side by side"
+    protocol = f"{asked} text (shares {cut}), windows of {dataset.cfg.seq_len} tokens side by side"
     head = measurement.head(protocol, identity.of_stores(dataset.stores))
     values = {
         "loss": measured.loss,
@@ -56,13 +56,13 @@ def _measure_store(measurement: "Measurement", store: str) -> dict[str, Any]:
         "samples": measured.samples,
     }
     if request.per_document:
-        values["documents"] = _per_document(measurement, head, dataset, part)
+        values["documents"] = _per_document(measurement, head, dataset, split)
     rows = [values]
     if request.settings["baselines"]:
         from gptworks.evaluate.heldout_baselines import baseline_rows
 
-        rows += baseline_rows(dataset, part, dataset.tokenizer or measurement.model.tokenizer)
-    counts = {"split": split, "shares": shares, "tokens": measured.tokens, "bytes": measured.text_bytes}
+        rows += baseline_rows(dataset, split, dataset.tokenizer or measurement.model.tokenizer)
+    counts = {"split": asked, "shares": shares, "tokens": measured.tokens, "bytes": measured.text_bytes}
     return measurement.result(head, rows) | counts
 
 
@@ -78,12 +78,12 @@ def _open(measurement: "Measurement", store: str, split: str) -> "Dataset":
     return open_dataset(model, section, trained, "eval")
 
 
-def _per_document(measurement: "Measurement", head: Mapping[str, Any], dataset: "Dataset", part: str) -> int:
+def _per_document(measurement: "Measurement", head: Mapping[str, Any], dataset: "Dataset", split: str) -> int:
     from gptworks.evaluate.documents import Document, StoreDocuments
 
     documents: list[Document] = []
     limit = measurement.request.limit
-    for store, numbers in dataset.documents(part):
+    for store, numbers in dataset.documents(split):
         left = limit - len(documents) if limit else len(numbers)
         documents += StoreDocuments(store, numbers[:left], dataset.cfg.seq_len)
     measurement.score(head, documents)
@@ -123,7 +123,7 @@ TASK = Task(
     counts=("documents", "samples", "tokens", "bytes"),
     measure=_measure,
     options=(
-        Option("split", "which documents (default: held-out of a store, all of text)", choices=tuple(PARTS)),
+        Option("split", "which documents (default: held-out of a store, all of text)", choices=tuple(SPLITS)),
         Option("key", "key or column of text (default: text)", default="", metavar="NAME"),
         Option("shares", "shares of the split (default: those the model was trained with)", metavar="A,B,C"),
         Option("seq_len", "tokens predicted per sample; longer rows are cut off", parse=int, metavar="N"),
