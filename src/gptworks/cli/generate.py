@@ -105,7 +105,7 @@ def _run(args: argparse.Namespace) -> int:
     from gptworks.generate.engine import can_stream, drawing_anew, settings_of
 
     is_run = args.server is None and not _is_gguf(args)
-    given = (_said_in_run(folder.config_of(Path(args.model))) if is_run else {}) | _given(args)
+    given = (_settings_of_run(folder.config_of(Path(args.model))) if is_run else {}) | _explicit_settings(args)
     is_seed_given = "seed" in given
     given = drawing_anew(given)
     cfg = settings_of(given)
@@ -130,7 +130,7 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _said_in_run(config: dict[str, Any]) -> dict[str, Any]:
+def _settings_of_run(config: dict[str, Any]) -> dict[str, Any]:
     """What the configuration of a run, which has every default, says of its own about generation."""
     from gptworks.config.schema import GenerateConfig
 
@@ -187,7 +187,7 @@ def _is_gguf(args: argparse.Namespace) -> bool:
     return bool(args.engine == "llama.cpp")
 
 
-def _given(args: argparse.Namespace) -> dict[str, Any]:
+def _explicit_settings(args: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
     if "early_stopping" in given:
         given["early_stopping"] = {"true": True, "false": False}.get(given["early_stopping"], "never")

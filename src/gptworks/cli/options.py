@@ -146,7 +146,7 @@ def is_checkpoint(path: str, *formats: str | None) -> bool:
         raise UsageError(f"{of_weights[0]} is a format of checkpoints, and {of_datasets[0]} one of datasets.")
     if of_weights or of_datasets:
         return bool(of_weights)
-    found = _found(path)
+    found = _local_path(path)
     is_torch_name = found.is_file() and found.suffix in (".pt", ".pth")
     return is_torch_name or registry.recognise(found) is not None
 
@@ -158,7 +158,7 @@ def checkpoint_path(source: str) -> Path:
     return Path(source) if Path(source).exists() else model_hub.resolve(source)
 
 
-def _found(source: str) -> Path:
+def _local_path(source: str) -> Path:
     from gptworks import model_hub
 
     return Path(source) if Path(source).exists() else model_hub.find(source) or Path(source)

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         choice = found.fits[0].choice
         notes.append(f"no layout is given: this is the fastest of {len(found.fits):,} that fit (--search lists them).")
     else:
-        choice, notes = request.given(str(args.config or "config"))
+        choice, notes = request.configured_layout(str(args.config or "config"))
     return _under_rules(args, request, choice) if args.rules else _one_layout(args, request, choice, notes)
 
 

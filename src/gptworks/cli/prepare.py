@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     for each in keys:
         rules = TextRules(each, separator, keep_separator=not args.append_eod, strip=args.strip, kind=args.input_format)
         tokenizer = _tokenizer(args, rules)
-        with _Display() as display, _told_how_to_go_on():
+        with _Display() as display, _interrupt_explained():
             summary = preparation.prepare(
                 preparation.PrepareJob(
                     args.inputs,
@@ -154,7 +154,7 @@ def _tokenizer(args: argparse.Namespace, rules: "TextRules") -> "Tokenizer":
 
 
 @contextmanager
-def _told_how_to_go_on() -> Iterator[None]:
+def _interrupt_explained() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:

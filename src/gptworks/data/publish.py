@@ -77,7 +77,7 @@ def publish(
             if name != "gpt2":
                 beside.append(staged.with_name(name))
                 tokenizer.save_file(beside[0])
-            sidecar = replace(sidecar, tokenizer=name, special={} if name == "gpt2" else tokenizer.special.as_said())
+            sidecar = replace(sidecar, tokenizer=name, special={} if name == "gpt2" else tokenizer.special.as_dict())
         hashes = {file: hashes.get(file) or sha256_of(file) for file in written}
         mains = registry.mains(format_, written)
         for main in mains:

@@ -69,7 +69,7 @@ class Sidecar:
             for name, kind in _SIDECAR_TYPES.items():
                 if not isinstance(getattr(sidecar, name), kind):
                     raise ValueError(f"{name} is {getattr(sidecar, name)!r}")  # noqa: TRY004
-            SpecialTokens.from_said(sidecar.special)
+            SpecialTokens.from_dict(sidecar.special)
             return sidecar
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(f"{path}: not a store's sidecar ({error}). Remove it, or prepare the data again.") from None
@@ -169,7 +169,7 @@ class Store:
         tokenizer = Tokenizer.from_pretrained(name if name == "gpt2" else self.located.main.parent / name)
         tokenizer.require(self.sidecar.tokenizer_identity, what=str(self.file))
         if self.sidecar.special:
-            tokenizer.special = SpecialTokens.from_said(self.sidecar.special)
+            tokenizer.special = SpecialTokens.from_dict(self.sidecar.special)
         return tokenizer.with_eod(self.sidecar.eod_id)
 
     def _meta_of_nanogpt(self) -> Path | None:

@@ -12,12 +12,12 @@ from gptworks.evaluate.task import Option, Task
 DEFAULT = "heldout"
 
 
-def _found() -> dict[str, Task]:
+def _load_tasks() -> dict[str, Task]:
     modules = [import_module(f"{tasks.__name__}.{each.name}") for each in pkgutil.iter_modules(tasks.__path__)]
     return {module.TASK.name: module.TASK for module in modules}
 
 
-TASKS = _found()
+TASKS = _load_tasks()
 
 
 def find(name: str) -> Task:

@@ -389,7 +389,7 @@ def _differences(system: str, text: str, config: RunConfig) -> list[str]:
     for key, value in _flat(config).items():
         idle = key == "parallel.sequence" and config.parallel.tp == 1
         if back.get(key) != value and not idle and not key.startswith(_NOT_COMPARED):
-            found.append(f"{key}={_shown(value)}; there it is {_shown(back.get(key))}")
+            found.append(f"{key}={_as_json(value)}; there it is {_as_json(back.get(key))}")
     return found
 
 
@@ -407,7 +407,7 @@ def _read_back(system: str, text: str) -> RunConfig:
     return load_with_origins(values=values).config
 
 
-def _shown(value: Any) -> str:
+def _as_json(value: Any) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gptworks.errors import ConfigError
-from gptworks.interop.notes import Note, shown
+from gptworks.interop.notes import Note, setting_text
 from gptworks.interop.translation import Translation
 
 Read = Callable[[str], Any]
@@ -119,7 +119,7 @@ class Settings:
         for key in ours:
             if self.is_given(theirs) or key not in self.their_names:
                 self.their_names[key] = theirs
-        told = ", ".join(f"{key}={shown(each)}" for key, each in ours.items())
+        told = ", ".join(f"{key}={setting_text(each)}" for key, each in ours.items())
         self._note(names, "approximated" if why else "mapped", told, why)
 
     def map_evaluation(self, name: str, samples: int, global_size: int) -> None:

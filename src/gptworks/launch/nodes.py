@@ -118,7 +118,7 @@ def require_local_ranks(path: Path, ranks: str) -> None:
     if len(table.servers) == 1 or table.servers[rank] in mine:
         return
     found = (
-        f"This one is {mine[0].address}, with {rank_table.shown(mine[0].ranks)}."
+        f"This one is {mine[0].address}, with {rank_table.span(mine[0].ranks)}."
         if mine
         else f"None of its addresses ({', '.join(server.address for server in table.servers)}) is this machine's."
     )

@@ -44,8 +44,8 @@ class RankTable:
         for number, server in enumerate(self.servers):
             if server.ranks == ranks:
                 return number
-        fitting = " or ".join(shown(server.ranks) for server in self.servers)
-        raise UsageError(f"--rank-range: {shown(ranks)} are not the ranks of one machine of the table. Use {fitting}.")
+        fitting = " or ".join(span(server.ranks) for server in self.servers)
+        raise UsageError(f"--rank-range: {span(ranks)} are not the ranks of one machine of the table. Use {fitting}.")
 
 
 def parse_range(text: str, option: str) -> range:
@@ -58,7 +58,7 @@ def parse_range(text: str, option: str) -> range:
     return range(int(found[1]), int(found[2]))
 
 
-def shown(ranks: range) -> str:
+def span(ranks: range) -> str:
     return f"[{ranks.start},{ranks.stop}]"
 
 
@@ -182,7 +182,7 @@ def describe(table: RankTable) -> str:
     lines = [f"{machines} machine{'s' * (machines > 1)}, {ranks} rank{'s' * (ranks > 1)}"]
     for number, server in enumerate(table.servers):
         ids = ", ".join(str(device.device) for device in server.devices)
-        lines.append(f"node {number}  {server.address}  ranks {shown(server.ranks)}  devices {ids}")
+        lines.append(f"node {number}  {server.address}  ranks {span(server.ranks)}  devices {ids}")
     return "\n".join(lines)
 
 

@@ -50,7 +50,7 @@ class Request:
 
     # The layout that is given
 
-    def given(self, source: str) -> tuple[LayoutChoice, list[str]]:
+    def configured_layout(self, source: str) -> tuple[LayoutChoice, list[str]]:
         """As a run would have it, also where the batch is left open; or what a run would refuse. And notes on it."""
         config = self.config
         layout = solve_layout(config.parallel, self.devices, partial(checks.suits, config))

@@ -193,13 +193,13 @@ def _events(run: RunData) -> list[str]:
         if event_file.is_sample(culprit):
             text = "".join(str(piece.get("text") or "") for piece in culprit["pieces"])
             shown = f"{escape(event_file.where(culprit))}<br>{_value(_short(text))}"
-        rows.append([f"{event['step']:,}", _found(event), _done(event), shown])
+        rows.append([f"{event['step']:,}", _finding(event), _done(event), shown])
     heads = [both(head) for head in ("step", "found", "done", "culprit")]
     left = f"<p>... {len(run.events) - _MOST_ROWS:,}</p>" if len(run.events) > _MOST_ROWS else ""
     return [_table(heads, rows, numbers=(0,)) + left] if rows else []
 
 
-def _found(event: dict[str, Any]) -> str:
+def _finding(event: dict[str, Any]) -> str:
     """The rule, and by how much each number was beyond the usual."""
     parts = [f"<b>{both(_known(event.get('rule'), 'rule'))}</b>"]
     for name in ("loss", "grad_norm"):

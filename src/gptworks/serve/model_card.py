@@ -34,7 +34,7 @@ class ModelCards:
                 self._origins[served.checkpoint] = origin = Origin(served)
             shape = served.card()["gptworks"]
             run = self._run_of(served.checkpoint, shape["step"])
-        return {"id": served.name, **shape, "architecture": _architecture(served), **origin.told(), "run": run}
+        return {"id": served.name, **shape, "architecture": _architecture(served), **origin.as_dict(), "run": run}
 
     def _run_of(self, checkpoint: Path, step: int | None) -> dict[str, Any] | None:
         if not run_paths.is_checkpoint(checkpoint) or checkpoint.parent.name != run_paths.CHECKPOINTS:
@@ -84,7 +84,7 @@ class Origin:
                 continue
         self.files = found
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """`files` is None until the hashes are known."""
         return {**self.facts, "files": self.files}
 
@@ -116,15 +116,15 @@ def _run_facts(run: RunData, served: int | None) -> dict[str, Any]:
         "loss": _short(thinned(losses, _MOST_POINTS)),
         "smoothed": _short(plot.smoothed(losses, _MOST_POINTS)) if len(losses) > _FEW_POINTS else [],
         "held_out": _short(thinned(held_out, _MOST_POINTS)),
-        "last": _told_at(losses, held_out, None),
-        "served": _told_at(losses, held_out, served),
+        "last": _losses_at(losses, held_out, None),
+        "served": _losses_at(losses, held_out, served),
         "checkpoints": [{"step": each.step, "held_out_loss": each.held_out_loss} for each in run.checkpoints],
         "newest": latest,
         "best": best,
     }
 
 
-def _told_at(losses: Points, held_out: Points, step: int | None) -> dict[str, list[float] | None]:
+def _losses_at(losses: Points, held_out: Points, step: int | None) -> dict[str, list[float] | None]:
     """What was known at a step: each number with its own step, the nearest at or before. None: at the last one."""
     known, tested = ([point for point in points if step is None or point[0] <= step] for points in (losses, held_out))
     if len(losses) > _FEW_POINTS:  # as the curve is drawn

@@ -25,12 +25,12 @@ class SpecialTokens:
     adds_bos: bool | None = None
     chat_template: str | None = None
 
-    def as_said(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Without what nobody says."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
-    def from_said(cls, values: Mapping[str, Any]) -> "SpecialTokens":
+    def from_dict(cls, values: Mapping[str, Any]) -> "SpecialTokens":
         """The reverse. ValueError where it is something else."""
         for name, value in values.items():
             if name not in cls.__dataclass_fields__ or not isinstance(value, bool if name == "adds_bos" else str):

@@ -218,16 +218,16 @@ def show_first_batch(setup: Setup) -> str:
     batch = setup.batches().next_step()[0]
     tokenizer = setup.dataset.tokenizer
 
-    def shown(ids: list[int]) -> str:
+    def text(ids: list[int]) -> str:
         return tokenizer.decode(ids) if tokenizer else " ".join(str(i) for i in ids)
 
     lines = []
     for row in range(len(batch.tokens)):
         tokens, labels = batch.tokens[row].tolist(), batch.labels[row].tolist()
         scored = [label for label in labels if label >= 0]
-        lines += [f"--- sample {int(batch.sample_ids[row])}: {len(tokens)} tokens, {len(scored)} scored", shown(tokens)]
+        lines += [f"--- sample {int(batch.sample_ids[row])}: {len(tokens)} tokens, {len(scored)} scored", text(tokens)]
         if len(scored) < len(tokens):
-            lines += ["--- scored:", shown(scored)]
+            lines += ["--- scored:", text(scored)]
         if batch.positions is not None:
             lines.append(f"--- positions start again {int((batch.positions[row, 1:] == 0).sum())} times")
         if batch.segments is not None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from gptworks.checkpoint.formats import raw_bytes
 from gptworks.checkpoint.lazy_tensor import LazyTensor
 from gptworks.errors import CheckpointError
-from gptworks.pickle_values import Bytes, Global, Object, shown
+from gptworks.pickle_values import Bytes, Global, Object, brief
 from gptworks.safe_pickle import Meaning, PickleMachine
 
 NAMES = "StructuredToParameterName@@"  # name in the state -> name inside Paddle
@@ -132,7 +132,7 @@ class _Arrays(Meaning):
 
     def _exactly(self, values: Any, count: int) -> tuple[Any, ...]:
         if not isinstance(values, tuple) or len(values) != count:
-            raise CheckpointError(f"{self.path}: an array of {shown(values)}. {_DAMAGED}")
+            raise CheckpointError(f"{self.path}: an array of {brief(values)}. {_DAMAGED}")
         return values
 
     def _dtype(self, call: Any) -> torch.dtype:
@@ -145,14 +145,14 @@ class _Arrays(Meaning):
             raise CheckpointError(f"{self.path}: an array of big-endian numbers, which is not supported.")
         if code not in _DTYPES:
             raise CheckpointError(
-                f"{self.path}: an array of type {shown(call.args[0] if is_dtype else call)}, which holds no weights."
+                f"{self.path}: an array of type {brief(call.args[0] if is_dtype else call)}, which holds no weights."
             )
         return _DTYPES[code]
 
     def _stored(self, shape: Any, dtype_call: Any, is_fortran: bool, data: Any) -> LazyTensor:
         dtype = self._dtype(dtype_call)
         if not isinstance(shape, tuple | list) or not all(type(n) is int and n >= 0 for n in shape):
-            raise CheckpointError(f"{self.path}: {shown(shape)} is not the shape of an array. {_DAMAGED}")
+            raise CheckpointError(f"{self.path}: {brief(shape)} is not the shape of an array. {_DAMAGED}")
         size, path = math.prod(shape) * dtype.itemsize, self.path
         if not isinstance(data, bytes | str | Bytes | _Text):
             raise CheckpointError(f"{path}: an array with {type(data).__name__} for its bytes. {_DAMAGED}")
@@ -174,7 +174,7 @@ class _Arrays(Meaning):
     def _require_size(self, shape: Any, needed: int, found: int) -> None:
         if found != needed:
             raise CheckpointError(
-                f"{self.path}: an array of shape {shown(list(shape))} has {found:,} bytes, needed {needed:,}. "
+                f"{self.path}: an array of shape {brief(list(shape))} has {found:,} bytes, needed {needed:,}. "
                 f"{_DAMAGED}"
             )
 

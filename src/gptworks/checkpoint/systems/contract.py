@@ -15,7 +15,7 @@ from gptworks.config.load import flatten, from_dict
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError, ConfigError
 from gptworks.parallel.slices import Region, size_of
-from gptworks.pickle_values import shown
+from gptworks.pickle_values import brief
 from gptworks.tokenizer import Tokenizer, nanogpt_meta
 from gptworks.tokenizer.sentencepiece import model_in
 
@@ -153,7 +153,7 @@ def model_config(values: Mapping[str, object], where: str) -> ModelConfig:
     for key, value in flatten(dict(values)).items():
         is_plain = value is None or isinstance(value, bool | float | str)
         if not is_plain and not (isinstance(value, int) and abs(value) < 2**63):
-            raise CheckpointError(f"{where}: model.{key} is {shown(value)}, needed a number or a word.")
+            raise CheckpointError(f"{where}: model.{key} is {brief(value)}, needed a number or a word.")
     try:
         return from_dict({"model": dict(values)}, where).model
     except ConfigError as error:
@@ -181,5 +181,5 @@ def require_divisible(model: ModelConfig, cut: SplitSpec) -> None:
 
 
 def _some(names: list[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:6])
-    return shown + (f", ... ({len(names) - 6} more)" if len(names) > 6 else "")
+    listed = ", ".join(f"'{name}'" for name in names[:6])
+    return listed + (f", ... ({len(names) - 6} more)" if len(names) > 6 else "")

@@ -26,7 +26,7 @@ from gptworks.checkpoint.systems import huggingface_families as families
 from gptworks.checkpoint.systems.contract import EXACT, Opened, SplitSpec, Weights, model_config, unknown_classes
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
-from gptworks.pickle_values import shown
+from gptworks.pickle_values import brief
 
 NAME = "hf"
 TITLE = "Hugging Face folder (GPT-2, Llama, Mistral, Qwen2, Qwen3)"
@@ -246,7 +246,7 @@ def _read_pickle(file: Path, remarks: list[str]) -> dict[str, LazyTensor]:
         raise CheckpointError(f"{file}: holds a {type(content).__name__}, needed a dictionary of tensors.")
     remarks += unknown_classes(found.unknown, file)
     if others := [str(name) for name, each in content.items() if not isinstance(each, LazyTensor)]:
-        remarks.append(f"{file}: left out what is not a tensor: {shown(others)}")
+        remarks.append(f"{file}: left out what is not a tensor: {brief(others)}")
     return {str(name): each for name, each in content.items() if isinstance(each, LazyTensor)}
 
 

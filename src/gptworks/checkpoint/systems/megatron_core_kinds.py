@@ -6,7 +6,7 @@ from typing import Any
 from gptworks import architecture
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
-from gptworks.pickle_values import shown
+from gptworks.pickle_values import brief
 
 # What changes the computation and has no key here.
 _REFUSED = {
@@ -37,7 +37,7 @@ def read(settings: Mapping[str, Any], where: str) -> dict[str, object]:
     for name, what in _REFUSED.items():
         if settings.get(name) not in (None, False, 0, 0.0):
             raise CheckpointError(
-                f"{where}: its args say {name}={_said(settings[name])}: {what}, which is not supported."
+                f"{where}: its args say {name}={_bare_text(settings[name])}: {what}, which is not supported."
             )
     found: dict[str, object] = {
         "norm": _one_of(settings, "normalization", _NORMS, "LayerNorm", where),
@@ -75,12 +75,12 @@ def read(settings: Mapping[str, Any], where: str) -> dict[str, object]:
 def _one_of(settings: Mapping[str, Any], name: str, known: Mapping[str, str], usual: str, where: str) -> str:
     value = settings.get(name) or usual
     if value not in known:
-        raise CheckpointError(f"{where}: its args say {name}={_said(value)}; known: {', '.join(known)}.")
+        raise CheckpointError(f"{where}: its args say {name}={_bare_text(value)}; known: {', '.join(known)}.")
     return known[value]
 
 
-def _said(value: object) -> str:
-    return shown(value).strip("'\"")
+def _bare_text(value: object) -> str:
+    return brief(value).strip("'\"")
 
 
 def _read_window(settings: Mapping[str, Any], where: str) -> int:
@@ -94,20 +94,20 @@ def _read_window(settings: Mapping[str, Any], where: str) -> int:
             return int(before) + 1
         if after in (0, -1) and before == -1:
             return 0
-    raise CheckpointError(f"{where}: its args say window_size={_said(window)}; needed (tokens before, 0).")
+    raise CheckpointError(f"{where}: its args say window_size={_bare_text(window)}; needed (tokens before, 0).")
 
 
 def _read_rope(settings: Mapping[str, Any], where: str) -> dict[str, object]:
     if settings.get("rotary_percent") not in (None, 1, 1.0):
         raise CheckpointError(
-            f"{where}: its args say rotary_percent={_said(settings['rotary_percent'])}: partial rotary embeddings "
+            f"{where}: its args say rotary_percent={_bare_text(settings['rotary_percent'])}: partial rotary embeddings "
             "are not supported."
         )
     found: dict[str, object] = {"rope_theta": settings.get("rotary_base") or 10000}
     stretched, is_llama3 = settings.get("rotary_seq_len_interpolation_factor"), settings.get("use_rope_scaling")
     if stretched and is_llama3:
         raise CheckpointError(
-            f"{where}: its args say use_rope_scaling and rotary_seq_len_interpolation_factor={_said(stretched)}; "
+            f"{where}: its args say use_rope_scaling and rotary_seq_len_interpolation_factor={_bare_text(stretched)}; "
             "needed one of them."
         )
     if stretched:

@@ -17,7 +17,7 @@ from gptworks.checkpoint.rules import (
 from gptworks.checkpoint.systems.contract import Opened, model_config, tokenizer_folder, unknown_classes
 from gptworks.checkpoint.systems.megatron_folder import PADDING, Loaded, folders_of, one_of_many
 from gptworks.errors import CheckpointError
-from gptworks.pickle_values import shown
+from gptworks.pickle_values import brief
 from gptworks.tokenizer import bundled
 
 _QUOTES = "'\""
@@ -109,7 +109,7 @@ def _require_gpt2_args(settings: Mapping[str, Any], where: str) -> None:
     if refused:
         name, what = refused[0]
         raise CheckpointError(
-            f"{where}: its args say {name}={shown(settings[name]).strip(_QUOTES)}: {what}. A GPT-2 has none of "
+            f"{where}: its args say {name}={brief(settings[name]).strip(_QUOTES)}: {what}. A GPT-2 has none of "
             "that, and the weights would compute something else."
         )
 
