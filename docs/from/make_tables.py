@@ -290,7 +290,7 @@ def rows(system: str, number_of_command: int, given_only: bool) -> list[tuple[li
         for key in settings.keys.values():
             if given_only and not settings.is_given(key.theirs):
                 continue
-            rest = row(system, command, key, index, settings.given.get(key.theirs))
+            rest = row(system, command, key, index, settings.texts.get(key.theirs))
             if found and found[-1][1:] == rest and not rest[1]:
                 found[-1] = ([*found[-1][0], key.theirs], *rest)
             else:

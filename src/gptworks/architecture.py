@@ -292,9 +292,9 @@ def unmet(model: ModelConfig, needs: Known, known: Known) -> str:
     return " and ".join([*of_needs, *filter(None, [unknown(model, others)])])
 
 
-def require_known(model: ModelConfig, known: Known, what: str, error: type[GPTWorksError]) -> None:
+def require_known(model: ModelConfig, known: Known, who: str, error: type[GPTWorksError]) -> None:
     if missing := unknown(model, known):
-        raise error(f"{what} cannot compute what this model asks for: {missing}.")
+        raise error(f"{who} cannot compute what this model asks for: {missing}.")
 
 
 def _defaults(model: ModelConfig) -> dict[str, object]:

@@ -84,8 +84,8 @@ def measure(model: PretrainedGPT, data: dict[str, Any], *, split: str, batch_siz
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise UsageError(f"evaluate: batch_size: got {batch_size!r}; needs 1 or more.")
     dataset = open_dataset(model, data, {"train": {"seed": seed}}, "evaluate")
-    what = str(model.folder or "the model")
-    return heldout_dataset.measure(model, dataset, split, batch_size=batch_size, what=what)
+    name = str(model.folder or "the model")
+    return heldout_dataset.measure(model, dataset, split, batch_size=batch_size, name=name)
 
 
 def measure_file(task: Task, model: Any, data: Any, **settings: Any) -> dict[str, Any]:

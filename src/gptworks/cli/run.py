@@ -45,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
     """Each command of the block in its turn, as long as they end well."""
     from gptworks.interop import pasted
 
-    found = read(args, "run")
-    several = sum(line.command is not None for line in found) > 1 or any(line.answer for line in found)
+    lines = read(args, "run")
+    several = sum(line.command is not None for line in lines) > 1 or any(line.answer for line in lines)
     earlier: list[Translation] = []
-    # Again, and not what was found before: which way a test goes may depend on the commands before it.
-    for line in found if args.dry_run else pasted.lines(*_shell_inputs(args), text=args.text):
+    # Again, and not what was read before: which way a test goes may depend on the commands before it.
+    for line in lines if args.dry_run else pasted.lines(*_shell_inputs(args), text=args.text):
         if several:
             print(f"{line.started.where}: {' '.join(_quoted(word) for word in line.started.words)}", flush=True)
         if line.answer:
@@ -74,11 +74,11 @@ def read(args: argparse.Namespace, verb: str) -> "list[Line]":
     if not args.cwd.is_dir():
         raise UsageError(f"--cwd: {args.cwd} is not a folder.")
     try:
-        found = list(pasted.lines(*_shell_inputs(args), text=args.text))
-        pasted.check(found)
+        lines = list(pasted.lines(*_shell_inputs(args), text=args.text))
+        pasted.check(lines)
     except UsageError as error:
         raise UsageError(re.sub(r"^run: ", f"{verb}: ", str(error))) from None
-    return found
+    return lines
 
 
 def _shell_inputs(args: argparse.Namespace) -> tuple[list[str], dict[str, str], Path]:
@@ -161,19 +161,19 @@ def translated(args: argparse.Namespace, line: "Line", *, runs: bool = True) -> 
     from gptworks.interop import foreign_run
 
     try:
-        found, remarks = foreign_run.translate(line, _shell_inputs(args)[0])
+        translation, remarks = foreign_run.translate(line, _shell_inputs(args)[0])
     except UsageError as error:
         raise UsageError(re.sub(r"^run: ", f"{'run' if runs else 'translate'}: ", str(error))) from None
-    return adapted_to(args, found, remarks, folder=line.folder, runs=runs)
+    return adapted_to(args, translation, remarks, folder=line.folder, runs=runs)
 
 
 def adapted_to(
-    args: argparse.Namespace, found: "Translation", remarks: list[str], *, folder: Path, runs: bool
+    args: argparse.Namespace, translation: "Translation", remarks: list[str], *, folder: Path, runs: bool
 ) -> "Translation":
     from gptworks.interop.adapt import adapted
 
     small = bool(args.shrink)
-    return adapted(found, remarks, device=args.device, shrink=small, strict=args.strict, folder=folder, runs=runs)
+    return adapted(translation, remarks, device=args.device, shrink=small, strict=args.strict, folder=folder, runs=runs)
 
 
 def show(translation: "Translation") -> None:

@@ -220,12 +220,12 @@ def solve_batch(batch: BatchConfig, data_parallel: int) -> BatchPlan:
     def refuse(got: str, fix: str) -> ConfigError:
         return ConfigError("batch", [f"batch.global_size: {got}; needs {equation}. {fix}"])
 
-    def divide(what: int, by: int, name: str) -> int:
-        if what % by:
-            below, above = what // by * by, (what // by + 1) * by
+    def divide(number: int, by: int, name: str) -> int:
+        if number % by:
+            below, above = number // by * by, (number // by + 1) * by
             nearest = f"{below} or {above}" if below else str(above)
-            raise refuse(f"{what} is not a multiple of {name} = {by}", f"Nearest: global_size={nearest}.")
-        return what // by
+            raise refuse(f"{number} is not a multiple of {name} = {by}", f"Nearest: global_size={nearest}.")
+        return number // by
 
     if not (total or micro or accumulation):
         raise ValueError("nothing is given of the batch equation: plan_batch knows what is usual")

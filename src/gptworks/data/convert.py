@@ -99,9 +99,9 @@ def _common_sidecar(stores: list[Store], given: Tokenizer | None) -> tuple[Sidec
         sidecars = [store.sidecar for store in described if store.sidecar]
         for store, sidecar in zip(described, sidecars, strict=True):
             if tokenizer:
-                tokenizer.require(sidecar.tokenizer_identity, what=str(store.file))
+                tokenizer.require(sidecar.tokenizer_identity, source=str(store.file))
             if given:
-                given.require(sidecar.tokenizer_identity, what=str(store.file))
+                given.require(sidecar.tokenizer_identity, source=str(store.file))
             if (sidecar.kind, sidecar.eod_id) != (sidecars[0].kind, sidecars[0].eod_id):
                 raise DataError(
                     f"{store.file}: holds {sidecar.kind} ending with id {sidecar.eod_id}, but {described[0].file} "
@@ -113,7 +113,7 @@ def _common_sidecar(stores: list[Store], given: Tokenizer | None) -> tuple[Sidec
         return None, None
     for store in stores:
         if beside := store.load_tokenizer():
-            given.require(beside.identity, what=f"{store.file} ({beside.name})")
+            given.require(beside.identity, source=f"{store.file} ({beside.name})")
     return describe(given, kind="text", eod_appended=all(_ends_with_eod(store, given) for store in stores)), given
 
 
@@ -195,9 +195,9 @@ def _refuse_own_source(written: list[Path], prefix: Path, stores: list[Store]) -
             raise DataError(f"{prefix.with_name(file.name)}: is the source itself. Choose another destination.")
 
 
-def _compare(contents: Contents, found: list[Contents], format_: Format, prefix: Path) -> None:
+def _compare(contents: Contents, written: list[Contents], format_: Format, prefix: Path) -> None:
     """Every token again, and every border that the format keeps."""
-    whole = _joined(found)
+    whole = _joined(written)
     if len(whole.tokens) != len(contents.tokens):
         raise DataError(f"{prefix}: {len(whole.tokens)} tokens came back of {len(contents.tokens)}: nothing is kept.")
     step = 1 << 22

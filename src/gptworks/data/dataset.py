@@ -130,14 +130,14 @@ class Dataset:
         for store in self._all_stores:
             if store.sidecar is None and (beside := store.load_tokenizer()):
                 given = given or beside
-                given.require(beside.identity, what=f"{store.file} ({beside.name})")
+                given.require(beside.identity, source=f"{store.file} ({beside.name})")
         if not described:
             return given or of_model
         for store in described:
             assert store.sidecar
             given = given or store.load_tokenizer()
             if given is not None:
-                given.require(store.sidecar.tokenizer_identity, what=f"{store.file}")
+                given.require(store.sidecar.tokenizer_identity, source=f"{store.file}")
         ends = {store.sidecar.eod_id for store in described if store.sidecar}
         if len(ends) > 1:
             listed = ", ".join(str(eod_id) for eod_id in sorted(ends, key=str))

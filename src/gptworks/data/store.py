@@ -167,7 +167,7 @@ class Store:
             return None
         name = self.sidecar.tokenizer
         tokenizer = Tokenizer.from_pretrained(name if name == "gpt2" else self.located.main.parent / name)
-        tokenizer.require(self.sidecar.tokenizer_identity, what=str(self.file))
+        tokenizer.require(self.sidecar.tokenizer_identity, source=str(self.file))
         if self.sidecar.special:
             tokenizer.special = SpecialTokens.from_dict(self.sidecar.special)
         return tokenizer.with_eod(self.sidecar.eod_id)

@@ -132,8 +132,8 @@ def _rank(folder: Path, device: str, ranks: int) -> None:
     tell(f"went on from the checkpoint to step {second.step}")
 
 
-def main(what: str, folder: str, device: str, ranks: str) -> int:
-    if what == "launch":
+def main(role: str, folder: str, device: str, ranks: str) -> int:
+    if role == "launch":
         return _launch(Path(folder), device, int(ranks))
     from gptworks.launch.reporting import reporting
 

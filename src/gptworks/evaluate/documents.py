@@ -15,7 +15,7 @@ Document = Sequence[Row]
 
 
 def score_documents(
-    model: GPT, documents: Sequence[Document], records: Records, *, batch_size: int, watcher: Watcher, what: str
+    model: GPT, documents: Sequence[Document], records: Records, *, batch_size: int, watcher: Watcher, name: str
 ) -> list[Score]:
     """Scores of all documents. Those that `records` does not have yet are computed and put there, in the batches of the
     whole: a row may have another last bit beside other rows."""
@@ -27,7 +27,7 @@ def score_documents(
     for index in missing:
         if not documents[index]:  # nothing in it to score
             records.add(index, _as_record([]))
-    watcher.begin(what, len(documents), len(documents) - len(rows and missing))
+    watcher.begin(name, len(documents), len(documents) - len(rows and missing))
     known = {number for number, index in enumerate(owners) if index not in waiting}
     try:
         for batch in score(model, rows, batch_size=batch_size, known=known):

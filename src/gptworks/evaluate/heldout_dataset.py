@@ -74,17 +74,17 @@ def measure(
     *,
     batch_size: int,
     limit: int = 0,
-    what: str,
+    name: str,
     watcher: Watcher | None = None,
 ) -> HeldOut:
     """The loss over the samples of a split, or over the first `limit` of them. The dataset has the model's tokenizer,
-    or it is refused with `what` for the model's name."""
+    or it is refused with `name` for the model's name."""
     if model.tokenizer and dataset.tokenizer:
-        dataset.tokenizer.require(model.tokenizer.identity, what=what)
+        dataset.tokenizer.require(model.tokenizer.identity, source=name)
     tokenizer = dataset.tokenizer or model.tokenizer
     watcher = watcher or Watcher()
     samples = _Watched(dataset.samples(split), limit, watcher)
-    watcher.begin(what, samples.per_epoch, 0)
+    watcher.begin(name, samples.per_epoch, 0)
     try:
         return held_out_loss(
             model,

@@ -32,11 +32,11 @@ def accepted(task: Task) -> list[Option]:
     return [*task.options, *(option for option in others if not option.is_refused_elsewhere)]
 
 
-def settings_of(task: Task, given: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(task: Task, values: Mapping[str, Any]) -> dict[str, Any]:
     """All settings of a task. One of another task is refused, unless it says no more than its default does."""
     known = accepted(task)
     for other in TASKS.values():
         for option in other.options:
-            if option not in known and given.get(option.name, option.default) != option.default:
+            if option not in known and values.get(option.name, option.default) != option.default:
                 raise UsageError(f"{option.flag}: is for --task {other.name}, got --task {task.name}. Leave it out.")
-    return {option.name: given.get(option.name, option.default) for option in task.options}
+    return {option.name: values.get(option.name, option.default) for option in task.options}

@@ -163,7 +163,7 @@ def translate_values(
 
 
 def _is_of_2023(settings: Settings) -> bool:
-    return any(name.startswith(("Data.Train.", "Global.global_b", "Global.local_b")) for name in settings.given)
+    return any(name.startswith(("Data.Train.", "Global.global_b", "Global.local_b")) for name in settings.texts)
 
 
 def _model(settings: Settings) -> None:

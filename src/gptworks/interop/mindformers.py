@@ -34,9 +34,9 @@ def recognise_yaml(values: Mapping[str, Any]) -> bool:
     return "runner_config" in values or "base_config" in values or (isinstance(model, dict) and "model_config" in model)
 
 
-def read_yaml(path: Path, seen: tuple[Path, ...] = (), told: list[str] | None = None) -> dict[str, Any]:
+def read_yaml(path: Path, seen: tuple[Path, ...] = (), remarks: list[str] | None = None) -> dict[str, Any]:
     """With the files of `base_config`: of these a later one takes the place of a whole block; the file itself changes
-    single keys of what they give. One that is not there may be among those that ship with gptworks: `told` takes a
+    single keys of what they give. One that is not there may be among those that ship with gptworks: `remarks` takes a
     remark."""
     if path.resolve() in seen:
         raise ConfigError(str(path), ["base_config: the files include each other."])
@@ -46,10 +46,10 @@ def read_yaml(path: Path, seen: tuple[Path, ...] = (), told: list[str] | None = 
     for base in [bases] if isinstance(bases, str) else bases:
         below, ours = path.parent / str(base), registry.shipped(Path(str(base)).name)
         if not below.is_file() and ours is not None:
-            if told is not None:
-                told.append(f"base_config: {base} is not here; the one that comes with gptworks is used: {ours}")
+            if remarks is not None:
+                remarks.append(f"base_config: {base} is not here; the one that comes with gptworks is used: {ours}")
             below = ours
-        merged.update(read_yaml(below, (*seen, path.resolve()), told))
+        merged.update(read_yaml(below, (*seen, path.resolve()), remarks))
     return yaml_files.deep_merge(merged, values)
 
 
@@ -89,7 +89,7 @@ def translate(command: Command, find: Any) -> Translation:
 
 
 def _read(name: str, find: Any) -> dict[str, str]:
-    return keys_of(read_yaml(find(name), told=find.remarks if isinstance(find, registry.Files) else None))
+    return keys_of(read_yaml(find(name), remarks=find.remarks if isinstance(find, registry.Files) else None))
 
 
 def translate_yaml(path: Path) -> Translation:
@@ -316,13 +316,13 @@ def _start(settings: Settings, mode: str, folder: Path) -> list[str]:
     return []
 
 
-def _our_step(settings: Settings, given: str, folder: Path) -> Path | None:
-    """Our checkpoint of the same step, where a run of ours wrote the file."""
+def _our_step(settings: Settings, path: str, folder: Path) -> Path | None:
+    """Our path of the same step, where a run of ours wrote the file."""
     out = Path(str(settings["output_dir"]))
-    if (folder / given).is_dir():
-        inside = (folder / given).resolve() == (folder / out).resolve() or run_paths.is_checkpoint(folder / given)
-        return Path(given) if inside else None
-    name = re.search(r"-(\d+)_(\d+)\.ckpt$", given)
+    if (folder / path).is_dir():
+        inside = (folder / path).resolve() == (folder / out).resolve() or run_paths.is_checkpoint(folder / path)
+        return Path(path) if inside else None
+    name = re.search(r"-(\d+)_(\d+)\.ckpt$", path)
     if not name or not (per_epoch := _sink(settings)):
         return None
     step = (int(name[1]) - 1) * per_epoch + int(name[2])

@@ -152,8 +152,8 @@ def _variables(settings: dict[str, str]) -> dict[str, str]:
 _SWITCHES = {key.theirs for key in TRAINING if key.switch}
 
 
-def _train(command: Command, given: dict[str, str], remarks: list[str]) -> Translation:
-    settings = Settings(command.program, TRAINING, given)
+def _train(command: Command, flags: dict[str, str], remarks: list[str]) -> Translation:
+    settings = Settings(command.program, TRAINING, flags)
     megatron_flags.model(settings)
     vocabulary = megatron_flags.padded(settings, settings["--vocab-size"])
     settings.map(["--vocab-size", "--make-vocab-size-divisible-by"], {"model.vocab_size": vocabulary})

@@ -110,7 +110,7 @@ def _settings(command: Command, keys: list[Key]) -> Settings:
 def _bare(settings: Settings) -> list[str]:
     return [
         f"{name} stands alone: PaddleNLP's parser reads that as false, and so do we. Write {name} true."
-        for name, text in settings.given.items()
+        for name, text in settings.texts.items()
         if text == "" and settings.keys[name].read is parse_bool
     ]
 

@@ -65,12 +65,12 @@ class Settings:
     """
 
     def __init__(
-        self, where: str, keys: Iterable[Key], given: Mapping[str, str], *, hints: Mapping[str, str] = {}
+        self, where: str, keys: Iterable[Key], texts: Mapping[str, str], *, hints: Mapping[str, str] = {}
     ) -> None:
-        """`given`: as written, in text; an empty text keeps their default. `hints`: answers to known misspellings."""
+        """`texts`: as written; an empty text keeps their default. `hints`: answers to known misspellings."""
         self.where = where
         self.keys = {key.theirs: key for key in keys}
-        self.given = dict(given)
+        self.texts = dict(texts)
         self.ours: dict[str, Any] = {}
         self.notes: list[Note] = []
         self.values: dict[str, Any] = {}
@@ -80,7 +80,7 @@ class Settings:
     def _check(self, hints: Mapping[str, str]) -> None:
         problems = []
         empty: list[str] = []
-        for name, text in self.given.items():
+        for name, text in self.texts.items():
             key = self.keys.get(name)
             if key is None and text == "" and any(known.startswith(f"{name}.") for known in self.keys):
                 empty.append(name)  # a section with nothing in it
@@ -97,15 +97,15 @@ class Settings:
         if problems:
             raise ConfigError(self.where, problems)
         for name in empty:
-            del self.given[name]
+            del self.texts[name]
 
     def __getitem__(self, name: str) -> Any:
         """What counts: the value given, else their default."""
-        found = self.values.get(name)
-        return self.keys[name].default if found is None or found == "" else found
+        value = self.values.get(name)
+        return self.keys[name].default if value is None or value == "" else value
 
     def is_given(self, name: str) -> bool:
-        return name in self.given
+        return name in self.texts
 
     def map(
         self, name: str | Iterable[str], ours: str | Mapping[str, Any], value: Any = None, *, why: str = ""
@@ -119,8 +119,8 @@ class Settings:
         for key in ours:
             if self.is_given(theirs) or key not in self.their_names:
                 self.their_names[key] = theirs
-        told = ", ".join(f"{key}={setting_text(each)}" for key, each in ours.items())
-        self._note(names, "approximated" if why else "mapped", told, why)
+        settings = ", ".join(f"{key}={setting_text(each)}" for key, each in ours.items())
+        self._note(names, "approximated" if why else "mapped", settings, why)
 
     def map_evaluation(self, name: str, samples: int, global_size: int) -> None:
         """An evaluation of so many samples in batches of ours, the next whole number of them."""
@@ -141,7 +141,7 @@ class Settings:
             if name not in self.keys:
                 raise KeyError(f"{name} is not in the table of {self.where}")
             if self.is_given(name) and name not in noted:
-                self.notes.append(Note(name, self.given[name], how, ours, why))
+                self.notes.append(Note(name, self.texts[name], how, ours, why))
 
     def map_plain(self) -> None:
         """All keys that take a value as it is, by their defaults where they were not given; and those nobody needs."""
@@ -154,7 +154,7 @@ class Settings:
                 self.same(name, key.same_effect)
             elif (
                 key.ignored_because
-                and self.given.get(name, "").lower() in ("", *key.harmless_values)
+                and self.texts.get(name, "").lower() in ("", *key.harmless_values)
                 and key.harmless_values
             ):
                 self.same(name, key.ignored_because)
@@ -169,9 +169,9 @@ class Settings:
     def require_noted(self) -> None:
         """Our own check: a key in the table that no rule looked at."""
         noted = {note.theirs for note in self.notes}
-        if left := [name for name in self.given if name not in noted]:
+        if left := [name for name in self.texts if name not in noted]:
             raise AssertionError(f"{self.where}: no note for {left}")
-        order = {name: number for number, name in enumerate(self.given)}
+        order = {name: number for number, name in enumerate(self.texts)}
         self.notes.sort(key=lambda note: order[note.theirs])  # as they were written
 
 

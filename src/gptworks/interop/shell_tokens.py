@@ -59,9 +59,9 @@ def alternative(text: str, name: str, *, quoted: bool) -> tuple[Piece, ...]:
     return _Lexer(text, name).alternative(quoted)
 
 
-def refuse(name: str, line: int, what: str) -> UsageError:
+def refuse(name: str, line: int, syntax: str) -> UsageError:
     return UsageError(
-        f"{name}, line {line}: {what} is not read here, so nothing of the block was run. Run it in your shell, and "
+        f"{name}, line {line}: {syntax} is not read here, so nothing of the block was run. Run it in your shell, and "
         "give gptworks the command that it starts."
     )
 
@@ -159,11 +159,11 @@ class _Lexer:
             return [Piece(plain, letter)]
         return [] if escaped == "\n" else [Piece("text", escaped, quoted=True)]
 
-    def _until(self, end: str, what: str) -> str:
+    def _until(self, end: str, syntax: str) -> str:
         """What lies between the mark here and the next one; both are passed."""
         close = self.text.find(end, self.at + 1)
         if close < 0:
-            raise UsageError(f"{self.name}, line {self.line}: {what} is opened and not closed. Close it.")
+            raise UsageError(f"{self.name}, line {self.line}: {syntax} is opened and not closed. Close it.")
         inside = self.text[self.at + 1 : close]
         self._advance(close + 1 - self.at)
         return inside

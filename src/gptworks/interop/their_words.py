@@ -53,17 +53,17 @@ def _by_value(text: str, translation: Translation) -> str:
 
 
 def _by_key(text: str, names: Mapping[str, str]) -> str:
-    told: set[str] = set()
+    named: set[str] = set()
 
-    def theirs(found: re.Match[str]) -> str:
-        ours = found[1]
+    def theirs(match: re.Match[str]) -> str:
+        ours = match[1]
         name = names.get("run.out" if ours == "--out" else ours)
-        bracketed = found.string[: found.start()].endswith("(") and found.string[found.end() :].startswith(")")
+        bracketed = match.string[: match.start()].endswith("(") and match.string[match.end() :].startswith(")")
         if name is None or name == ours or bracketed:
             return ours
-        if ours in told:
+        if ours in named:
             return name
-        told.add(ours)
+        named.add(ours)
         return f"{name} ({ours})"
 
     pieces = _QUOTED.split(text)

@@ -61,21 +61,21 @@ def read(text: str) -> Failure:
 
 
 def read_all(folder: Path) -> dict[int, Failure]:
-    found = [read(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("rank-*.json"))]
-    return {failure.rank: failure for failure in found}
+    failures = [read(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("rank-*.json"))]
+    return {failure.rank: failure for failure in failures}
 
 
-def first(found: dict[int, Failure]) -> Failure | None:
+def first(failures: dict[int, Failure]) -> Failure | None:
     """The cause: the earliest failure that no other one has caused, as far as this machine knows."""
-    return min(found.values(), key=lambda failure: (failure.because_of is not None, failure.time), default=None)
+    return min(failures.values(), key=lambda failure: (failure.because_of is not None, failure.time), default=None)
 
 
-def named(found: dict[int, Failure], world_size: int) -> Failure:
+def named(failures: dict[int, Failure], world_size: int) -> Failure:
     """The cause, with the rank in front of its words where they do not speak of ranks themselves."""
-    cause = first(found)
+    cause = first(failures)
     assert cause is not None
     # All ranks can find the same mistake, such as missing data: then it is not one rank's.
-    same = len(found) == world_size > 1 and len({failure.message for failure in found.values()}) == 1
+    same = len(failures) == world_size > 1 and len({failure.message for failure in failures.values()}) == 1
     speaks_of_ranks = cause.because_of is not None or cause.message.startswith("rank ")
     where = "" if same or speaks_of_ranks else f"rank {cause.rank} of {world_size}: "
     return replace(cause, message=where + cause.message)

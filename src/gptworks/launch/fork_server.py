@@ -122,8 +122,8 @@ class ForkServer:
 
 def main() -> None:
     rank_process.end_with_parent()
-    told = int(sys.argv[1])
-    os.set_inheritable(told, False)
+    pipe = int(sys.argv[1])
+    os.set_inheritable(pipe, False)
     asked = json.load(sys.stdin)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())
@@ -147,7 +147,7 @@ def main() -> None:
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, for_ranks)
             pid = os.fork()
         if pid == 0:
-            os.close(told)
+            os.close(pipe)
             os.setsid()
             for number in for_ranks:
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -157,20 +157,20 @@ def main() -> None:
             return
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         left[int(rank)] = pid
-        _tell(told, int(rank), "begins", pid)
+        _tell(pipe, int(rank), "begins", pid)
     while left:
         for rank, pid in list(left.items()):
             # It is looked at and left where it is, so that its number is not given to another process.
-            found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if found is not None:
-                code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-                _tell(told, rank, "ends", code)
+            state = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if state is not None:
+                code = state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
+                _tell(pipe, rank, "ends", code)
                 del left[rank]
         time.sleep(_POLL)
 
 
-def _tell(told: int, rank: int, what: str, number: int) -> None:
-    os.write(told, json.dumps([rank, what, number]).encode() + b"\n")
+def _tell(pipe: int, rank: int, event: str, number: int) -> None:
+    os.write(pipe, json.dumps([rank, event, number]).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -66,16 +66,16 @@ class Membership:
         """The ranks of this machine have ended well."""
         self._is_done = True
 
-    def tell(self, what: str, text: str = _YES) -> None:
+    def tell(self, news: str, text: str = _YES) -> None:
         """Something that ends the ranks of all machines, which are to know why before machine 0, perhaps, takes the
         store with it."""
-        self._announced.setdefault(what, (text, time.monotonic()))
+        self._announced.setdefault(news, (text, time.monotonic()))
         self._wake.set()
 
-    def is_known(self, what: str) -> bool:
+    def is_known(self, news: str) -> bool:
         """Whether the others have heard what was told, or have had the time to."""
-        has_waited = what in self._announced and time.monotonic() - self._announced[what][1] > TELL_S
-        return what in self._known or self._store is None or has_waited
+        has_waited = news in self._announced and time.monotonic() - self._announced[news][1] > TELL_S
+        return news in self._known or self._store is None or has_waited
 
     def _stop(self) -> None:
         self._end.set()
@@ -149,9 +149,9 @@ class Membership:
         self._thread = threading.Thread(target=self._beat, args=(self._end,), name="membership", daemon=True)
         self._thread.start()
 
-    def _stranger(self, said: str) -> UsageError:
+    def _stranger(self, reason: str) -> UsageError:
         return UsageError(
-            f"--master: what listens at {self.where} is not node 0 of this run ({said}): another program uses that "
+            f"--master: what listens at {self.where} is not node 0 of this run ({reason}): another program uses that "
             "port. Needed: a free port, the same on all machines."
         )
 
@@ -264,14 +264,14 @@ class Membership:
         return not end.is_set()
 
     def _tell_and_hear(self) -> None:
-        for what in (STOPPING, FAILED):
-            if what in self._announced:
-                self._store.set(what, self._announced[what][0])
-            if what not in self.heard and self._store.check([what]):
-                self.heard[what] = self._store.get(what).decode()
-                self._store.add(f"know of {what}", 1)
-            if what in self.heard and self._store.add(f"know of {what}", 0) >= len(self.present):
-                self._known.add(what)
+        for news in (STOPPING, FAILED):
+            if news in self._announced:
+                self._store.set(news, self._announced[news][0])
+            if news not in self.heard and self._store.check([news]):
+                self.heard[news] = self._store.get(news).decode()
+                self._store.add(f"know of {news}", 1)
+            if news in self.heard and self._store.add(f"know of {news}", 0) >= len(self.present):
+                self._known.add(news)
 
     def _look(self, seen: dict[int, tuple[bytes, float]]) -> None:
         """Machine 0 asks for all the others; these ask machine 0, so that no machine has more to do where there are

@@ -284,30 +284,31 @@ def _judge(store: Any, world_size: int, timeout: float) -> dict[str, str]:
     return {"refused": text} if text else {}
 
 
-def refused_devices(said: list[dict[str, Any]]) -> str:
+def refused_devices(ranks: list[dict[str, Any]]) -> str:
     """Why these ranks cannot work together: devices of two kinds, or one device for two of them. Empty: they can."""
     owner: dict[str, int] = {}
-    for rank, each in enumerate(said):
+    for rank, each in enumerate(ranks):
+        first = ranks[0]
         kind, _, name = each["device"].partition(" ")
-        first_kind = said[0]["device"].partition(" ")[0]
+        first_kind = first["device"].partition(" ")[0]
         if kind != first_kind:
             return (
-                f"run.device: rank {rank} ({each['process']}, {_seen(each)}) has {kind}, rank 0 ({said[0]['process']}, "
-                f"{_seen(said[0])}) has {first_kind}. Needed: the same kind everywhere. Let every process see its "
+                f"run.device: rank {rank} ({each['process']}, {_seen(each)}) has {kind}, rank 0 ({first['process']}, "
+                f"{_seen(first)}) has {first_kind}. Needed: the same kind everywhere. Let every process see its "
                 "device, or name one with --device."
             )
         other = owner.setdefault(name, rank) if name else rank
         if other != rank:
             return (
-                f"run.device: ranks {other} and {rank} share one device ({name}): {said[other]['process']} sees "
-                f"{_seen(said[other])}, {each['process']} sees {_seen(each)}. Needed: a device for each process. Let "
+                f"run.device: ranks {other} and {rank} share one device ({name}): {ranks[other]['process']} sees "
+                f"{_seen(ranks[other])}, {each['process']} sees {_seen(each)}. Needed: a device for each process. Let "
                 "all of them see all devices, or each exactly one (srun --gpus-per-task=1); or start fewer processes."
             )
     return ""
 
 
-def _seen(said: dict[str, Any]) -> str:
-    return "all devices" if said["visible"] is None else f"CUDA_VISIBLE_DEVICES={said['visible']}"
+def _seen(report: dict[str, Any]) -> str:
+    return "all devices" if report["visible"] is None else f"CUDA_VISIBLE_DEVICES={report['visible']}"
 
 
 def _tell_verdict(store: Any, num_others: int, verdict: dict[str, str]) -> None:

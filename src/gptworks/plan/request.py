@@ -13,7 +13,7 @@ from gptworks.plan import search
 from gptworks.plan.devices import Device, Link
 from gptworks.plan.memory import peak_memory
 from gptworks.plan.report import Report
-from gptworks.plan.search import Fit, Found, Hardware
+from gptworks.plan.search import Fit, Hardware, SearchResult
 from gptworks.plan.time import step_time
 from gptworks.plan.workload import LayoutChoice, Workload
 
@@ -104,7 +104,7 @@ class Request:
         """Samples of a step: those of the configuration, or the usual ones."""
         return self.config.batch.global_size or search.usual_batch(self.workload, self.devices)
 
-    def search(self) -> tuple[Found, list[str]]:
+    def search(self) -> tuple[SearchResult, list[str]]:
         """All layouts of the devices, and notes on them."""
         notes = [] if self.config.batch.global_size else [self._usual_batch(self.global_size)]
         result = search.search(self.workload, *self.here, self.devices, self.global_size, fixed=self.fixed)

@@ -28,8 +28,8 @@ class Meta:
 def read(path: Path) -> Meta:
     """What the file says, checked."""
 
-    def broken(what: str) -> TokenizerError:
-        return TokenizerError(f"{path}: {what}. {_NEEDED}.")
+    def broken(problem: str) -> TokenizerError:
+        return TokenizerError(f"{path}: {problem}. {_NEEDED}.")
 
     size = path.stat().st_size
     if size > _MOST_BYTES:

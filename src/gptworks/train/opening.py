@@ -85,7 +85,7 @@ def _accepted(path: Path, cfg: RunConfig, setup: Setup, ranks: Ranks) -> Manifes
             "Point data.path at the same store, or start anew in another --out with init.checkpoint."
         )
     if setup.dataset.tokenizer:
-        setup.dataset.tokenizer.require(manifest.tokenizer_identity, what=str(path))
+        setup.dataset.tokenizer.require(manifest.tokenizer_identity, source=str(path))
     manifests.verify(path, manifest, share=ranks.rank, shares=ranks.size)
     return manifest
 
@@ -94,7 +94,7 @@ def weights_to_tune(checkpoint: str, model: ModelConfig, tokenizer: Tokenizer | 
     """`tokenizer`: of the data."""
     opened = open_to_tune(checkpoint, model)
     if opened.tokenizer and tokenizer:
-        tokenizer.require(opened.tokenizer.identity, what=str(opened.folder))
+        tokenizer.require(opened.tokenizer.identity, source=str(opened.folder))
     return opened.weights
 
 

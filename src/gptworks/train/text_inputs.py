@@ -137,11 +137,11 @@ def _write(
         _note_of(prefix).write_text(json.dumps(sources[path]) + "\n", encoding="utf-8")
 
 
-def tell(what: str, summary: Summary, tokenizer: Tokenizer, pieces: int, *, is_kept: bool = True) -> None:
+def tell(source: str, summary: Summary, tokenizer: Tokenizer, pieces: int, *, is_kept: bool = True) -> None:
     """What text has become, on the lines with which a run begins. `pieces`: into which it was cut by position."""
     where = f"prepared as {summary.prefix}" if is_kept else "prepared for this look only"
     print(
-        f"data:  {what}: {counted(summary.documents, 'document')}, {counted(summary.tokens, 'token')} "
+        f"data:  {source}: {counted(summary.documents, 'document')}, {counted(summary.tokens, 'token')} "
         f"{_vocabulary(tokenizer)}, {where}",
         flush=True,
     )

@@ -171,10 +171,10 @@ class _Arrays(Meaning):
 
         return LazyTensor(torch.Size(shape), dtype, tensor)
 
-    def _require_size(self, shape: Any, needed: int, found: int) -> None:
-        if found != needed:
+    def _require_size(self, shape: Any, needed: int, size: int) -> None:
+        if size != needed:
             raise CheckpointError(
-                f"{self.path}: an array of shape {brief(list(shape))} has {found:,} bytes, needed {needed:,}. "
+                f"{self.path}: an array of shape {brief(list(shape))} has {size:,} bytes, needed {needed:,}. "
                 f"{_DAMAGED}"
             )
 

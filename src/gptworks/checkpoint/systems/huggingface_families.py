@@ -283,12 +283,12 @@ def _qwen_window(theirs: Theirs, where: str) -> object:
     return _window_of_all(theirs, kinds, where, f"use_sliding_window with max_window_layers {plain!r}")
 
 
-def _window_of_all(theirs: Theirs, kinds: object, where: str, what: str) -> object:
+def _window_of_all(theirs: Theirs, kinds: object, where: str, name: str) -> object:
     """`kinds`: of each layer whether it has the window."""
     alike = set(map(str, kinds)) if isinstance(kinds, list) else set()
     if len(alike) != 1 or not alike <= {"sliding_attention", "full_attention"}:
         raise CheckpointError(
-            f"{where}: {what} and layer_types {theirs.get('layer_types')!r}: needed sliding_attention in all layers, "
+            f"{where}: {name} and layer_types {theirs.get('layer_types')!r}: needed sliding_attention in all layers, "
             "or full_attention; others are not supported."
         )
     return theirs.get("sliding_window", 4096) if "sliding_attention" in alike else 0

@@ -40,7 +40,7 @@ def _measure_store(measurement: "Measurement", store: str) -> dict[str, Any]:
         split,
         batch_size=request.batch_size,
         limit=request.limit,
-        what=measurement.path,
+        name=measurement.path,
         watcher=measurement.watcher,
     )
     shares = list(dataset.cfg.split)
