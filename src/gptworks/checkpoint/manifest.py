@@ -200,8 +200,8 @@ def _as_damage(path: Path, error: OSError) -> OSError | DamagedCheckpoint:
 
     A file without permission is whole, as far as one knows: that error stays what it is.
     """
-    told = {errno.EIO: f"the disk cannot read it ({error.strerror})", errno.ENOENT: "missing"}.get(error.errno or 0)
-    return DamagedCheckpoint(f"{path}: {told}. {_DAMAGED}") if told else error
+    reason = {errno.EIO: f"the disk cannot read it ({error.strerror})", errno.ENOENT: "missing"}.get(error.errno or 0)
+    return DamagedCheckpoint(f"{path}: {reason}. {_DAMAGED}") if reason else error
 
 
 def _hash(path: Path) -> str:

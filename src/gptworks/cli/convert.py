@@ -58,7 +58,7 @@ def _convert_weights(args: argparse.Namespace) -> int:
         args.destination,
         args.to,
         from_name=args.from_format,
-        given=options.stated_model(args.override),
+        overrides=options.stated_model(args.override),
         dtype=options.dtype(args.dtype),
         cut=SplitSpec(args.tp, args.pp),
         verify=args.verify,

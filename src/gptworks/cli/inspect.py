@@ -70,8 +70,8 @@ def _inspect_weights(args: argparse.Namespace) -> int:
 
     if args.tokenizer is not None:
         raise UsageError(f"--tokenizer: {args.path} is a checkpoint; the option is for datasets.")
-    given = options.stated_model(args.override)
-    report = inspect(options.checkpoint_path(args.path), given, name=args.from_format)
+    overrides = options.stated_model(args.override)
+    report = inspect(options.checkpoint_path(args.path), overrides, name=args.from_format)
     if args.json:
         print(json.dumps(report.as_dict()))
     else:

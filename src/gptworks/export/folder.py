@@ -44,12 +44,12 @@ def export(
     weights: str | None = None,
     name: str = "model",
     tokenizer: str | Path | None = None,
-    given: Mapping[str, object] | None = None,
+    overrides: Mapping[str, object] | None = None,
 ) -> Exported:
     """Nothing appears at `out` before all of it is there.
 
     `model`: a checkpoint of any known system, or the name of one. `name`: what files are called before their suffix.
-    `tokenizer`: for weights that have none beside them. `given`: numbers of the model that its files do not carry.
+    `tokenizer`: for weights that have none beside them. `overrides`: numbers of the model that its files do not carry.
 
     >>> export("runs/stories", "onnx", "stories-onnx", weights="int8")   # doctest: +SKIP
     """
@@ -61,7 +61,7 @@ def export(
         raise UsageError(f"--name {name}: needs letters, digits, '.', '-' and '_' only; it begins file names.")
     staging.require_free(folder, is_folder=True)
     target.require()
-    found = Pretrained.open(model, tokenizer=tokenizer, shape=given)
+    found = Pretrained.open(model, tokenizer=tokenizer, shape=overrides)
     opened, words = found.weights, found.require_tokenizer()
     require_known(opened.model, target.KNOWN, f"--to {to}: its {target.TITLE.partition(',')[0]}", UsageError)
     with staging.staged(folder, is_folder=True) as staged:

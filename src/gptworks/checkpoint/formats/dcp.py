@@ -199,10 +199,10 @@ class _LoadPlanner(dcp.DefaultLoadPlanner):
         for name, part in ((name, part) for name, parts in self.state_dict.items() for part in parts):
             wanted = ChunkStorageMetadata(part.offsets, part.here.shape)
             stored = self.metadata.state_dict_metadata[name]
-            found = create_read_items_for_chunk_list(name, stored, [wanted]) if part.here.numel() else []  # type: ignore[arg-type]
-            if left := _not_covered(part.here.shape, found):
+            reads = create_read_items_for_chunk_list(name, stored, [wanted]) if part.here.numel() else []  # type: ignore[arg-type]
+            if left := _not_covered(part.here.shape, reads):
                 raise CheckpointError(f"of '{name}', {left:,} of {part.here.numel():,} numbers are in no slice")
-            items += found
+            items += reads
         return LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:

@@ -62,16 +62,16 @@ def read(path: Path) -> PaddleFile:
         raise CheckpointError(f"{path}: holds a {type(content).__name__}, needed a dictionary of arrays.")
     arrays = _Arrays(path)
     try:
-        found = {str(name): arrays.of(_without_name(value)) for name, value in content.items()}
+        loaded = {str(name): arrays.of(_without_name(value)) for name, value in content.items()}
     except CheckpointError:
         raise
     except Exception as error:  # calls with other arguments than numpy gives them; lists in lists in lists
         raise CheckpointError(
             f"{path}: its pickle contradicts itself ({type(error).__name__}: {error}). {_DAMAGED}"
         ) from None
-    slices = found.pop(_SLICES, {})
-    tensors = {name: value for name, value in found.items() if isinstance(value, LazyTensor)}
-    values = {name: value for name, value in found.items() if not isinstance(value, LazyTensor)}
+    slices = loaded.pop(_SLICES, {})
+    tensors = {name: value for name, value in loaded.items() if isinstance(value, LazyTensor)}
+    values = {name: value for name, value in loaded.items() if not isinstance(value, LazyTensor)}
     return PaddleFile(_joined(path, tensors, slices), values, sorted(arrays.unknown))
 
 
@@ -188,17 +188,17 @@ def _raw(path: Path, data: bytes | str | Bytes | _Text) -> Tensor:
             spelled = raw_bytes.read(path, data.at, data.size, torch.uint8)
             data = str(spelled.numpy().data, "utf-8")
             del spelled
-        found = bytearray(data, "latin-1") if isinstance(data, str) else bytearray(data)  # a str is from Python 2
+        buffer = bytearray(data, "latin-1") if isinstance(data, str) else bytearray(data)  # a str is from Python 2
     except ValueError as error:
         raise CheckpointError(f"{path}: an array whose text is not bytes ({error}). {_DAMAGED}") from None
-    return torch.frombuffer(found, dtype=torch.uint8) if found else torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(buffer, dtype=torch.uint8) if buffer else torch.empty(0, dtype=torch.uint8)
 
 
 def _joined(path: Path, tensors: dict[str, LazyTensor], slices: Any) -> dict[str, LazyTensor]:
     """With each array that was saved in slices in one piece."""
     if not isinstance(slices, dict):
         raise CheckpointError(f"{path}: {_SLICES} is a {type(slices).__name__}, needed a dictionary. {_DAMAGED}")
-    found = dict(tensors)
+    whole = dict(tensors)
     for name, about in slices.items():
         shape = about.get("OriginShape") if isinstance(about, dict) else None
         parts = about.get("slices") if isinstance(about, dict) else None
@@ -214,9 +214,9 @@ def _joined(path: Path, tensors: dict[str, LazyTensor], slices: Any) -> dict[str
         if sum(piece.shape.numel() for piece in pieces) != math.prod(shape) or len({p.dtype for p in pieces}) != 1:
             raise CheckpointError(f"{path}: the slices of '{name}' do not make up {list(shape)}. {_DAMAGED}")
         for part in parts:
-            found.pop(part, None)
-        found[str(name)] = _in_one_piece(torch.Size(shape), pieces)
-    return found
+            whole.pop(part, None)
+        whole[str(name)] = _in_one_piece(torch.Size(shape), pieces)
+    return whole
 
 
 def _in_one_piece(shape: torch.Size, pieces: list[LazyTensor]) -> LazyTensor:

@@ -248,7 +248,7 @@ def _old_storages(path: Path, data: memoryview, content: PickleMachine) -> dict[
     keys = machine.load()
     if not isinstance(keys, list):
         raise CheckpointError(f"{path}: no list of storages. It is damaged: copy it again.")
-    sizes = {_key(found): _STORAGES.get(getattr(found[1], "name", "")) for found in _persistent_ids(content)}
+    sizes = {_key(entry): _STORAGES.get(getattr(entry[1], "name", "")) for entry in _persistent_ids(content)}
     at, storages = machine.end, {}
     for key in (each if isinstance(each, str) else brief(each) for each in keys):
         dtype = sizes.get(key)

@@ -52,8 +52,8 @@ class Opened:
         return [
             *self.remarks,
             *(
-                f"model.{name} is {getattr(self.model, name)} as stated with -o, and the checkpoint says {said}"
-                for name, said in self.conflicts.items()
+                f"model.{name} is {getattr(self.model, name)} as stated with -o, and the checkpoint says {stored}"
+                for name, stored in self.conflicts.items()
             ),
         ]
 
@@ -127,8 +127,8 @@ class System(Protocol):
     def recognise(self, path: Path) -> bool:
         """Whether this looks like one of ours. Cheap: names in a folder, first bytes of a file."""
 
-    def open(self, path: Path, given: Mapping[str, object]) -> Opened:
-        """`given`: numbers of the model section that the user states (-o model.num_heads=16)."""
+    def open(self, path: Path, overrides: Mapping[str, object]) -> Opened:
+        """`overrides`: numbers of the model section that the user states (-o model.num_heads=16)."""
 
     def write(self, path: Path, weights: Weights, cut: SplitSpec) -> list[Path]:
         """Into a folder that is empty and exists, or the file to make. Gives the files written."""

@@ -47,14 +47,14 @@ def open_with(
     system: str,
     table: Table,
     kind: Mapping[str, object],
-    given: Mapping[str, object],
+    overrides: Mapping[str, object],
     about: dict[str, Any],
 ) -> Opened:
     """`kind`: our keys by which the model is another than GPT-2, as the args say."""
     where = str(loaded.path)
     settings = loaded.settings or {}
-    known = {**_numbers(settings), "tied": _is_tied(loaded, table, given), **kind}
-    values = infer_model(table, loaded.tensors, known, given, where)
+    known = {**_numbers(settings), "tied": _is_tied(loaded, table, overrides), **kind}
+    values = infer_model(table, loaded.tensors, known, overrides, where)
     layers = settings.get("num_layers")
     if type(layers) is int and layers != values["num_layers"]:
         raise CheckpointError(
@@ -89,7 +89,7 @@ def open_with(
         files=loaded.files,
         tokenizer=tokenizer_folder(*folders_of(loaded.path)),
         remarks=remarks,
-        conflicts=conflicts_with(known if loaded.settings is not None else {}, given),
+        conflicts=conflicts_with(known if loaded.settings is not None else {}, overrides),
     )
 
 
@@ -143,7 +143,7 @@ def _require_gpt2_shapes(loaded: Loaded, table: Table, *, biases: bool) -> None:
 
 def _numbers(settings: Mapping[str, Any]) -> dict[str, object]:
     """What no shape tells."""
-    found: dict[str, object] = {}
+    numbers: dict[str, object] = {}
     for ours, theirs in {
         "num_heads": ("num_attention_heads",),
         "layernorm_eps": ("norm_epsilon", "layernorm_epsilon"),
@@ -152,8 +152,8 @@ def _numbers(settings: Mapping[str, Any]) -> dict[str, object]:
         "dropout_attention": ("attention_dropout",),
     }.items():
         values = [settings[name] for name in theirs if settings.get(name) is not None]
-        found |= {ours: values[0]} if values else {}
-    return found | {"gelu": _gelu(settings)}
+        numbers |= {ours: values[0]} if values else {}
+    return numbers | {"gelu": _gelu(settings)}
 
 
 def _gelu(settings: Mapping[str, Any]) -> str:
@@ -163,10 +163,10 @@ def _gelu(settings: Mapping[str, Any]) -> str:
     return "tanh" if settings.get("bias_gelu_fusion", True) and not settings.get("onnx_safe") else "erf"
 
 
-def _is_tied(loaded: Loaded, table: Table, given: Mapping[str, object]) -> bool:
+def _is_tied(loaded: Loaded, table: Table, overrides: Mapping[str, object]) -> bool:
     if loaded.settings is not None:
         return not loaded.settings.get("untie_embeddings_and_output_weights")
     (head,) = next(rule.theirs for rule in table.rules if rule.ours == "head.weight")
-    if head not in loaded.tensors[0] or "tied" in given:
+    if head not in loaded.tensors[0] or "tied" in overrides:
         return True
     return other_head(table, loaded.tensors) is None
