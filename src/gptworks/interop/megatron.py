@@ -164,12 +164,12 @@ def translate(command: Command, find: Any) -> Translation:
         return megatron_prepare.translate(command, NAME)
     if name in _GENERATORS:
         return _generate(command)
-    given = command_line.flags(
+    flags = command_line.flags(
         command.arguments,
         {key.theirs for key in TRAINING if key.switch},
         several={"--data-path", "--rampup-batch-size"},
     )
-    settings = Settings(command.program, TRAINING, given, hints=_HINTS)
+    settings = Settings(command.program, TRAINING, flags, hints=_HINTS)
     _refuse_what_is_not_here(settings)
     start = torch_launch.read(command)
     remarks: list[str] = []
@@ -179,7 +179,7 @@ def translate(command: Command, find: Any) -> Translation:
     _precision(settings)
     _data(settings, command.folder)
     _recompute(settings)
-    out, resume, told = megatron_flags.checkpoints(settings, command.folder, "runs/megatron", NAME)
+    out, resume, more = megatron_flags.checkpoints(settings, command.folder, "runs/megatron", NAME)
     if settings.is_given("--finetune"):
         settings.map("--finetune", {"init.checkpoint": settings["--load"] or ""}, why="weights only; steps begin at 0")
         resume = ["--resume", "never"]
@@ -193,7 +193,7 @@ def translate(command: Command, find: Any) -> Translation:
     return Translation(
         NAME, "train", command.program, config=settings.ours, arguments=[*resume, *start.arguments],
         notes=[*start.notes, *settings.notes],
-        remarks=[*remarks, *told], after=after, device="gpu", their_names=settings.their_names,
+        remarks=[*remarks, *more], after=after, device="gpu", their_names=settings.their_names,
     )  # fmt: skip
 
 
@@ -322,9 +322,9 @@ def _precision(settings: Settings) -> None:
 def _data(settings: Settings, folder: Path) -> None:
     if not settings["--data-path"]:
         raise ConfigError(settings.where, ["--data-path: is required: X of a pair X.bin and X.idx."])
-    found = str(settings["--data-path"]).split()
-    weights = [float(text) for text in found[::2]] if len(found) > 1 and _all_numbers(found[::2]) else []
-    paths = found[1::2] if weights else found
+    words = str(settings["--data-path"]).split()
+    weights = [float(text) for text in words[::2]] if len(words) > 1 and _all_numbers(words[::2]) else []
+    paths = words[1::2] if weights else words
     blend = {"data.weights": tuple(weights)} if weights else {}
     settings.map("--data-path", {"data.path": tuple(paths), **blend})
     settings.ours["data.order"] = "megatron"
@@ -357,8 +357,8 @@ def _recompute(settings: Settings) -> None:
 
 
 def _generate(command: Command) -> Translation:
-    given = command_line.flags(command.arguments, {key.theirs for key in GENERATION if key.switch})
-    settings = Settings(command.program, GENERATION, given)
+    flags = command_line.flags(command.arguments, {key.theirs for key in GENERATION if key.switch})
+    settings = Settings(command.program, GENERATION, flags)
     if not settings["--load"]:
         raise ConfigError(command.program, ["--load: is required: the folder of a checkpoint."])
     source = settings["--sample-input-file"]

@@ -35,10 +35,10 @@ _PUBLISHED = {"gpt2-vocab.json", "vocab.json", "gpt2-merges.txt", "merges.txt"}
 
 
 def translate(command: Command, system: str) -> Translation:
-    given = command_line.flags(
+    flags = command_line.flags(
         command.arguments, {key.theirs for key in KEYS if key.switch}, several={"--json-keys", "--json-key"}
     )
-    settings = Settings(command.program, KEYS, given)
+    settings = Settings(command.program, KEYS, flags)
     needed = [name for name in ("--input", "--output-prefix") if not settings[name]]
     if needed:
         raise ConfigError(command.program, [f"{name}: is required." for name in needed])

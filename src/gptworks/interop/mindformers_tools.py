@@ -176,15 +176,15 @@ def _prepare(settings: Settings, _: Path) -> tuple[str, list[str], list[str]]:
         *_rows(settings),
         *_option_words(settings, "--tokenizer_type", "--tokenizer", str(settings["--tokenizer_type"])),
     ]
-    told = [
+    remarks = [
         "their script takes out the blanks of WikiText's own tokens (` @-@ `, ` , `) first; here the text is as it is"
     ]
     if not settings.is_given("--max_length"):
-        told.append(
+        remarks.append(
             f"--max_length is not given: rows of {settings['--max_length']} tokens, which is for evaluation. To train "
             f"with seq_length {settings['--max_length']}, give --max_length {settings['--max_length'] + 1}."
         )
-    return "prepare", arguments, told
+    return "prepare", arguments, remarks
 
 
 _TOOLS: dict[str, Callable[[Settings, Path], tuple[str, list[str], list[str]]]] = {

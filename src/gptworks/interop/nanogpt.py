@@ -379,8 +379,8 @@ def _tokenizer_of(folder: Path, file: str, remarks: list[str]) -> list[str]:
     from gptworks.checkpoint.formats import torch_file
 
     content = torch_file.read(folder / file).content
-    said = content.get("config") if isinstance(content, dict) else None
-    dataset = said.get("dataset") if isinstance(said, dict) else None
+    config = content.get("config") if isinstance(content, dict) else None
+    dataset = config.get("dataset") if isinstance(config, dict) else None
     meta = f"data/{dataset}/{nanogpt_meta.NAME}"
     if isinstance(dataset, str) and (folder / meta).is_file():
         return ["--tokenizer", meta]

@@ -80,8 +80,8 @@ class Files:
 
 def shipped(name: str) -> Path | None:
     """A file that a document names, of those that ship with gptworks."""
-    found = Path(str(resources.files("gptworks.interop"))) / "shipped" / name
-    return found if found.is_file() else None
+    path = Path(str(resources.files("gptworks.interop"))) / "shipped" / name
+    return path if path.is_file() else None
 
 
 def _nearest(path: Path) -> str:

@@ -385,12 +385,12 @@ def _differences(system: str, text: str, config: RunConfig) -> list[str]:
             f"translate --to {system}: it cannot be said in these words; they would be refused there: "
             f"{' '.join(str(error).split())}"
         ) from None
-    found = []
+    differences = []
     for key, value in _flat(config).items():
         idle = key == "parallel.sequence" and config.parallel.tp == 1
         if back.get(key) != value and not idle and not key.startswith(_NOT_COMPARED):
-            found.append(f"{key}={_as_json(value)}; there it is {_as_json(back.get(key))}")
-    return found
+            differences.append(f"{key}={_as_json(value)}; there it is {_as_json(back.get(key))}")
+    return differences
 
 
 def _read_back(system: str, text: str) -> RunConfig:

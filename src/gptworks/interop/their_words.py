@@ -39,10 +39,10 @@ def _by_value(text: str, translation: Translation) -> str:
     for note in notes:
         if note.value and PurePosixPath(note.value) == value:
             ours = next((key for key, theirs in names.items() if theirs == note.theirs), "")
-            told = f" ({ours})" if ours and ours != note.theirs else ""
-            return f"{begins['before']}{note.theirs} {begins['value']}{told}{rest}"
+            beside = f" ({ours})" if ours and ours != note.theirs else ""
+            return f"{begins['before']}{note.theirs} {begins['value']}{beside}{rest}"
     # A path of ours that stands for one of theirs, such as the checkpoint that a run goes on from.
-    option = next((key for key, given in pairwise(translation.arguments) if PurePosixPath(given) == value), "")
+    option = next((key for key, path in pairwise(translation.arguments) if PurePosixPath(path) == value), "")
     stands_for = [note for note in notes if option in names and names[option] == note.theirs]
     paths = [(note, PurePosixPath(note.value)) for note in notes if note.value not in ("", ".", "/")]
     around = [note for note, path in paths if path in value.parents]

@@ -75,20 +75,20 @@ class ForkServer:
     ) -> None:
         self.ranks = {rank: ForkedRank(self) for rank in ranks}
         self._heard = b""
-        self._news, told = os.pipe()
+        self._news, writer = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gptworks.launch.fork_server", str(told)],
+                [sys.executable, "-m", "gptworks.launch.fork_server", str(writer)],
                 env=environment,
                 stdin=subprocess.PIPE,
-                pass_fds=[told],
+                pass_fds=[writer],
                 start_new_session=True,  # a terminal's Ctrl-C goes to the launcher only, and is passed on once
             )
         except BaseException:
             os.close(self._news)
             raise
         finally:
-            os.close(told)
+            os.close(writer)
         self.pid = self._process.pid
         assert self._process.stdin is not None
         asked = {"command": list(command), "preload": list(preload), "ranks": {n: dict(e) for n, e in ranks.items()}}
@@ -99,15 +99,15 @@ class ForkServer:
         """Learn which ranks have begun or ended; wait so long for the first news."""
         while self._news >= 0 and select.select([self._news], [], [], seconds)[0]:
             seconds = 0
-            said = os.read(self._news, 65536)
-            *lines, self._heard = (self._heard + said).split(b"\n")
+            received = os.read(self._news, 65536)
+            *lines, self._heard = (self._heard + received).split(b"\n")
             for line in lines:
                 rank, what, number = json.loads(line)
                 if what == "begins":
                     self.ranks[rank].begins(number)
                 else:
                     self.ranks[rank].returncode = number
-            if not said or all(copy.returncode is not None for copy in self.ranks.values()):
+            if not received or all(copy.returncode is not None for copy in self.ranks.values()):
                 self._end()
 
     def _end(self) -> None:

@@ -121,8 +121,8 @@ class _Round:
         return cause
 
     def failure(self) -> Failure | None:
-        found, begun = failures.read_all(self.folder), self.begun()
-        return failures.named(found, next(iter(begun.values()))["world_size"]) if found and begun else None
+        known, begun = failures.read_all(self.folder), self.begun()
+        return failures.named(known, next(iter(begun.values()))["world_size"]) if known and begun else None
 
 
 class _Machine:
@@ -171,14 +171,14 @@ class _Machine:
         elif is_first:
             nodes.wait_until_known(job.nodes.master, say, self.received.leave_if_received)
             nodes.require_free(job.nodes.master, job.nodes.port)
-        told = torchrun.environment(job) | {rank_env.ROUNDS: str(self.folder)}
-        told[rank_env.TERMINAL] = str(self.stderr.path)
+        environment = torchrun.environment(job) | {rank_env.ROUNDS: str(self.folder)}
+        environment[rank_env.TERMINAL] = str(self.stderr.path)
         if not job.quiet:
             print(f"node {job.nodes.rank} of {job.nodes.count}: {torchrun.described(job)}", flush=True)
         with torchrun.log_file(job).open("ab") as log:
             self.agent = subprocess.Popen(
                 torchrun.command(job),
-                env=torchrun.inherited() | told,
+                env=torchrun.inherited() | environment,
                 stdin=subprocess.DEVNULL,
                 stderr=log,
                 start_new_session=True,  # a terminal's Ctrl-C comes here only, and is passed on once
@@ -407,8 +407,8 @@ class _Machine:
         """The exit codes of processes that torchrun has seen end badly, by their numbers."""
         with torchrun.log_file(self.job).open("rb") as log:
             log.seek(self._log_start)
-            found = _EXIT_CODE.findall(log.read().decode(errors="replace"))
-        return {int(pid): int(code) for code, pid in found}
+            codes = _EXIT_CODE.findall(log.read().decode(errors="replace"))
+        return {int(pid): int(code) for code, pid in codes}
 
     def _wait_for_last_words(self) -> None:
         """The agent has gone, and its ranks with it or before it."""

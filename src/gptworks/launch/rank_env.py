@@ -228,6 +228,6 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int | None, st
         return otherwise
     if not text.isdecimal():
         got = repr(text) if text else "not set"
-        found = _variables_found(environment)
-        raise UsageError(f"{name}: {got} in the environment. Needed: a number, as {started_by} sets it. {found}")
+        variables = _variables_found(environment)
+        raise UsageError(f"{name}: {got} in the environment. Needed: a number, as {started_by} sets it. {variables}")
     return int(text)

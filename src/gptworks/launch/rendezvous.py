@@ -79,15 +79,15 @@ def _wait_until_connected(place: Placement, timeout: float) -> None:
 
 def _connect(place: Placement, answer: float, timeout: float) -> Any:
     try:
-        found = store_client.connect(place.master, place.port, answer)
+        store = store_client.connect(place.master, place.port, answer)
     except RuntimeError as error:
         raise UsageError(
             f"MASTER_PORT: what listens at {place.master}:{place.port} is not rank 0 of this run "
             f"({first_line(error)}): another program uses that port. Needed: a free port, the same for every rank. "
             "Choose another MASTER_PORT."
         ) from None
-    found.set_timeout(timedelta(seconds=timeout))
-    return found
+    store.set_timeout(timedelta(seconds=timeout))
+    return store
 
 
 def agree(
@@ -107,10 +107,10 @@ def agree(
     from torch import distributed
 
     deadline = time.monotonic() + timeout
-    told = json.dumps(dict(identity)) if identity is not None else ""
-    leader = _lead(base, told) if place.rank == 0 else _find_leader(base, "", timeout)
+    settings = json.dumps(dict(identity)) if identity is not None else ""
+    leader = _lead(base, settings) if place.rank == 0 else _find_leader(base, "", timeout)
     while True:
-        attempt = _Attempt(base, leader, distributed.PrefixStore(leader, base), place, told)
+        attempt = _Attempt(base, leader, distributed.PrefixStore(leader, base), place, settings)
         try:
             return attempt.store, _agree(attempt, prepare, device_of, timeout)
         except _Superseded:
@@ -149,8 +149,8 @@ class _Attempt:
             left = max(0.0, deadline - time.monotonic())
             try:
                 self.store.wait(["verdict"], timedelta(seconds=min(1.0, left) if _is_agents_store() else left))
-                found: dict[str, str] = json.loads(self.store.get("verdict"))
-                return found
+                verdict: dict[str, str] = json.loads(self.store.get("verdict"))
+                return verdict
             except distributed.DistStoreError:
                 self.leave_if_over(0)
                 if time.monotonic() >= deadline:
@@ -198,8 +198,8 @@ def _agree(attempt: _Attempt, prepare: Callable[[], T], device_of: Callable[[T],
     except GPTWorksError as error:
         _refuse(store, place, f"{error} (rank {place.rank} of {place.world_size})")
         raise
-    told = {"process": process, "device": device, "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
-    store.set(f"rank/{place.rank}", json.dumps(told))
+    report = {"process": process, "device": device, "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    store.set(f"rank/{place.rank}", json.dumps(report))
     store.add("came", 1)
     _hear_verdict(attempt, timeout)
     return result
@@ -233,10 +233,10 @@ def _difference(attempt: _Attempt, process: str) -> str:
         return ""
     here, there = json.loads(attempt.identity), json.loads(theirs)
     names = [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
-    found = "; ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in names[:_LISTED])
+    pairs = "; ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in names[:_LISTED])
     more = f"; and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return (
-        f"rank {place.rank} ({process}) was started with other settings than rank 0 ({first}): {found}{more}. Needed: "
+        f"rank {place.rank} ({process}) was started with other settings than rank 0 ({first}): {pairs}{more}. Needed: "
         "the same versions and the same configuration on all machines. Install and copy them anew."
     )
 
@@ -279,8 +279,8 @@ def _judge(store: Any, world_size: int, timeout: float) -> dict[str, str]:
         time.sleep(_POLL)
     if store.check(["refused"]):  # by one too many
         return {"refused": store.get("refused").decode()}
-    said = store.multi_get([f"rank/{rank}" for rank in range(world_size)])
-    text = refused_devices([json.loads(each) for each in said])
+    reports = store.multi_get([f"rank/{rank}" for rank in range(world_size)])
+    text = refused_devices([json.loads(each) for each in reports])
     return {"refused": text} if text else {}
 
 

@@ -86,9 +86,7 @@ class Run:
         weights = None if source else self._first_weights()  # what a checkpoint fills is not drawn before
         self.part = ranks.on_all(lambda: build_part(cfg, setup.world, setup.parallel, weights))
         self.optimizer = optim.build(self.part, cfg.optim)
-        self.who_computes = native_blocks.use_where_known(
-            self.part, self.optimizer, cfg.train, cfg.precision.compute
-        )
+        self.who_computes = native_blocks.use_where_known(self.part, self.optimizer, cfg.train, cfg.precision.compute)
         self.scaler = LossScaler(cfg.precision.scaler, enabled=cfg.precision.compute == "fp16")
         self.progress, self.losses, self.guard = Progress(), SmoothedLoss(), Guard(cfg.train.guard)
         if cfg.train.guard.action != "off":
