@@ -146,9 +146,9 @@ def is_checkpoint(path: str, *formats: str | None) -> bool:
         raise UsageError(f"{of_weights[0]} is a format of checkpoints, and {of_datasets[0]} one of datasets.")
     if of_weights or of_datasets:
         return bool(of_weights)
-    found = _local_path(path)
-    is_torch_name = found.is_file() and found.suffix in (".pt", ".pth")
-    return is_torch_name or registry.recognise(found) is not None
+    local = _local_path(path)
+    is_torch_name = local.is_file() and local.suffix in (".pt", ".pth")
+    return is_torch_name or registry.recognise(local) is not None
 
 
 def checkpoint_path(source: str) -> Path:

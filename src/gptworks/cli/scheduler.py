@@ -144,9 +144,9 @@ def _as_one_file(config: Any, run_folder: str) -> str:
     """All that was said, by the file, those it is based on, the preset and the command line."""
     from gptworks.config import yaml_text
 
-    said = config.model_dump(mode="json", exclude_unset=True)
-    said["run"] = said.get("run", {}) | {"out": run_folder}
-    return yaml_text.dump({section: values for section, values in said.items() if values})
+    settings = config.model_dump(mode="json", exclude_unset=True)
+    settings["run"] = settings.get("run", {}) | {"out": run_folder}
+    return yaml_text.dump({section: values for section, values in settings.items() if values})
 
 
 def _machine(args: argparse.Namespace) -> "Machine":

@@ -113,7 +113,7 @@ def _whole_weights(run: "Run") -> Iterator[Path]:
 
 
 def _measure_tasks(run: "Run", folder: Path) -> dict[str, float]:
-    found: dict[str, float] = {}
+    measured: dict[str, float] = {}
     for request in what_is_measured.requests(run.cfg.evaluate, run.setup.world.device.type):
         name = request.task
         result = evaluating.evaluate([str(folder)], request)
@@ -121,8 +121,8 @@ def _measure_tasks(run: "Run", folder: Path) -> dict[str, float]:
         values = {metric: row[metric] for metric in registry.find(name).metrics if row.get(metric) is not None}
         entry = {"step": run.progress.step, **{key: result[key] for key in ("task", "protocol", "data", "limit")}}
         jsonl.append(run.folder / EVALUATIONS, {**entry, "values": values})
-        found |= {f"{name}_{metric}": float(value) for metric, value in values.items()}
-    return found
+        measured |= {f"{name}_{metric}": float(value) for metric, value in values.items()}
+    return measured
 
 
 def _write_texts(run: "Run", folder: Path) -> None:

@@ -77,10 +77,10 @@ def _pod_options(options: LaunchOptions) -> dict[str, str]:
         return {}
     pod = rank_env.pod_options(os.environ)
     for name, variable in (("nnodes", "PET_NNODES"), ("node_rank", "PET_NODE_RANK"), ("nproc", "PET_NPROC_PER_NODE")):
-        given = getattr(options, name)
-        if name in pod and given not in (None, "") and str(given) != pod[name]:
+        value = getattr(options, name)
+        if name in pod and value not in (None, "") and str(value) != pod[name]:
             option = "--" + name.replace("_", "-")
-            raise UsageError(f"{option}: {given}, but {variable} is {pod[name]}. Needed: the same. Leave {option} out.")
+            raise UsageError(f"{option}: {value}, but {variable} is {pod[name]}. Needed: the same. Leave {option} out.")
     return pod
 
 

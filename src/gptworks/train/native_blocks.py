@@ -115,8 +115,8 @@ class NativeBlock:
         if not is_known:
             return self.original(x, mask, turns, cache)
         cos, sin = (None, None) if turns is None else (each.contiguous() for each in turns)
-        found: Tensor = _BlockFunction.apply(self, x.contiguous(), mask, cos, sin, *self.weights)
-        return found
+        y: Tensor = _BlockFunction.apply(self, x.contiguous(), mask, cos, sin, *self.weights)
+        return y
 
     def describe(
         self, x: Tensor, y: Tensor, first: Tensor | None, cos: Any, sin: Any, weights: tuple[Tensor | None, ...]
@@ -162,16 +162,16 @@ class NativeBlock:
         work = _Memory(sizes, x)
         grad_x = torch.empty_like(x)
         grads = [None if weight is None else torch.empty_like(weight) for weight in weights]
-        given = _Gradients(y=grad_y.data_ptr(), x=grad_x.data_ptr(), weights=_addresses(grads), **work.addresses)
-        self.functions.backward(ctypes.byref(block), ctypes.byref(given))
+        gradients = _Gradients(y=grad_y.data_ptr(), x=grad_x.data_ptr(), weights=_addresses(grads), **work.addresses)
+        self.functions.backward(ctypes.byref(block), ctypes.byref(gradients))
         return grad_x, grads
 
 
 def _parameter(block: nn.Module, name: str) -> nn.Parameter | None:
     module, _, kind = name.rpartition(".")
     owner = dict(block.named_modules()).get(module)
-    found: nn.Parameter | None = getattr(owner, kind, None)
-    return found
+    parameter: nn.Parameter | None = getattr(owner, kind, None)
+    return parameter
 
 
 def _address(tensor: Tensor | None) -> int | None:

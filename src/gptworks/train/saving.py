@@ -87,14 +87,14 @@ class Saving:
         def find() -> Path | None:
             steps = {step: path for step, path in self.checkpoints.steps().items() if path not in without}
             losses = {step: each for step, each in self.checkpoints.smoothed_losses().items() if step in steps}
-            found = None
+            sound = None
             if scheduled and every:
                 regular = {step: each for step, each in losses.items() if step % every == 0}
                 is_newest = bool(losses) and max(losses) in regular
-                found = retention.newest_sound(regular, recent if is_newest else loss.recent)
-            if found is None:
-                found = retention.newest_sound(losses, recent)
-            return None if found is None else steps[found]
+                sound = retention.newest_sound(regular, recent if is_newest else loss.recent)
+            if sound is None:
+                sound = retention.newest_sound(losses, recent)
+            return None if sound is None else steps[sound]
 
         return self.checkpoints.ranks.on_main(find)
 

@@ -42,8 +42,8 @@ def check(cfg: RunConfig, tokenizer: Tokenizer | None) -> None:
         )
     asked = [
         name
-        for name, given in (("evaluate.tasks", cfg.evaluate.tasks), ("train.sample_prompts", cfg.train.sample_prompts))
-        if given
+        for name, value in (("evaluate.tasks", cfg.evaluate.tasks), ("train.sample_prompts", cfg.train.sample_prompts))
+        if value
     ]
     if asked and tokenizer is None:
         problems.append(
