@@ -126,18 +126,18 @@ class Dataset:
 
     def _common_tokenizer(self, of_model: Tokenizer | None) -> Tokenizer | None:
         described = [store for store in self._all_stores if store.sidecar]
-        given = Tokenizer.from_pretrained(self.cfg.tokenizer) if self.cfg.tokenizer else None
+        tokenizer = Tokenizer.from_pretrained(self.cfg.tokenizer) if self.cfg.tokenizer else None
         for store in self._all_stores:
             if store.sidecar is None and (beside := store.load_tokenizer()):
-                given = given or beside
-                given.require(beside.identity, source=f"{store.file} ({beside.name})")
+                tokenizer = tokenizer or beside
+                tokenizer.require(beside.identity, source=f"{store.file} ({beside.name})")
         if not described:
-            return given or of_model
+            return tokenizer or of_model
         for store in described:
             assert store.sidecar
-            given = given or store.load_tokenizer()
-            if given is not None:
-                given.require(store.sidecar.tokenizer_identity, source=f"{store.file}")
+            tokenizer = tokenizer or store.load_tokenizer()
+            if tokenizer is not None:
+                tokenizer.require(store.sidecar.tokenizer_identity, source=f"{store.file}")
         ends = {store.sidecar.eod_id for store in described if store.sidecar}
         if len(ends) > 1:
             listed = ", ".join(str(eod_id) for eod_id in sorted(ends, key=str))
@@ -145,4 +145,4 @@ class Dataset:
                 f"data.path: the stores end documents with different tokens (ids {listed}). "
                 "Prepare them with the same tokenizer files."
             )
-        return given.with_eod(ends.pop()) if given and ends else given
+        return tokenizer.with_eod(ends.pop()) if tokenizer and ends else tokenizer

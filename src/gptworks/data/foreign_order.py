@@ -245,15 +245,15 @@ def exhaustive_blend(sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
 
 def _blend(shares: np.ndarray, size: int, limits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     which, numbers = np.empty(size, np.int16), np.empty(size, np.int64)
-    given, behind = np.zeros(len(shares)), np.empty(len(shares))
+    taken, behind = np.zeros(len(shares)), np.empty(len(shares))
     ends = limits.tolist()
     for at in range(size):
         np.multiply(shares, max(at, 1), out=behind)
-        np.subtract(behind, given, out=behind)
+        np.subtract(behind, taken, out=behind)
         chosen = int(behind.argmax())  # the first of equals
-        number = given[chosen]
+        number = taken[chosen]
         which[at], numbers[at] = chosen, number
-        given[chosen] = number + 1 if number + 1 < ends[chosen] else np.inf
+        taken[chosen] = number + 1 if number + 1 < ends[chosen] else np.inf
     return which, numbers
 
 

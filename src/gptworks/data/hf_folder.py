@@ -98,7 +98,7 @@ def _prepared(folder: Path) -> DatasetFolder | None:
     info = _read(folder / _INFO) if (folder / _INFO).is_file() else {}
     known = list(info["splits"]) if isinstance(info.get("splits"), dict) else list(_USUAL)
     of_split = {name: [file for file in files if _is_of(file.relative_to(folder), name)] for name in known}
-    of_split = {name: found for name, found in of_split.items() if found}
+    of_split = {name: files for name, files in of_split.items() if files}
     if not of_split:
         return DatasetFolder(folder, files, "", [])
     chosen = _chosen(folder, list(of_split))

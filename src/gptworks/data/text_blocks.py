@@ -285,8 +285,8 @@ def split_articles(data: bytes) -> list[bytes]:
 
 def _safe_cut(data: bytearray, start: int, wanted: str, separator: bytes) -> int:
     """Where a long document may be cut so that no separator or heading is cut with it; -1: not known yet."""
-    for found in SAFE_CUT.finditer(data, start):
-        at = found.end()
+    for cut in SAFE_CUT.finditer(data, start):
+        at = cut.end()
         if wanted == "wikitext":
             is_safe = not data.startswith((b"=", b" ="), data.rfind(b"\n", 0, at) + 1)
         else:

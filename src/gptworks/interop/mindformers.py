@@ -317,7 +317,7 @@ def _start(settings: Settings, mode: str, folder: Path) -> list[str]:
 
 
 def _our_step(settings: Settings, path: str, folder: Path) -> Path | None:
-    """Our path of the same step, where a run of ours wrote the file."""
+    """Our checkpoint of the same step, where a run of ours wrote the file."""
     out = Path(str(settings["output_dir"]))
     if (folder / path).is_dir():
         inside = (folder / path).resolve() == (folder / out).resolve() or run_paths.is_checkpoint(folder / path)

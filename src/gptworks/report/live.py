@@ -38,16 +38,16 @@ class Followed:
         self.trouble = ""
 
     def _stamp(self) -> tuple[object, ...]:
-        found: list[object] = []
+        states: list[object] = []
         records = (metrics.NAME, metrics.NONFINITE, metrics.TEXTS, metrics.EVALUATIONS, event_file.NAME)
         for name in (*records, run_paths.CONFIG, run_paths.LATEST, run_paths.BEST):
             try:
                 facts = (self.folder / name).stat()
             except OSError:
-                found.append(None)
+                states.append(None)
                 continue
-            found.append((facts.st_mtime_ns, facts.st_size, facts.st_ino))
-        return tuple(found)
+            states.append((facts.st_mtime_ns, facts.st_size, facts.st_ino))
+        return tuple(states)
 
     def renew(self) -> bool:
         """Whether there was something new."""
@@ -101,13 +101,13 @@ def numbers(run: RunData) -> list[str]:
         return ["no losses yet"]
     step, steps = int(losses[-1][0]), run.config.get("train.steps")
     total = steps if type(steps) is int else 0  # 0: not known
-    found = [f"step {step:,}" + (f" of {total:,}" if total > 0 else ""), f"loss {losses[-1][1]:.4f}"]
+    words = [f"step {step:,}" + (f" of {total:,}" if total > 0 else ""), f"loss {losses[-1][1]:.4f}"]
     rate, tokens = run.last("lr"), run.last("tokens")
-    found += [f"lr {rate:.3g}"] if rate is not None else []
-    found += [f"{speed:,.0f} tokens/s"] if speed else []
+    words += [f"lr {rate:.3g}"] if rate is not None else []
+    words += [f"{speed:,.0f} tokens/s"] if speed else []
     if speed and tokens and step and total > step:
-        found.append(f"{_duration((total - step) * tokens / step / speed)} left")
-    return found
+        words.append(f"{_duration((total - step) * tokens / step / speed)} left")
+    return words
 
 
 def _duration(seconds: float) -> str:

@@ -72,12 +72,12 @@ class Guard:
     def _require_key(self, scope: Scope) -> None:
         if not self.keys or scope["path"] in self.open_paths:
             return
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        kind, _, key = given.partition(b" ")
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        kind, _, key = header.partition(b" ")
         # All are compared, each in a time that does not tell how much of it is right.
         matches = [hmac.compare_digest(key.strip(), known) for known in self.keys]
         if kind.lower() != b"bearer" or not any(matches):
-            what = "The key is not known" if given else "A key is needed"
+            problem = "The key is not known" if header else "A key is needed"
             raise ApiError(401, f"{what}. Send it as `Authorization: Bearer KEY`.", code="invalid_api_key")
 
     def _require_host(self, scope: Scope) -> None:

@@ -74,15 +74,15 @@ class Origin:
         threading.Thread(target=self._hash, args=(list(opened.files),), name="hashes", daemon=True).start()
 
     def _hash(self, files: list[Path]) -> None:
-        found = []
+        hashes = []
         for path in sorted(files):
             try:
                 with path.open("rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
-                found.append({"name": path.name, "bytes": path.stat().st_size, "sha256": digest})
+                hashes.append({"name": path.name, "bytes": path.stat().st_size, "sha256": digest})
             except OSError:  # removed meanwhile; the others are told
                 continue
-        self.files = found
+        self.files = hashes
 
     def as_dict(self) -> dict[str, Any]:
         """`files` is None until the hashes are known."""
@@ -99,8 +99,8 @@ def _architecture(served: ServedModel) -> dict[str, Any]:
     """What of the model's section differs from a plain GPT-2, with its sizes."""
     cfg = served.model.cfg
     usual = type(cfg)().model_dump(mode="json")
-    given = cfg.model_dump(mode="json")
-    return {key: value for key, value in given.items() if value != usual.get(key) and not isinstance(value, dict)}
+    values = cfg.model_dump(mode="json")
+    return {key: value for key, value in values.items() if value != usual.get(key) and not isinstance(value, dict)}
 
 
 def _run_facts(run: RunData, served: int | None) -> dict[str, Any]:

@@ -174,8 +174,7 @@ class _Arrays(Meaning):
     def _require_size(self, shape: Any, needed: int, size: int) -> None:
         if size != needed:
             raise CheckpointError(
-                f"{self.path}: an array of shape {brief(list(shape))} has {size:,} bytes, needed {needed:,}. "
-                f"{_DAMAGED}"
+                f"{self.path}: an array of shape {brief(list(shape))} has {size:,} bytes, needed {needed:,}. {_DAMAGED}"
             )
 
 
