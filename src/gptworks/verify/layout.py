@@ -20,7 +20,7 @@ from gptworks.plan.workload import LayoutChoice, Workload
 from gptworks.text_table import aligned
 from gptworks.train.setup import prepare
 from gptworks.verify import measure, rank, reference, scaled_model
-from gptworks.verify.measure import Found, Numbers
+from gptworks.verify.measure import LayoutResults, Numbers
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def verify_layout(cfg: RunConfig, layout: Layout, *, steps: int = 3, shrink: str
         command = ("-m", "gptworks.verify.rank", str(spec))
         job = supervise.Job(command, layout.world_size, logs, quiet=True, preload=PRELOAD)
         code = supervise.run(job)
-        return code or judge(comparison, folder, numbers, Found.read(folder / rank.RESULT))
+        return code or judge(comparison, folder, numbers, LayoutResults.read(folder / rank.RESULT))
     finally:
         for path in folder.iterdir():
             if path != logs or not code:  # what the ranks said stays when they failed: the message speaks of it
@@ -266,7 +266,7 @@ def _with_held_out(cfg: RunConfig) -> tuple[RunConfig, list[str]]:
     return without, [f"no held-out loss: {reason}"]
 
 
-def judge(comparison: Comparison, folder: Path, one: Numbers, found: Found) -> Result:
+def judge(comparison: Comparison, folder: Path, one: Numbers, results: LayoutResults) -> Result:
     allowed = TOLERANCES[comparison.one.precision.compute]
     rows, notes, first = [], [], ""
     for kind, what, limit in (
@@ -274,7 +274,7 @@ def judge(comparison: Comparison, folder: Path, one: Numbers, found: Found) -> R
         (measure.GRADIENTS, "gradients of the first update", allowed.gradient),
     ):
         wanted = reference.describe(folder, kind)
-        differences = _relative(wanted, found.tensors[kind])
+        differences = _relative(wanted, results.tensors[kind])
         worst = max(differences, key=lambda name: differences[name])
         rows.append(
             Row(what, f"{len(wanted)} tensors", worst if differences[worst] else "equal", differences[worst], limit)
@@ -287,13 +287,13 @@ def judge(comparison: Comparison, folder: Path, one: Numbers, found: Found) -> R
     for name, limit, is_relative in (("losses", allowed.loss, False), ("grad_norms", allowed.norm, True)):
         for step, value in enumerate(getattr(one, name)):
             what = f"{'loss' if name == 'losses' else 'gradient norm'}, step {step + 1}"
-            theirs = [getattr(n, name)[step] for n in found.numbers]
+            theirs = [getattr(n, name)[step] for n in results.numbers]
             if any(math.isfinite(number) for number in (value, *theirs)):
                 rows.append(_row(what, value, theirs, limit, is_relative))
             else:  # an overflow of fp16, which both sides skip
                 notes.append(f"{what}: not finite on either side, so it is not compared")
     if one.held_out is not None:
-        theirs = [math.nan if n.held_out is None else n.held_out for n in found.numbers]
+        theirs = [math.nan if n.held_out is None else n.held_out for n in results.numbers]
         rows.append(_row("held-out loss", one.held_out, theirs, allowed.loss, False))
     result = Result(comparison, rows, first_name if first else "")
     return Result(comparison, rows, result.first_divergence, _verdict(result, first), notes)
@@ -330,8 +330,8 @@ def _row(what: str, one: float, ranks: list[float], limit: float, is_relative: b
     """The rank that is farthest away speaks for all."""
 
     def difference(value: float) -> float:
-        found = abs(value - one) / (abs(one) if is_relative and one else 1.0)
-        return found if math.isfinite(found) else math.inf
+        error = abs(value - one) / (abs(one) if is_relative and one else 1.0)
+        return error if math.isfinite(error) else math.inf
 
     farthest = max(ranks, key=difference)
     return Row(what, f"{one:.7f}", f"{farthest:.7f}", difference(farthest), limit)

@@ -40,28 +40,28 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the ranks of a layout found."""
+class LayoutResults:
+    """Of all ranks of a layout."""
 
     numbers: list[Numbers]  # of every rank
     tensors: dict[str, dict[str, Compared]]  # weights and gradients, each against the reference
 
     def write(self, path: Path) -> None:
         tensors = {
-            kind: {name: [one.difference, sorted(one.slices)] for name, one in found.items()}
-            for kind, found in self.tensors.items()
+            kind: {name: [one.difference, sorted(one.slices)] for name, one in compared.items()}
+            for kind, compared in self.tensors.items()
         }
         path.write_text(json.dumps({"numbers": [asdict(n) for n in self.numbers], "tensors": tensors}))
 
     @classmethod
-    def read(cls, path: Path) -> "Found":
+    def read(cls, path: Path) -> "LayoutResults":
         values = json.loads(path.read_text(encoding="utf-8"))
         tensors = {
             kind: {
                 name: Compared(difference, {tuple(key) for key in slices})
-                for name, (difference, slices) in found.items()
+                for name, (difference, slices) in compared.items()
             }
-            for kind, found in values["tensors"].items()
+            for kind, compared in values["tensors"].items()
         }
         return cls([Numbers(**n) for n in values["numbers"]], tensors)
 
@@ -91,12 +91,12 @@ def record(cfg: RunConfig, world: World, steps: int, folder: Path, *, synthetic:
     return numbers
 
 
-def compare(cfg: RunConfig, world: World, steps: int, folder: Path, *, synthetic: bool) -> Found:
+def compare(cfg: RunConfig, world: World, steps: int, folder: Path, *, synthetic: bool) -> LayoutResults:
     """A rank of a layout, against what `record` left in the folder. All ranks get the same."""
     numbers, tensors = _steps(cfg, world, steps, folder, synthetic=synthetic, keep=False)
     everyone: list[tuple[Numbers, dict[str, dict[str, Compared]]]] = Ranks.shared(world).gather((numbers, tensors))
     kinds = (WEIGHTS, GRADIENTS)
-    return Found([n for n, _ in everyone], {k: reference.merge(t.get(k, {}) for _, t in everyone) for k in kinds})
+    return LayoutResults([n for n, _ in everyone], {k: reference.merge(t.get(k, {}) for _, t in everyone) for k in kinds})
 
 
 def _steps(
