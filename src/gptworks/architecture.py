@@ -299,5 +299,5 @@ def require_known(model: ModelConfig, known: Known, who: str, error: type[GPTWor
 
 def _defaults(model: ModelConfig) -> dict[str, object]:
     fields = type(model).model_fields
-    given = {name: getattr(model, name) for name in fields}
-    return {name: field.get_default(call_default_factory=True, validated_data=given) for name, field in fields.items()}
+    values = {name: getattr(model, name) for name in fields}
+    return {name: field.get_default(call_default_factory=True, validated_data=values) for name, field in fields.items()}

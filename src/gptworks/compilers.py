@@ -14,5 +14,5 @@ def c_compilers() -> list[str]:
 
 def _installed(variable: str, *names: str) -> list[str]:
     """Paths in the order of preference, what the environment names first; each once, since c++ is often g++."""
-    found = (shutil.which(name) for name in (os.environ.get(variable, ""), *names) if name)
-    return list({os.path.realpath(path): path for path in found if path}.values())
+    paths = (shutil.which(name) for name in (os.environ.get(variable, ""), *names) if name)
+    return list({os.path.realpath(path): path for path in paths if path}.values())

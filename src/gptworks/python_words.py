@@ -64,7 +64,7 @@ def reworded(text: str, *, without_section: bool = False) -> str:
         own = _OWN_KEYWORDS.get(f"{match[1]}.{match[2]}")
         return f"{own}=..." if own else f"{match[1]}={{'{match[2]}': ...}}"
 
-    text = _MEANT.sub(meant, _KEY.sub(lambda found: f'key="{found[1] or "NAME"}"', text))
+    text = _MEANT.sub(meant, _KEY.sub(lambda match: f'key="{match[1] or "NAME"}"', text))
     pieces = _QUOTED.split(text)
     text = "".join(piece if number % 2 else _OPTION.sub(keyword, piece) for number, piece in enumerate(pieces))
     return _GENERATE.sub("", text) if without_section else text

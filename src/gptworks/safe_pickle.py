@@ -130,9 +130,9 @@ class PickleMachine:
     def _name(self, module: Any, name: Any) -> None:
         if not isinstance(module, str) or not isinstance(name, str):
             raise CheckpointError(f"{self.file}: {brief((module, name))} is not a name at byte {self.end:,}. {_LOST}")
-        found = Global(module, name)
-        self.globals.append(found)
-        self.stack.append(found)
+        named = Global(module, name)
+        self.globals.append(named)
+        self.stack.append(named)
 
     def _call(self, function: Any, args: Any) -> None:
         if not isinstance(function, Global):

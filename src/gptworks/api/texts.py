@@ -71,11 +71,11 @@ def _row_of_key(item: object, number: int, key: str, where: str) -> tuple[str, .
 
 
 def _row(item: object, number: int, keys: tuple[str, ...], where: str) -> tuple[str, ...]:
-    found = tuple(item.get(key) for key in keys) if isinstance(item, Mapping) else (item,)
-    if len(found) != len(keys) or not all(isinstance(text, str) for text in found):
+    values = tuple(item.get(key) for key in keys) if isinstance(item, Mapping) else (item,)
+    if len(values) != len(keys) or not all(isinstance(text, str) for text in values):
         wanted = _NEEDED if keys == _TEXT else "needs a prompt and a completion, as those before it"
         raise UsageError(f"{where}: item {number} is {item!r}; {wanted}.")
-    texts = tuple(str(text) for text in found)
+    texts = tuple(str(text) for text in values)
     if keys == _TEXT and isinstance(item, str) and _names_a_file(item):
         raise UsageError(
             f"{where}: item {number} is {item!r}, which is a file and not a text. Give the path without the list; "

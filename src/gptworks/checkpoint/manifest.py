@@ -143,8 +143,8 @@ def _check_kinds(manifest: Manifest) -> None:
     if any(type(value) is not float or not math.isfinite(value) for value in remembered):
         raise TypeError(f"guard is {manifest.guard!r}, needed lists of finite numbers")
     losses = {name: getattr(manifest, name) for name in ("held_out_loss", "smoothed_loss", "unlogged_loss")}
-    given = {name: value for name, value in losses.items() if value is not None}
-    for name, value in (given | {f"best.{name}": value for name, value in best.items()} | manifest.scaler).items():
+    numbers = {name: value for name, value in losses.items() if value is not None}
+    for name, value in (numbers | {f"best.{name}": value for name, value in best.items()} | manifest.scaler).items():
         if type(value) not in (int, float) or not math.isfinite(value):
             raise TypeError(f"{name} is {value!r}, needed a finite number")
 

@@ -58,7 +58,7 @@ def _inspect_events(args: argparse.Namespace) -> int:
         print(event_file.in_words(event))
         for sample in event_file.read_samples(run_folder, event)[:_SAMPLES_SHOWN]:
             text = "".join(piece["text"] or "" for piece in sample["pieces"])
-            loss = f"{found:.4f}" if isinstance(found := sample.get("loss"), float) else found
+            loss = f"{value:.4f}" if isinstance(value := sample.get("loss"), float) else value
             print(f"  loss {loss}  sample {sample['sample']}  {event_file.where(sample)}")
             if text:
                 print(f"    {text[:_TEXT_SHOWN]!r}{'...' if len(text) > _TEXT_SHOWN else ''}")

@@ -198,8 +198,8 @@ def derived(cfg: RunConfig) -> dict[str, tuple[int, str]]:
             evaluate_every(cfg.evaluate, cfg.train.steps, cfg.train.log_every),
             "a tenth of train.steps, or train.log_every",
         )
-    given = {"evaluate.every": cfg.evaluate.every} | {f"batch.{name}": size for name, size in cfg.batch}
-    return {key: value for key, value in derived.items() if given[key] in (0, "auto") and value[0] != given[key]}
+    asked = {"evaluate.every": cfg.evaluate.every} | {f"batch.{name}": size for name, size in cfg.batch}
+    return {key: value for key, value in derived.items() if asked[key] in (0, "auto") and value[0] != asked[key]}
 
 
 def has_held_out(data: DataConfig) -> bool:

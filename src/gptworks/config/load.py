@@ -117,12 +117,12 @@ def load_with_origins(
 
 
 def _vocabulary(leaves: dict[str, Leaf], vocabulary_of: VocabularyOf) -> dict[str, Leaf]:
-    given = {key: leaves[key].value for key in ("data.path", "data.tokenizer") if key in leaves}
-    path = given.get("data.path") or []
+    values = {key: leaves[key].value for key in ("data.path", "data.tokenizer") if key in leaves}
+    path = values.get("data.path") or []
     paths = list(path) if isinstance(path, list | tuple) else [path]
     if not paths or not all(isinstance(each, str) for each in paths):
         return {}  # what is wrong with it is said with all that is wrong
-    size = vocabulary_of(paths, str(given.get("data.tokenizer") or ""))
+    size = vocabulary_of(paths, str(values.get("data.tokenizer") or ""))
     origin = Origin(f"tokenizer of {', '.join(paths)}", OriginKind.TOKENIZER)
     return {"model.vocab_size": Leaf(size, origin)} if size else {}
 

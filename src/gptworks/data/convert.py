@@ -85,36 +85,36 @@ def located(source: str, from_format: Format | None) -> list[Located]:
     return [Located(from_format, main)]
 
 
-def _common_sidecar(stores: list[Store], given: Tokenizer | None) -> tuple[Sidecar | None, Tokenizer | None]:
+def _common_sidecar(stores: list[Store], named: Tokenizer | None) -> tuple[Sidecar | None, Tokenizer | None]:
     """What is known of all sources together, and their tokenizer."""
     described = [store for store in stores if store.sidecar]
-    if described and len(described) < len(stores) and given is None:
+    if described and len(described) < len(stores) and named is None:
         without = next(store for store in stores if not store.sidecar)
         raise DataError(
             f"{without.file}: its tokenizer is not known, that of {described[0].file} is. Name it with --tokenizer, "
             "or convert them one by one."
         )
     if described:
-        tokenizer = described[0].load_tokenizer() or given
+        tokenizer = described[0].load_tokenizer() or named
         sidecars = [store.sidecar for store in described if store.sidecar]
         for store, sidecar in zip(described, sidecars, strict=True):
             if tokenizer:
                 tokenizer.require(sidecar.tokenizer_identity, source=str(store.file))
-            if given:
-                given.require(sidecar.tokenizer_identity, source=str(store.file))
+            if named:
+                named.require(sidecar.tokenizer_identity, source=str(store.file))
             if (sidecar.kind, sidecar.eod_id) != (sidecars[0].kind, sidecars[0].eod_id):
                 raise DataError(
                     f"{store.file}: holds {sidecar.kind} ending with id {sidecar.eod_id}, but {described[0].file} "
                     f"holds {sidecars[0].kind} ending with {sidecars[0].eod_id}. Convert them one by one."
                 )
         return replace(sidecars[0], eod_appended=all(each.eod_appended for each in sidecars)), tokenizer
-    given = given or stores[0].load_tokenizer()
-    if given is None:
+    named = named or stores[0].load_tokenizer()
+    if named is None:
         return None, None
     for store in stores:
         if beside := store.load_tokenizer():
-            given.require(beside.identity, source=f"{store.file} ({beside.name})")
-    return describe(given, kind="text", eod_appended=all(_ends_with_eod(store, given) for store in stores)), given
+            named.require(beside.identity, source=f"{store.file} ({beside.name})")
+    return describe(named, kind="text", eod_appended=all(_ends_with_eod(store, named) for store in stores)), named
 
 
 def _ends_with_eod(store: Store, tokenizer: Tokenizer) -> bool:

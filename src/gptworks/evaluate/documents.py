@@ -23,7 +23,7 @@ def score_documents(
     owned = [(index, row) for index, document in enumerate(documents) for row in document]
     owners, rows = [index for index, _ in owned], [row for _, row in owned]
     waiting = {index: len(documents[index]) for index in missing}
-    found: dict[int, list[Score]] = {index: [] for index in missing}
+    scores_of: dict[int, list[Score]] = {index: [] for index in missing}
     for index in missing:
         if not documents[index]:  # nothing in it to score
             records.add(index, _as_record([]))
@@ -35,10 +35,10 @@ def score_documents(
                 index = owners[number]
                 if number in known:
                     continue
-                found[index].append(each)
+                scores_of[index].append(each)
                 waiting[index] -= 1
                 if not waiting[index]:
-                    records.add(index, _as_record(found.pop(index)))
+                    records.add(index, _as_record(scores_of.pop(index)))
             records.flush()
             watcher.batch(len(records.lines), list(batch.values()))
     finally:

@@ -55,8 +55,8 @@ def as_store(data: str, tokenizer: Tokenizer, key: str = "") -> Iterator[str]:
             )
             yield str(path)
         except DataError as error:
-            said = str(error).replace(f"{path}.bin", data).replace(", or leave out --strict to skip such lines", "")
-            raise type(error)(said) from None
+            message = str(error).replace(f"{path}.bin", data).replace(", or leave out --strict to skip such lines", "")
+            raise type(error)(message) from None
 
 
 def open_dataset(model: PretrainedGPT, section: dict[str, Any], trained: dict[str, Any], where: str) -> Dataset:

@@ -98,10 +98,10 @@ class _TokenScores(nn.Module):
         weight = weight_VD.to(x.dtype)
         wide = torch.promote_types(x.dtype, torch.float32)
         chunk = max(1, CHUNK_ELEMENTS // weight_VD.shape[0])
-        found = []
+        chunks = []
         for x_CD, labels_C in zip(x_RD.split(chunk), labels_R.split(chunk), strict=True):
             logits_CV = (x_CD @ weight.T).to(wide)
             log_probability_C = logits_CV.gather(1, labels_C[:, None])[:, 0] - logits_CV.logsumexp(-1)
             is_likeliest_C = (logits_CV.argmax(-1) == labels_C).to(wide)
-            found.append(torch.stack([log_probability_C, is_likeliest_C], dim=1))
-        return torch.cat(found)
+            chunks.append(torch.stack([log_probability_C, is_likeliest_C], dim=1))
+        return torch.cat(chunks)

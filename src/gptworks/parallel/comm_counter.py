@@ -56,7 +56,7 @@ class CommCounter(TorchDispatchMode):
         if operator in _RECEIVING:
             return
         kind, whole = _OPERATORS[operator]
-        boxed = next(given for given in args if isinstance(given, torch.ScriptObject) and _is_group(given))
+        boxed = next(argument for argument in args if isinstance(argument, torch.ScriptObject) and _is_group(argument))
         name = ProcessGroup.unbox(boxed).group_name
         key = self._axis_of.get(name, name), kind
         self.bytes[key] += _num_bytes(args[whole])

@@ -143,9 +143,9 @@ def _turn(workload: Workload, choice: LayoutChoice, steps: tuple[_Step, ...]) ->
             return None
         layout |= {"tp": layout["tp"] * to["tp"], "dp": layout["dp"] // from_dp, "fsdp": layout["fsdp"] // from_fsdp}
         zero = zero if layout["fsdp"] > 1 else 0
-    given = {**layout, "zero": zero, "offload": to.get("offload", choice.parallel.offload)}
+    knobs = {**layout, "zero": zero, "offload": to.get("offload", choice.parallel.offload)}
     recompute = to.get("recompute", choice.recompute)
-    return rearranged(workload, choice, given, micro_size=to.get("micro", choice.batch.micro_size), recompute=recompute)
+    return rearranged(workload, choice, knobs, micro_size=to.get("micro", choice.batch.micro_size), recompute=recompute)
 
 
 def rearranged(

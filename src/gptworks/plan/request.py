@@ -64,11 +64,11 @@ class Request:
 
     def _about_batch(self, choice: LayoutChoice) -> list[str]:
         """What nobody chose, and a micro-batch that would be faster, or would fit."""
-        batch, given = choice.batch, self.config.batch
-        if given.micro_size or given.accumulation:
+        batch, asked = choice.batch, self.config.batch
+        if asked.micro_size or asked.accumulation:
             return []
-        notes = [] if given.global_size else [self._usual_batch(batch.global_size)]
-        if given.global_size and choice.layout.pp == 1:
+        notes = [] if asked.global_size else [self._usual_batch(batch.global_size)]
+        if asked.global_size and choice.layout.pp == 1:
             return notes  # one micro-batch, which has been said with the batch
         note = f"batch.micro_size is not set: {batch.micro_size} is taken, as `gptworks train` does."
         micro = search.best_micro_size(self.workload, choice, *self.here)

@@ -92,10 +92,10 @@ class Search:
             for virtual in _virtual_stages(self.workload.model.num_layers, layout.pp):
                 schedule = _schedule(layout.pp, virtual, kept.get("schedule"))
                 for zero in zeros:
-                    given = {**vars(layout), "zero": zero, "schedule": schedule, "virtual_stages": virtual}
-                    if any(kept.get(key, value) != value for key, value in given.items() if key not in AXES):
+                    values = {**vars(layout), "zero": zero, "schedule": schedule, "virtual_stages": virtual}
+                    if any(kept.get(key, value) != value for key, value in values.items() if key not in AXES):
                         continue
-                    yield ParallelConfig(**kept | given)
+                    yield ParallelConfig(**kept | values)
 
     def batches(self, parallel: ParallelConfig) -> list[BatchPlan]:
         """By micro-batch, the smallest first; what a run would refuse goes to those rejected."""
@@ -111,8 +111,8 @@ class Search:
         micro_sizes = _micro_sizes(of_a_rank, *asked)
         if not micro_sizes:
             keys = ("batch.micro_size", "batch.accumulation")
-            given = " ".join(f"{key}={self.fixed[key]}" for key in keys if key in self.fixed)
-            self._reject(parallel, Reason.BATCH, f"{given} does not make {of_a_rank} samples of a rank")
+            settings = " ".join(f"{key}={self.fixed[key]}" for key in keys if key in self.fixed)
+            self._reject(parallel, Reason.BATCH, f"{settings} does not make {of_a_rank} samples of a rank")
         batches = [BatchPlan(self.global_size, micro, of_a_rank // micro, ranks) for micro in micro_sizes]
         return [batch for batch in batches if batch.micro_size == 1 or not self._is_refused(parallel, batch)]
 

@@ -95,8 +95,8 @@ def compare(cfg: RunConfig, world: World, steps: int, folder: Path, *, synthetic
     """A rank of a layout, against what `record` left in the folder. All ranks get the same."""
     numbers, tensors = _steps(cfg, world, steps, folder, synthetic=synthetic, keep=False)
     everyone: list[tuple[Numbers, dict[str, dict[str, Compared]]]] = Ranks.shared(world).gather((numbers, tensors))
-    kinds = (WEIGHTS, GRADIENTS)
-    return LayoutResults([n for n, _ in everyone], {k: reference.merge(t.get(k, {}) for _, t in everyone) for k in kinds})
+    tensors = {k: reference.merge(t.get(k, {}) for _, t in everyone) for k in (WEIGHTS, GRADIENTS)}
+    return LayoutResults([n for n, _ in everyone], tensors)
 
 
 def _steps(

@@ -101,10 +101,10 @@ def _own_data(model: str, settings: Mapping[str, Any]) -> tuple[str, Mapping[str
     """What a run was trained on, and the split of it; text that it held out of its own is all held out."""
     from gptworks.checkpoint import folder
 
-    said = folder.config_of(Path(model)).get("data", {})
+    section = folder.config_of(Path(model)).get("data", {})
     split = settings["split"] or "held-out"
-    is_apart = split == "held-out" and said.get("held_out_path")
-    paths = said.get("held_out_path" if is_apart else "path") or []
+    is_apart = split == "held-out" and section.get("held_out_path")
+    paths = section.get("held_out_path" if is_apart else "path") or []
     if len(paths) != 1:
         listed = f" It has {', '.join(paths)}: name one." if paths else ""
         raise UsageError(f"--data: not given, and {model} does not name one dataset.{listed} Needed: a store.")
