@@ -7,7 +7,7 @@ from typing import Any
 
 from gptworks import json_text
 from gptworks.errors import ConfigError, UsageError
-from gptworks.interop import command_line, megatron_flags, megatron_kinds, megatron_prepare, torch_launch
+from gptworks.interop import megatron_flags, megatron_kinds, megatron_prepare, torch_launch
 from gptworks.interop.megatron_flags import KERNEL, SHARED, on_command_line
 from gptworks.interop.settings import Key, Settings, parse_float, parse_int, parse_str
 from gptworks.interop.translation import AfterTraining, Command, Translation
@@ -164,12 +164,8 @@ def translate(command: Command, find: Any) -> Translation:
         return megatron_prepare.translate(command, NAME)
     if name in _GENERATORS:
         return _generate(command)
-    flags = command_line.flags(
-        command.arguments,
-        {key.theirs for key in TRAINING if key.switch},
-        several={"--data-path", "--rampup-batch-size"},
-    )
-    settings = Settings(command.program, TRAINING, flags, hints=_HINTS)
+    several = ("--data-path", "--rampup-batch-size")
+    settings = Settings.of_command(command, TRAINING, several=several, hints=_HINTS)
     _refuse_what_is_not_here(settings)
     start = torch_launch.read(command)
     remarks: list[str] = []
@@ -357,8 +353,7 @@ def _recompute(settings: Settings) -> None:
 
 
 def _generate(command: Command) -> Translation:
-    flags = command_line.flags(command.arguments, {key.theirs for key in GENERATION if key.switch})
-    settings = Settings(command.program, GENERATION, flags)
+    settings = Settings.of_command(command, GENERATION)
     if not settings["--load"]:
         raise ConfigError(command.program, ["--load: is required: the folder of a checkpoint."])
     source = settings["--sample-input-file"]

@@ -256,8 +256,7 @@ def _machines(settings: Settings, nodes: int) -> list[str]:
 
 
 def _container(command: Command) -> Translation:
-    flags = command_line.flags(command.arguments, {key.theirs for key in CONTAINER if key.switch})
-    settings = Settings(command.program, CONTAINER, flags)
+    settings = Settings.of_command(command, CONTAINER)
     if not settings["--cmd"]:
         raise ConfigError(command.program, ["--cmd: is required, the command to run in the container."])
     arguments = ["--image", settings["--image"]]

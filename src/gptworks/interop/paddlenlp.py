@@ -99,20 +99,14 @@ def _inside(script: Path, command: Command) -> Command:
 
 
 def _settings(command: Command, keys: list[Key]) -> Settings:
-    flags = command_line.flags(command.arguments, {key.theirs for key in keys if key.switch})
-    settings = Settings(command.program, keys, flags, hints=_HINTS)
-    bare = [name for name, text in flags.items() if text == "" and settings.keys[name].read is parse_bool]
-    for name in bare:  # their parser takes the bare flag for an empty text, which is false
+    settings = Settings.of_command(command, keys, hints=_HINTS)
+    for name in _bare(settings):  # their parser takes the bare flag for an empty text, which is false
         settings.values[name] = False
     return settings
 
 
 def _bare(settings: Settings) -> list[str]:
-    return [
-        f"{name} stands alone: PaddleNLP's parser reads that as false, and so do we. Write {name} true."
-        for name, text in settings.texts.items()
-        if text == "" and settings.keys[name].read is parse_bool
-    ]
+    return [name for name, text in settings.texts.items() if text == "" and settings.keys[name].read is parse_bool]
 
 
 def _train(command: Command) -> Translation:
@@ -120,7 +114,10 @@ def _train(command: Command) -> Translation:
     needed = [name for name in ("--model_name_or_path", "--input_dir", "--output_dir") if not settings[name]]
     if needed:
         raise ConfigError(command.program, [f"{name}: is required." for name in needed])
-    remarks = _bare(settings)
+    remarks = [
+        f"{name} stands alone: PaddleNLP's parser reads that as false, and so do we. Write {name} true."
+        for name in _bare(settings)
+    ]
     output = str(settings["--output_dir"])
     _weights(settings, command.folder)
     _layout(settings, paddle_launch.num_processes(command))

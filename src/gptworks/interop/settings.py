@@ -4,13 +4,14 @@ Every given key ends in a note. A key that the table lacks is the user's mistake
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gptworks.errors import ConfigError
+from gptworks.interop import command_line
 from gptworks.interop.notes import Note, setting_text
-from gptworks.interop.translation import Translation
+from gptworks.interop.translation import Command, Translation
 
 Read = Callable[[str], Any]
 
@@ -76,6 +77,15 @@ class Settings:
         self.values: dict[str, Any] = {}
         self.their_names: dict[str, str] = {}  # a key of ours -> the one of theirs that sets it, given or not
         self._check(hints)
+
+    @classmethod
+    def of_command(
+        cls, command: Command, keys: Sequence[Key], *, several: Collection[str] = (), hints: Mapping[str, str] = {}
+    ) -> "Settings":
+        """From the flags of a command. `several`: those that take words up to the next."""
+        switches = {key.theirs for key in keys if key.switch}
+        flags = command_line.flags(command.arguments, switches, several=several)
+        return cls(command.program, keys, flags, hints=hints)
 
     def _check(self, hints: Mapping[str, str]) -> None:
         problems = []
