@@ -92,10 +92,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(text)
         return 0
     path = Path(args.out or rank_table.default_name(table))
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror}). Choose another --out.") from None
+    scheduler.write(path, text, force=True)
     print(f"{path}: {rank_table.describe(table)}")
     return 0
 

@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out == "-":
         print(text, end="")
         return 0
-    _write(path, text, args.force)
+    write(path, text, force=args.force)
     print("\n".join([f"{path}:", *(f"  {line}" for line in fit.lines), *(f"note: {note}" for note in fit.notes)]))
     print(f"Submit it with: {shlex.join(target.submit_words(job, path))}")
     return 0
@@ -185,7 +185,7 @@ def _number(text: str | None, option: str, otherwise: int, least: int = 1) -> in
     return int(text)
 
 
-def _write(path: Path, text: str, force: bool) -> None:
+def write(path: Path, text: str, *, force: bool) -> None:
     if not force and path.exists():
         raise UsageError(f"{path}: is there already. Choose another --out, or overwrite it with --force.")
     try:

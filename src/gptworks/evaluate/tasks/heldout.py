@@ -47,10 +47,7 @@ def _measure_store(measurement: "Measurement", store: str) -> dict[str, Any]:
     cut = ",".join(f"{share:g}" for share in shares)
     protocol = f"{asked} text (shares {cut}), windows of {dataset.cfg.seq_len} tokens side by side"
     head = measurement.head(protocol, identity.of_stores(dataset.stores))
-    values = {
-        "loss": measured.loss,
-        "perplexity": measured.perplexity,
-        "bits_per_byte": measured.bits_per_byte,
+    values = {name: getattr(measured, name) for name in TASK.metrics} | {
         "tokens": measured.tokens,
         "bytes": measured.text_bytes,
         "samples": measured.samples,

@@ -237,14 +237,8 @@ def _measure(measurement: "Measurement") -> dict[str, Any]:
     passages, questions = _asked(request, measurement.tokenizer, measurement.model.cfg.max_positions)
     scores = measurement.score(head, [[row] for row in questions.rows])
     measured = summarize(scores, questions.shortened)
-    values = {
-        "correct": measured.correct,
-        "total": measured.total,
-        "accuracy": measured.accuracy,
-        "target_perplexity": measured.target_perplexity,
-        "tokens": sum(score.tokens for score in scores),
-        "shortened": measured.shortened,
-    }
+    values = {name: getattr(measured, name) for name in TASK.metrics}
+    values |= {"tokens": sum(score.tokens for score in scores), "shortened": measured.shortened}
     remark = remark_on(protocol, passages)
     return measurement.result(head, [values], [remark] if remark else [])
 

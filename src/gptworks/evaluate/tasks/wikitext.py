@@ -193,12 +193,7 @@ def _measure(measurement: "Measurement") -> dict[str, Any]:
     stream, rows = _asked(request, tokenizer, length)
     scores = measurement.score(head, [[row] for row in rows])
     measured = summarize(stream, rows, scores, tokenizer.byte_lengths)
-    values = {
-        "loss": measured.loss,
-        "perplexity": measured.perplexity,
-        "adjusted_perplexity": measured.adjusted_perplexity,
-        "token_ratio": measured.token_ratio,
-        "bits_per_byte": measured.bits_per_byte,
+    values = {name: getattr(measured, name) for name in TASK.metrics} | {
         "tokens": measured.tokens,
         "windows": measured.windows,
         "bytes": measured.text_bytes,
