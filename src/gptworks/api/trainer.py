@@ -75,12 +75,12 @@ class Trainer:
             self.above["run.out"] = str(out)
         # Texts become stores in the run folder, whose place is known only with the configuration.
         self.texts: dict[str, Texts] = {}
-        for key, data, what in (
+        for key, data, keyword in (
             ("path", train_dataset, "train_dataset"),
             ("held_out_path", eval_dataset, "eval_dataset"),
         ):
             column = str(self.above.get("data.key", self.below.get("data.key", "")))
-            texts = None if data is None else as_texts(data, f"Trainer: {what}", column)
+            texts = None if data is None else as_texts(data, f"Trainer: {keyword}", column)
             if texts is not None:
                 self.texts[key] = texts
             elif data is not None:

@@ -183,8 +183,8 @@ class PretrainedGPT(GPT):
             )
         folder = Path(folder)
         if run_paths.is_run(folder) or folder.is_file():
-            what = "a file" if folder.is_file() else "the folder of a run, which has its own weights"
-            raise UsageError(f"save_pretrained: {folder} is {what}. Name another folder.")
+            kind = "a file" if folder.is_file() else "the folder of a run, which has its own weights"
+            raise UsageError(f"save_pretrained: {folder} is {kind}. Name another folder.")
         words = self.tokenizer
         ids = {"eod_id": words.eod_id, "bos_id": words.bos_id} if words else {"eod_id": None}
         try:

@@ -33,8 +33,8 @@ class DatasetFolder:
         """What a reader should know of it; empty where all of it is read."""
         if not self.others:
             return ""
-        what = f"{self.folder / self.others[0]}" if (self.folder / self.others[0]).is_dir() else "its files"
-        return f"{self.folder}: the split {self.split} is read, and not {', '.join(self.others)}: name {what} for that"
+        place = f"{self.folder / self.others[0]}" if (self.folder / self.others[0]).is_dir() else "its files"
+        return f"{self.folder}: the split {self.split} is read, and not {', '.join(self.others)}: name {place} for that"
 
 
 def is_mark(file: Path) -> bool:
@@ -83,10 +83,10 @@ def _saved(folder: Path) -> DatasetFolder:
     files = [folder / Path(str(name)).name for name in names]
     missing = [file for file in files if not file.is_file()]
     if missing or not files:
-        what = (
+        problem = (
             f"{missing[0]}: no such file, though {_STATE} names it" if missing else f"{folder / _STATE}: names no files"
         )
-        raise DataError(f"{what}. Copy the dataset again.")
+        raise DataError(f"{problem}. Copy the dataset again.")
     return DatasetFolder(folder, files, "", [])
 
 

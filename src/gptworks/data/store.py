@@ -109,9 +109,9 @@ class Store:
         described = [("tokens", sidecar.tokens, len(self.tokens))]
         if self.contents.has_documents:
             described.append(("documents", sidecar.documents, self.num_documents))
-        for what, wanted, actual in described:
+        for unit, wanted, actual in described:
             if wanted != actual:
-                raise DataError(f"{file}: describes {wanted} {what}, the store has {actual}. Prepare the data again.")
+                raise DataError(f"{file}: describes {wanted} {unit}, the store has {actual}. Prepare the data again.")
         # The index is small and decides everything; the tokens themselves are hashed by `gptworks verify`.
         for suffix in set(sidecar.sha256) & INDEX_SUFFIXES:
             index = next(each for each in self.located.files if each.name.endswith(suffix))

@@ -126,9 +126,9 @@ def _header(lines: _Lines, stream: TextStream, keys: tuple[str, ...]) -> tuple[s
     header = headers[delimiter]
     for column in all_columns(keys, header):
         if (number := header.count(column)) != 1:
-            what = f"{number} columns are named '{column}'" if number else f"no column '{column}'"
+            problem = f"{number} columns are named '{column}'" if number else f"no column '{column}'"
             raise DataError(
-                f"{stream.name}:{lines.count}: {what}. Columns: {', '.join(header)}. "
+                f"{stream.name}:{lines.count}: {problem}. Columns: {', '.join(header)}. "
                 + ("Rename all but one." if number else advice(column, header))
             )
     return delimiter, header

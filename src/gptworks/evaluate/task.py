@@ -68,8 +68,8 @@ class PaddleLog:
 
 def _require_file(task: "Task", data: str) -> None:
     if not Path(data).is_file():
-        what = "a folder" if Path(data).is_dir() else "no such file"
-        raise DataError(f"{data}: {what}. The task {task.name} reads one file of text.")
+        problem = "a folder" if Path(data).is_dir() else "no such file"
+        raise DataError(f"{data}: {problem}. The task {task.name} reads one file of text.")
 
 
 @dataclass(frozen=True)

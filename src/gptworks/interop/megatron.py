@@ -201,11 +201,11 @@ _HINTS = {
 
 
 def _refuse_what_is_not_here(settings: Settings) -> None:
-    asked = {flag: what for flag, what in _NOT_HERE.items() if settings.is_given(flag)}
+    asked = {flag: feature for flag, feature in _NOT_HERE.items() if settings.is_given(flag)}
     if settings["--context-parallel-size"] != 1:
         asked["--context-parallel-size"] = "context parallelism"
     if asked:
-        raise ConfigError(settings.where, [f"{flag}: {what} is not supported." for flag, what in asked.items()])
+        raise ConfigError(settings.where, [f"{flag}: {feature} is not supported." for flag, feature in asked.items()])
     settings.same("--context-parallel-size", "1: none, as here")
 
 

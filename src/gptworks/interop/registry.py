@@ -71,8 +71,8 @@ class Files:
             return here
         ours = shipped(Path(name).name)
         if ours is not None:
-            what = ours.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
-            self.remarks.append(f"{name} is not here: used is {what}. It comes with gptworks: {ours}")
+            title = ours.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+            self.remarks.append(f"{name} is not here: used is {title}. It comes with gptworks: {ours}")
             return ours
         place = "" if here.is_absolute() and Path(name).is_absolute() else f" in {self.folder.resolve()}"
         raise UsageError(f"{name}: no such file{place}.{_nearest(here)} Give its path, or --cwd DIR.")

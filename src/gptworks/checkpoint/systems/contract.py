@@ -168,12 +168,12 @@ def unknown_classes(unknown: Sequence[str], file: Path | None = None) -> list[st
 
 def require_divisible(model: ModelConfig, cut: SplitSpec) -> None:
     """Before any file is made."""
-    for what, number in (("heads", model.num_heads), ("vocabulary", model.vocab_size), ("ffn_size", model.ffn_size)):
+    for size, number in (("heads", model.num_heads), ("vocabulary", model.vocab_size), ("ffn_size", model.ffn_size)):
         if number % cut.tp:
             advice = (
-                f" Pad it with -o model.vocab_size={-(-number // cut.tp) * cut.tp}." if what == "vocabulary" else ""
+                f" Pad it with -o model.vocab_size={-(-number // cut.tp) * cut.tp}." if size == "vocabulary" else ""
             )
-            raise CheckpointError(f"--tp {cut.tp}: {what} {number} cannot be cut into {cut.tp} equal parts.{advice}")
+            raise CheckpointError(f"--tp {cut.tp}: {size} {number} cannot be cut into {cut.tp} equal parts.{advice}")
     if cut.pp > model.num_layers:
         raise CheckpointError(f"--pp {cut.pp}: the model has {model.num_layers} layers; no stage may be empty.")
     if model.num_layers % cut.pp:

@@ -147,10 +147,10 @@ _REQUIRED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "interme
 
 def _read_llama_kind(theirs: Theirs, where: str, *, usual: Theirs) -> dict[str, object]:
     """`usual`: what transformers takes for keys that are not there."""
-    for what, keys in _OTHER_MODELS.items():
+    for feature, keys in _OTHER_MODELS.items():
         for key in keys:
             if theirs.get(key) not in (None, 0):
-                raise CheckpointError(f"{where}: {key} is {theirs[key]!r}: {what}, which is not supported.")
+                raise CheckpointError(f"{where}: {key} is {theirs[key]!r}: {feature}, which is not supported.")
     for key in _REQUIRED:
         if theirs.get(key) is None:
             raise CheckpointError(f"{where}: {key} is missing. Needed: {', '.join(_REQUIRED)}.")

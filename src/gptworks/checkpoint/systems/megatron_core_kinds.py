@@ -34,10 +34,10 @@ _POSITIONS = {"learned_absolute": "learned", "rope": "rope", "none": "none"}
 
 def read(settings: Mapping[str, Any], where: str) -> dict[str, object]:
     """Our keys that are other than GPT-2's, as its args say; none for a GPT-2."""
-    for name, what in _REFUSED.items():
+    for name, feature in _REFUSED.items():
         if settings.get(name) not in (None, False, 0, 0.0):
             raise CheckpointError(
-                f"{where}: its args say {name}={_bare_text(settings[name])}: {what}, which is not supported."
+                f"{where}: its args say {name}={_bare_text(settings[name])}: {feature}, which is not supported."
             )
     values: dict[str, object] = {
         "norm": _one_of(settings, "normalization", _NORMS, "LayerNorm", where),

@@ -94,7 +94,7 @@ def open_with(
 
 
 def _require_gpt2_args(settings: Mapping[str, Any], where: str) -> None:
-    refused = [(name, what) for name, what in _REFUSED.items() if settings.get(name) not in (None, False)]
+    refused = [(name, reason) for name, reason in _REFUSED.items() if settings.get(name) not in (None, False)]
     if settings.get("normalization", "LayerNorm") != "LayerNorm":
         refused.append(("normalization", "another norm than LayerNorm"))
     if settings.get("position_embedding_type", "learned_absolute") in ("rope", "rotary", "alibi", "relative", "none"):
@@ -107,9 +107,9 @@ def _require_gpt2_args(settings: Mapping[str, Any], where: str) -> None:
     if len(sizes) == 3 and sizes[0] * sizes[1] != sizes[2]:
         refused.append(("kv_channels", f"{heads} heads of a size that does not make up hidden_size {hidden}"))
     if refused:
-        name, what = refused[0]
+        name, reason = refused[0]
         raise CheckpointError(
-            f"{where}: its args say {name}={brief(settings[name]).strip(_QUOTES)}: {what}. A GPT-2 has none of "
+            f"{where}: its args say {name}={brief(settings[name]).strip(_QUOTES)}: {reason}. A GPT-2 has none of "
             "that, and the weights would compute something else."
         )
 
