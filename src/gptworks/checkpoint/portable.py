@@ -101,8 +101,8 @@ def _who_has_what(here: dict[str, tuple[Slice, ...]], rules: Rules, ranks: Ranks
     }
     held_of: dict[str, _Held] = {}
     names: dict[str, str] = {}
-    for rank, parts in enumerate(ranks.gather(slices_here)):
-        for theirs, (name, shape, dtype, places) in parts.items():
+    for rank, of_rank in enumerate(ranks.gather(slices_here)):
+        for theirs, (name, shape, dtype, places) in of_rank.items():
             names[theirs] = name
             holders = held_of.setdefault(theirs, _Held(shape, dtype, {})).holders
             for offsets, sizes in places:
@@ -161,9 +161,9 @@ def _write_pieces(file: Writer, name: str, tensor: Tensor, rules: Rules) -> None
         for piece in _in_their_order(rule, tensor, rules):
             file.write(piece)
         return
-    for theirs, part in zip(rule.theirs, rule.to_theirs(tensor, *rules.heads), strict=True):
+    for theirs, stored in zip(rule.theirs, rule.to_theirs(tensor, *rules.heads), strict=True):
         file.begin(theirs)
-        for piece in _pieces(part):
+        for piece in _pieces(stored):
             file.write(piece)
 
 

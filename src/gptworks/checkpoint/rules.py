@@ -104,9 +104,9 @@ def _reorder(tensor: Tensor, order: str, needed: str, head_size: int, per_kv: in
     if per_kv > 1:
         return _regroup(tensor, order, needed, head_size, per_kv)
     sizes = {"3": 3, "d": head_size, "a": tensor.shape[0] // (3 * head_size)}
-    parts = tensor.reshape(*(sizes[letter] for letter in order), *tensor.shape[1:])
+    reshaped = tensor.reshape(*(sizes[letter] for letter in order), *tensor.shape[1:])
     dims = [order.index(letter) for letter in needed]
-    return parts.permute(*dims, *range(3, parts.ndim)).reshape(tensor.shape)
+    return reshaped.permute(*dims, *range(3, reshaped.ndim)).reshape(tensor.shape)
 
 
 def _regroup(tensor: Tensor, order: str, needed: str, head_size: int, per_kv: int) -> Tensor:
@@ -322,8 +322,8 @@ def _joined(rule: Rule, shards: Sequence[LazyTensors], shape: torch.Size, model:
     def read() -> Tensor:
         if rule.cut is None:  # every rank has it whole
             return rule.from_theirs([shards[0][name].read() for name in rule.theirs], *heads)
-        parts = [rule.from_theirs([shard[name].read() for name in rule.theirs], *heads) for shard in shards]
-        return torch.cat(parts, dim=rule.cut) if len(parts) > 1 else parts[0]
+        pieces = [rule.from_theirs([shard[name].read() for name in rule.theirs], *heads) for shard in shards]
+        return torch.cat(pieces, dim=rule.cut) if len(pieces) > 1 else pieces[0]
 
     def of_shard(shard: LazyTensors, region: Region) -> Tensor:
         return rule.region_from_theirs([shard[name] for name in rule.theirs], region, local, *heads)

@@ -60,13 +60,13 @@ def compare(
     with safe_open(folder / f"{kind}.safetensors", "pt") as file:
         known = set(file.keys())
         for name, tensor in to_fill(named, tied=tied):
-            for part in slices_of(tensor):
-                here = part.here.cpu().float()
+            for piece in slices_of(tensor):
+                here = piece.here.cpu().float()
                 difference = math.inf
                 if name in known:
-                    where = tuple(slice(at, at + size) for at, size in zip(part.offsets, here.shape, strict=True))
+                    where = tuple(slice(at, at + size) for at, size in zip(piece.offsets, here.shape, strict=True))
                     difference = _largest(here - file.get_slice(name)[where]) if here.numel() else 0.0
-                one = Compared(difference, {part.key})
+                one = Compared(difference, {piece.key})
                 compared[name] = compared[name].merge(one) if name in compared else one
     return compared
 

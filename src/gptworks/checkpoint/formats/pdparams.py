@@ -200,20 +200,20 @@ def _joined(path: Path, tensors: dict[str, LazyTensor], slices: Any) -> dict[str
     whole = dict(tensors)
     for name, about in slices.items():
         shape = about.get("OriginShape") if isinstance(about, dict) else None
-        parts = about.get("slices") if isinstance(about, dict) else None
+        slice_names = about.get("slices") if isinstance(about, dict) else None
         if (
             not isinstance(shape, tuple | list)
             or not all(type(n) is int and n >= 0 for n in shape)
-            or not isinstance(parts, list)
-            or not parts
-            or not all(isinstance(part, str) and part in tensors for part in parts)
+            or not isinstance(slice_names, list)
+            or not slice_names
+            or not all(isinstance(slice_name, str) and slice_name in tensors for slice_name in slice_names)
         ):
             raise CheckpointError(f"{path}: the slices of '{name}' are not all there. {_DAMAGED}")
-        pieces = [tensors[part] for part in parts]
+        pieces = [tensors[slice_name] for slice_name in slice_names]
         if sum(piece.shape.numel() for piece in pieces) != math.prod(shape) or len({p.dtype for p in pieces}) != 1:
             raise CheckpointError(f"{path}: the slices of '{name}' do not make up {list(shape)}. {_DAMAGED}")
-        for part in parts:
-            whole.pop(part, None)
+        for slice_name in slice_names:
+            whole.pop(slice_name, None)
         whole[str(name)] = _in_one_piece(torch.Size(shape), pieces)
     return whole
 

@@ -149,9 +149,9 @@ def _require_whole_model(folder: Path) -> None:
     """The folder of one rank is a checkpoint by itself only where there was nothing but data parallelism."""
     if not _RANK.fullmatch(folder.resolve().name):
         return
-    parts = {(mp, pp) for mp, _, pp in _files(folder.resolve().parent)}
-    if len(parts) > 1:
-        raise CheckpointError(f"{folder}: one of {len(parts)} parts of a model. Give the folder above it.")
+    ranks = {(mp, pp) for mp, _, pp in _files(folder.resolve().parent)}
+    if len(ranks) > 1:
+        raise CheckpointError(f"{folder}: one of {len(ranks)} parts of a model. Give the folder above it.")
 
 
 def _where_configs_are(folder: Path, path: Path) -> list[Path]:

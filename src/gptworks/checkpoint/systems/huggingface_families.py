@@ -191,10 +191,10 @@ def _read_rope(theirs: Theirs, where: str) -> dict[str, object]:
         raise CheckpointError(f"{where}: {key}.rope_type is {kind!r}, needed one of {', '.join(_ROPE_TYPES)}.")
     for other in rope.keys() - _ROPE_KEYS.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}:
         raise CheckpointError(f"{where}: {key}.{other} is not known. Known: {', '.join(_ROPE_KEYS)}.")
-    for place, part in ((key + ".", rope), ("", theirs)):
-        if part.get("partial_rotary_factor") not in (None, 1, 1.0):
+    for place, settings in ((key + ".", rope), ("", theirs)):
+        if settings.get("partial_rotary_factor") not in (None, 1, 1.0):
             raise CheckpointError(
-                f"{where}: {place}partial_rotary_factor is {part['partial_rotary_factor']!r}: partial rotary "
+                f"{where}: {place}partial_rotary_factor is {settings['partial_rotary_factor']!r}: partial rotary "
                 "embeddings are not supported."
             )
     scaling: dict[str, object] = {_ROPE_KEYS[each]: rope.get(each) for each in _ROPE_TYPES[kind]}

@@ -128,11 +128,11 @@ def _nested(tensors: dict[str, LazyTensor], tied: bool) -> dict[str, Any]:
     """As Megatron saves it: dictionaries down to the encoder, dotted names inside."""
     language: dict[str, dict[str, Any]] = {}
     for name, stored in tensors.items():
-        part, rest = name.removeprefix("language_model.").split(".", 1)
-        if part == "embedding":
+        section, rest = name.removeprefix("language_model.").split(".", 1)
+        if section == "embedding":
             module, kind = rest.split(".")
-            language.setdefault(part, {})[module] = {kind: stored}
+            language.setdefault(section, {})[module] = {kind: stored}
         else:
-            language.setdefault(part, {})[rest] = stored
+            language.setdefault(section, {})[rest] = stored
     head = language.pop("output_layer") if tied and "output_layer" in language else None
     return {"language_model": language, **({"word_embeddings_for_head": head} if head else {})}
