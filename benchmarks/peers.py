@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gptworks.checkpoint.systems.huggingface_families import family_of
 from gptworks.config import OptimConfig, ParallelConfig, RunFolderConfig, ScalerConfig
-from gptworks.config.schema import DataConfig, InitConfig, ModelConfig, PrecisionConfig, RunConfig
+from gptworks.config.schema import InitConfig, ModelConfig, TrainConfig
 from gptworks.data.loader import Batch
 from gptworks.launch import process_group
 from gptworks.parallel.build import FreshWeights, build
@@ -51,9 +51,8 @@ def gptworks_step(
     part.train()
     optimizer = optim.build(part, OptimConfig())
     if native and not compile_blocks:
-        precision = PrecisionConfig(compute="bf16" if compute_dtype == torch.bfloat16 else "fp32")
-        run = RunConfig(model=cfg, data=DataConfig(seq_len=cfg.max_positions), precision=precision)
-        print(native_blocks.use_where_known(run, part, optimizer), file=sys.stderr)
+        compute = "bf16" if compute_dtype == torch.bfloat16 else "fp32"
+        print(native_blocks.use_where_known(part, optimizer, TrainConfig(), compute), file=sys.stderr)
     scaler = LossScaler(ScalerConfig(), enabled=False)
     count = 0
 

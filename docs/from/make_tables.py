@@ -21,7 +21,7 @@ from gptworks.errors import ConfigError, GPTWorksError
 from gptworks.interop import command_line, registry, yaml_files
 from gptworks.interop.adapt import adapted
 from gptworks.interop.native_command import command_line as native_command_line
-from gptworks.interop.notes import Note, shown
+from gptworks.interop.notes import Note, setting_text
 from gptworks.interop.settings import Key, Settings, parse_bool, parse_float, parse_int
 from gptworks.interop.write_yaml import in_one_line
 
@@ -223,7 +223,7 @@ def samples(key: Key, written: str | None) -> list[str]:
         return [""]
     kinds: dict[Any, list[str]] = {parse_int: ["1", "2", "4", "8", "16", "64", "1024"], parse_float: ["0.5", "1"]}
     kinds |= {parse_bool: ["True", "False"]}
-    default = [shown(key.default)] if key.default not in (None, "") else []
+    default = [setting_text(key.default)] if key.default not in (None, "") else []
     return [*default, *kinds.get(key.read, ["1", "words"])]
 
 
@@ -254,7 +254,7 @@ def names_in(ours: str) -> list[str]:
 
 def row(system: str, command: str, key: Key, index: int, written: str | None) -> tuple[str, str, str]:
     """(their default, ours, remark)"""
-    plain = shown(key.default).replace("\n", "\\n")  # a table's cell has one line
+    plain = setting_text(key.default).replace("\n", "\\n")  # a table's cell has one line
     default = f"`{plain}`" if key.default not in (None, "") else ""
     ours, remarks = [key.ours] if key.ours else [], [getattr(key, "same_effect", "") or key.ignored_because]
     stands_for = getattr(registry.dialect(DIALECT.get(system, system)), "FLAGS", {}).get(key.theirs)
@@ -290,7 +290,7 @@ def rows(system: str, number_of_command: int, given_only: bool) -> list[tuple[li
         for key in settings.keys.values():
             if given_only and not settings.is_given(key.theirs):
                 continue
-            rest = row(system, command, key, index, settings.given.get(key.theirs))
+            rest = row(system, command, key, index, settings.texts.get(key.theirs))
             if found and found[-1][1:] == rest and not rest[1]:
                 found[-1] = ([*found[-1][0], key.theirs], *rest)
             else:

@@ -292,12 +292,12 @@ def unmet(model: ModelConfig, needs: Known, known: Known) -> str:
     return " and ".join([*of_needs, *filter(None, [unknown(model, others)])])
 
 
-def require_known(model: ModelConfig, known: Known, what: str, error: type[GPTWorksError]) -> None:
+def require_known(model: ModelConfig, known: Known, who: str, error: type[GPTWorksError]) -> None:
     if missing := unknown(model, known):
-        raise error(f"{what} cannot compute what this model asks for: {missing}.")
+        raise error(f"{who} cannot compute what this model asks for: {missing}.")
 
 
 def _defaults(model: ModelConfig) -> dict[str, object]:
     fields = type(model).model_fields
-    given = {name: getattr(model, name) for name in fields}
-    return {name: field.get_default(call_default_factory=True, validated_data=given) for name, field in fields.items()}
+    values = {name: getattr(model, name) for name in fields}
+    return {name: field.get_default(call_default_factory=True, validated_data=values) for name, field in fields.items()}

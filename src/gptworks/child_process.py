@@ -142,10 +142,10 @@ def _read(reader: int, timeout: float) -> tuple[bytes, bool]:
         # In short turns: a signal that another thread took, or that came just before, does not end the wait.
         if not waiting.poll(1000 * min(left, 0.2)):
             continue
-        said = os.read(reader, 65536)
-        if not said:
+        received = os.read(reader, 65536)
+        if not received:
             return text, True
-        text += said
+        text += received
     return text, False
 
 

@@ -79,8 +79,8 @@ class Verdict:
             )
             text += "in the environment, before Python starts, is fast"
         elif self.setting.cap:
-            given = f" instead of {self.given_cap}" if self.given_cap else ""
-            text += f"; {CAP}={self.setting.cap} is set{given}, which cures it"
+            instead = f" instead of {self.given_cap}" if self.given_cap else ""
+            text += f"; {CAP}={self.setting.cap} is set{instead}, which cures it"
         if self.deadly:
             text += f"; nothing helps {', '.join(self.deadly)}, which will be refused"
         return f"{text}."
@@ -255,5 +255,5 @@ def instructions_in_use() -> str:
 
     if not child_process.POSSIBLE:  # it would be told to the user
         return ""
-    told = "".join(child_process.run(ask, _SECONDS).answers)
-    return next((line.partition("isa:")[2].strip() for line in told.splitlines() if ",cpu,isa:" in line), "")
+    log = "".join(child_process.run(ask, _SECONDS).answers)
+    return next((line.partition("isa:")[2].strip() for line in log.splitlines() if ",cpu,isa:" in line), "")

@@ -46,8 +46,8 @@ class DataError(GPTWorksError):
     """A corpus or a store that is missing, empty, broken or too small."""
 
 
-class EmptyPartError(DataError):
-    """A part of a dataset, such as the held-out one, that has no text, or not enough for one sample."""
+class EmptySplitError(DataError):
+    """A split of a dataset, such as the held-out one, that has no text, or not enough for one sample."""
 
 
 class CheckpointError(GPTWorksError):

@@ -90,21 +90,21 @@ def _read(path: Path) -> str | None:
 
 def _parsed(text: str) -> dict[str, str]:
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except ValueError:  # half-written, by a process that was killed or is just writing
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _is_stale(text: str) -> bool:
     """Only what is certain: a process of this machine that is gone. An empty answer of /proc is no certainty: it may
     hide the processes of other users."""
-    found = _parsed(text)
-    if not _machine() or found.get("machine") != _machine():
+    holder = _parsed(text)
+    if not _machine() or holder.get("machine") != _machine():
         return False
-    pid = int(found["pid"])
+    pid = int(holder["pid"])
     started = _started(pid)
-    return started != found.get("started") if started else not _is_there(pid)
+    return started != holder.get("started") if started else not _is_there(pid)
 
 
 def _is_there(pid: int) -> bool:

@@ -27,11 +27,11 @@ def loads_record(text: str | bytes) -> Any:
     ValueError: a whole number of more than 64 bits
     """
     try:
-        found = json.loads(text, parse_int=_of_64_bits)
-        json.dumps(found, ensure_ascii=False).encode()  # half of a pair of surrogates has no bytes
+        value = json.loads(text, parse_int=_of_64_bits)
+        json.dumps(value, ensure_ascii=False).encode()  # half of a pair of surrogates has no bytes
     except RecursionError:
         raise ValueError("lists or objects nested too deep") from None
-    return found
+    return value
 
 
 def _of_64_bits(digits: str) -> int:

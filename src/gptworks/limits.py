@@ -19,7 +19,7 @@ class Limit:
 
     name: str
     default: int
-    what: str  # is bounded, for the documentation
+    bounded: str  # what it bounds, for the documentation
     memory: str  # that a file beyond the limit takes at most until it is refused, measured in tests/unit/test_limits.py
 
     @property

@@ -62,9 +62,9 @@ def tokenizer_in_run(folder: Path) -> Path | None:
 
 def resolve(name: str, *, download: bool | None = None) -> Path:
     """The folder of a name. `download` None: as $GPTWORKS_DOWNLOAD says; unset means no."""
-    found = find(name)
-    if found is not None:
-        return found
+    path = find(name)
+    if path is not None:
+        return path
     if _HUB_NAME.fullmatch(name) and (may_download() if download is None else download):
         return _download(_hub_names(name)[0])
     file_errors.refuse_unreadable(Path(name))
@@ -108,8 +108,8 @@ def _snapshot(folder: Path) -> Path | None:
     try:
         revision = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
-        found = sorted(path for path in (folder / "snapshots").glob("*") if path.is_dir())
-        return found[0] if len(found) == 1 else None
+        snapshots = sorted(path for path in (folder / "snapshots").glob("*") if path.is_dir())
+        return snapshots[0] if len(snapshots) == 1 else None
     return folder / "snapshots" / Path(revision).name
 
 

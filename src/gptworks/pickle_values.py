@@ -65,10 +65,10 @@ class _Short(reprlib.Repr):
         return repr(x[:40]) if isinstance(x, bytes) else str(x) if isinstance(x, Global) else f"<{type(x).__name__}>"
 
 
-def shown(value: Any) -> str:
+def brief(value: Any) -> str:
     """For a message. A value from a file may share its parts, and its whole text be without end.
 
-    >>> shown([1, "two", (3, [4, [5, [6]]])])
+    >>> brief([1, "two", (3, [4, [5, [6]]])])
     "[1, 'two', (3, [...])]"
     """
     return _Short().repr(value)[:200]

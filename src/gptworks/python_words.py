@@ -54,20 +54,20 @@ def reworded(text: str, *, without_section: bool = False) -> str:
     'top_k: 70 is above the vocabulary; choose another out=.'
     """
 
-    def keyword(found: re.Match[str]) -> str:
-        name = found[1].replace("-", "_")
+    def keyword(match: re.Match[str]) -> str:
+        name = match[1].replace("-", "_")
         if name in _SWITCHES:
             return f"{name}=True"
-        return f'{name}="{found[2]}"' if found[2] else f"{name}="
+        return f'{name}="{match[2]}"' if match[2] else f"{name}="
 
-    def meant(found: re.Match[str]) -> str:
-        own = _OWN_KEYWORDS.get(f"{found[1]}.{found[2]}")
-        return f"{own}=..." if own else f"{found[1]}={{'{found[2]}': ...}}"
+    def meant(match: re.Match[str]) -> str:
+        own = _OWN_KEYWORDS.get(f"{match[1]}.{match[2]}")
+        return f"{own}=..." if own else f"{match[1]}={{'{match[2]}': ...}}"
 
-    text = _MEANT.sub(meant, _KEY.sub(lambda found: f'key="{found[1] or "NAME"}"', text))
+    text = _MEANT.sub(meant, _KEY.sub(lambda match: f'key="{match[1] or "NAME"}"', text))
     pieces = _QUOTED.split(text)
-    said = "".join(piece if number % 2 else _OPTION.sub(keyword, piece) for number, piece in enumerate(pieces))
-    return _GENERATE.sub("", said) if without_section else said
+    text = "".join(piece if number % 2 else _OPTION.sub(keyword, piece) for number, piece in enumerate(pieces))
+    return _GENERATE.sub("", text) if without_section else text
 
 
 @contextmanager
@@ -84,10 +84,10 @@ def command_line() -> Iterator[None]:
 def in_option_words(settings: Collection[str]) -> Iterator[None]:
     """Errors of a command that has settings of generation as options: `--top-k` where the section says `top_k`."""
 
-    def option(found: re.Match[str]) -> str:
-        name, value, begin = found["name"], found["value"] or "", found["begin"]
-        if name not in settings or not (value or "generate." in found[0]):
-            return found[0]
+    def option(match: re.Match[str]) -> str:
+        name, value, begin = match["name"], match["value"] or "", match["begin"]
+        if name not in settings or not (value or "generate." in match[0]):
+            return match[0]
         return f"{begin or ''}--{name.replace('_', '-')}" + (value if begin is not None else value.lstrip(":"))
 
     try:
@@ -121,7 +121,7 @@ def _reword(error: GPTWorksError, without_section: bool) -> None:
     _say_otherwise(error, functools.partial(reworded, without_section=without_section))
 
 
-def _say_otherwise(error: GPTWorksError, said: Callable[[str], str]) -> None:
-    error.args = tuple(said(each) if isinstance(each, str) else each for each in error.args)
+def _say_otherwise(error: GPTWorksError, reword: Callable[[str], str]) -> None:
+    error.args = tuple(reword(each) if isinstance(each, str) else each for each in error.args)
     if isinstance(error, ConfigError):
-        error.problems = [said(problem) for problem in error.problems]
+        error.problems = [reword(problem) for problem in error.problems]

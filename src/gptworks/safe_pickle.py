@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gptworks.errors import CheckpointError
-from gptworks.pickle_values import LONG, Bytes, Global, Object, Persistent, Settings, shown
+from gptworks.pickle_values import LONG, Bytes, Global, Object, Persistent, Settings, brief
 
 _KEY_ITEMS = 1000  # in a tuple that is a key
 
@@ -129,19 +129,19 @@ class PickleMachine:
 
     def _name(self, module: Any, name: Any) -> None:
         if not isinstance(module, str) or not isinstance(name, str):
-            raise CheckpointError(f"{self.file}: {shown((module, name))} is not a name at byte {self.end:,}. {_LOST}")
-        found = Global(module, name)
-        self.globals.append(found)
-        self.stack.append(found)
+            raise CheckpointError(f"{self.file}: {brief((module, name))} is not a name at byte {self.end:,}. {_LOST}")
+        named = Global(module, name)
+        self.globals.append(named)
+        self.stack.append(named)
 
     def _call(self, function: Any, args: Any) -> None:
         if not isinstance(function, Global):
             raise CheckpointError(
-                f"{self.file}: the pickle calls {shown(function)}, which is not a name. Refused: {_REFUSED}"
+                f"{self.file}: the pickle calls {brief(function)}, which is not a name. Refused: {_REFUSED}"
             )
         if str(function).partition(".")[0] in _PYTHONS and str(function) not in HARMLESS_CALLS:
             raise CheckpointError(
-                f"{self.file}: the pickle calls {shown(function)} with {shown(args)}. Refused, and nothing was called: "
+                f"{self.file}: the pickle calls {brief(function)} with {brief(args)}. Refused, and nothing was called: "
                 f"{_REFUSED}"
             )
         if str(function) == "copyreg._reconstructor":  # protocols 0 and 1: an object of this class
@@ -155,7 +155,7 @@ class PickleMachine:
         """Python would import the codec it is told."""
         if not isinstance(text, str) or not isinstance(codec, str) or codec not in _CODECS:
             raise CheckpointError(
-                f"{self.file}: the pickle encodes {shown(text)} by {shown(codec)}. Refused: {_REFUSED}"
+                f"{self.file}: the pickle encodes {brief(text)} by {brief(codec)}. Refused: {_REFUSED}"
             )
         return text.encode(_CODECS[codec])
 

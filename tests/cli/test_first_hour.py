@@ -74,11 +74,11 @@ def test_a_corpus_that_leaves_nothing_to_evaluate_on(tmp_path: Path, call: Call,
     call("prepare", text, "--train-tokenizer", "300", "--append-eod", "--out", store)
     said = [*SMALL, "data.seq_len=4", f"data.path={store}", "train.steps=1", "batch.global_size=2"]
     done = call("train", *said, "--out", tmp_path / "run")
-    assert f"note:  no evaluation: {store}.bin: the held_out part has 0 of 2 documents" in done.out
+    assert f"note:  no evaluation: {store}.bin: the held_out split has 0 of 2 documents" in done.out
     assert held_out(metrics(tmp_path / "run")) == []
     for asked in ("evaluate.every=1", "checkpoint.keep_best=true"):
         err = call("train", *said, asked, "--out", tmp_path / "asked", expect=2).err
-        assert "the held_out part has 0 of 2 documents" in err and not (tmp_path / "asked").exists()
+        assert "the held_out split has 0 of 2 documents" in err and not (tmp_path / "asked").exists()
 
 
 def test_the_held_out_loss_does_not_depend_on_the_micro_batch(

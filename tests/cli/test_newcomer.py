@@ -63,7 +63,7 @@ def test_one_text_in_a_list_does_not_end_the_evaluation(call: Call) -> None:
     for name in ("one", "many"):
         call("prepare", f"{name}.txt", "--tokenizer", "both.tokenizer.json", "--append-eod", "--out", name)
     done = call("train", *SMALL, "data.path=[one, many]", "train.steps=1", "--out", "run")
-    assert "note:  not evaluated on: one.bin: the held_out part has 0 of 1 document and 0 tokens" in done.out
+    assert "note:  not evaluated on: one.bin: the held_out split has 0 of 1 document and 0 tokens" in done.out
     assert held_out_steps("run") == [1]
 
 
@@ -103,7 +103,7 @@ def test_text_is_evaluated_without_a_store(call: Call) -> None:
     assert "no column 'text'. Columns: name, steps. Choose one with --key, or several with commas between." in err
     Path("short.txt").write_text("Anna\n")
     err = call("eval", "--model", "run", "--data", "short.txt", expect=2).err
-    assert err.startswith("error: short.txt: the train part has 1 of 1 document and ") and "one sample needs 17" in err
+    assert err.startswith("error: short.txt: the train split has 1 of 1 document and ") and "one sample needs 17" in err
     err = call("eval", "--model", "run", "--data", "store", "--key", "steps", expect=2).err
     assert "--key: got 'steps', but store is not text" in err
 
@@ -283,7 +283,7 @@ def test_words_in_the_wrong_place_are_given_theirs(call: Call) -> None:
     assert "no value. Needed: --resume auto, or the folder" in call("train", "--resume", expect=2).err
     assert "generate: no prompt. Needed: --prompt TEXT, --prompts FILE" in call("generate", "run", "Soup", expect=2).err
     assert call("eval", "run", "soups.csv", expect=2).err == (
-        "error: eval: soups.csv is no model. What to measure on is --data soups.csv.\n"
+        "error: eval: soups.csv is not a model. What to measure on is --data soups.csv.\n"
     )
     assert call("plot", "none", expect=2).err == "error: none: no such folder. Needed: the folder of a training run.\n"
 

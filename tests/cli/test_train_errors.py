@@ -383,7 +383,7 @@ def test_refused_before_training(
     out = tmp_path / "run"
     if said is None:  # a held-out part that is empty matters only when it is evaluated
         call("train", "-c", recipe, "--out", out, "--dry-run", *settings)
-        settings, said = [*settings, "evaluate.every=1"], "the held_out part has 0 of 160 documents"
+        settings, said = [*settings, "evaluate.every=1"], "the held_out split has 0 of 160 documents"
     done = call("train", "-c", recipe, "--out", out, *settings, expect=2)
     assert said in done.err
     assert done.err.startswith("error: ")

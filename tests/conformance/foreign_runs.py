@@ -107,7 +107,7 @@ def parts_of(config: dict[str, Any], folder: Path) -> list[tuple[int, int] | Non
     data = {**config["data"], "path": [str(folder / path) for path in config["data"]["path"]]}
     dataset = Dataset(from_dict({"data": data}).data, vocab_size=config["model"]["vocab_size"])
     found: list[tuple[int, int] | None] = []
-    for part in split.PARTS:
+    for part in split.SPLITS:
         try:
             (source,) = dataset.samples(part).sources
         except DataError:  # nothing is in it

@@ -70,7 +70,7 @@ def test_s4_10_w_04_w_05_there_and_back_to_the_bit(
 ) -> None:
     convert(bin_folder, tmp_path / name, to, verify=True)
     given = {"num_heads": 4, "gelu": "tanh"}  # neither is in these formats
-    convert(tmp_path / name, tmp_path / "back", "hf", given=given, verify=True)
+    convert(tmp_path / name, tmp_path / "back", "hf", overrides=given, verify=True)
     back = {
         key: each.read()
         for key, each in huggingface.safetensors_file.read(tmp_path / "back" / "model.safetensors").items()

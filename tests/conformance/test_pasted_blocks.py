@@ -158,16 +158,16 @@ def test_output_goes_where_the_block_says(tmp_path: Path, capfd: pytest.CaptureF
     def started(**how: object) -> Started:
         return Started(["x"], {}, tmp_path, "block, line 1", output=str(tmp_path / "log"), **how)
 
-    with redirected(started(shown=False, errors_too=True)):
+    with redirected(started(on_screen=False, errors_too=True)):
         os.write(1, b"to the file\n")
         os.system("echo from a child; echo its error >&2")
     assert capfd.readouterr() == ("", "")
     assert (tmp_path / "log").read_text().splitlines() == ["to the file", "from a child", "its error"]
-    with redirected(started(shown=True, appends=True)):
+    with redirected(started(on_screen=True, appends=True)):
         os.write(1, b"both\n")
     assert capfd.readouterr().out == "both\n"
     assert (tmp_path / "log").read_text().endswith("its error\nboth\n")
-    with redirected(started(shown=False, errors=str(tmp_path / "made/err"))):
+    with redirected(started(on_screen=False, errors=str(tmp_path / "made/err"))):
         os.system("echo out; echo wrong >&2")
     assert capfd.readouterr() == ("", "")
     assert (tmp_path / "log").read_text() == "out\n" and (tmp_path / "made/err").read_text() == "wrong\n"

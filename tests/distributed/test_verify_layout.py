@@ -40,13 +40,13 @@ def compared(run_layout: Callable[..., list[Any]], tmp_path: Path) -> Compare:
         comparison = plan(configured(*overrides), Layout.parse(name), steps=2, shrink="auto")
         one = record(comparison, tmp_path)
 
-        def side(world: Any) -> measure.Found:
+        def side(world: Any) -> measure.LayoutResults:
             broken()
             return measure.compare(comparison.many, world, 2, tmp_path, synthetic=comparison.synthetic)
 
         found = run_layout(comparison.layout, side)[0]
         found.write(tmp_path / "found.json")
-        return judge(comparison, tmp_path, one, measure.Found.read(tmp_path / "found.json"))
+        return judge(comparison, tmp_path, one, measure.LayoutResults.read(tmp_path / "found.json"))
 
     return compare
 
@@ -171,7 +171,7 @@ def test_what_is_not_finite_never_counts_as_equal(tmp_path: Path) -> None:
 
     def judged(one: float, *ranks: float, held_out: float | None = None) -> Result:
         numbers = [measure.Numbers([1.0, 1.0], [norm, 1.0], held_out) for norm in (one, *ranks)]
-        return judge(comparison, tmp_path, numbers[0], measure.Found(numbers[1:], tensors))
+        return judge(comparison, tmp_path, numbers[0], measure.LayoutResults(numbers[1:], tensors))
 
     both = judged(math.nan, math.inf, math.nan)
     assert both.is_equal and "gradient norm, step 1: not finite on either side" in both.text()

@@ -34,9 +34,9 @@ def test_the_tables_are_paddlenlps(name: str, tmp_path: Path) -> None:
             continue
         cfg = config(case["seq_len"], case["split"])
         assert split.boundaries(cfg.split, len(store.contents.sizes)) == case["borders"]
-        for part, asked, tables in zip(split.PARTS, case["asked"], case["tables"], strict=True):
+        for part, asked, tables in zip(split.SPLITS, case["asked"], case["tables"], strict=True):
             if tables is None:
-                with pytest.raises(DataError, match=f"the {part} part has"):
+                with pytest.raises(DataError, match=f"the {part} split has"):
                     build_samples([store], part, cfg, case["seed"], asked)
                 continue
             (source,) = build_samples([store], part, cfg, case["seed"], asked).sources

@@ -195,7 +195,7 @@ def test_the_trained_model_goes_to_every_format_and_back_to_the_bit(trained: Pat
     # The model has GPT-2's GELU, which OneFlow does not have: it is stated on the way back, as the note says.
     given = {"num_heads": 6, "gelu": "tanh"} if to in ("oneflow", "mindspore") else {}
     convert(trained, there, to)
-    convert(there, tmp_path / "back", "hf", given=given)
+    convert(there, tmp_path / "back", "hf", overrides=given)
     digests = []
     for folder in (trained, tmp_path / "back"):
         with (folder / "model.safetensors").open("rb") as file:

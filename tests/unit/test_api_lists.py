@@ -136,7 +136,7 @@ def test_what_is_said_of_keys_that_are_not_there() -> None:
         UsageError, match=r"train_dataset: item 1 has no key 'stps'\. Its keys: title, steps, minutes\.$"
     ):
         gw.Trainer(model=SHAPE, train_dataset=ROWS, data={"key": "title,stps"}, out="run", **FEW)
-    with pytest.raises(UsageError, match=r"item 1 has 0 under 'minutes', which is no text"):
+    with pytest.raises(UsageError, match=r"item 1 has 0 under 'minutes', which is not text"):
         gw.Trainer(model=SHAPE, train_dataset=ROWS, data={"key": "minutes"}, out="run", **FEW)
     with pytest.raises(UsageError, match=r"item 2 is 'a text', which has no key 'steps'"):
         gw.Trainer(model=SHAPE, train_dataset=[ROWS[0], "a text"], data={"key": "steps"}, out="run", **FEW)

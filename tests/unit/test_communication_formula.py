@@ -66,7 +66,7 @@ def test_numbers_of_the_page_on_parallelism() -> None:
 def test_a_middle_stage_sends_both_ways_and_no_embedding() -> None:
     parallel = ParallelConfig(pp=3)
     terms = sent(parallel, BatchPlan(8, 1, 8, 1), Layout(1, 0, 0, 0))
-    assert [term.what for term in terms if term.kind == "send"] == ["hidden states", "gradients of hidden states"]
+    assert [term.payload for term in terms if term.kind == "send"] == ["hidden states", "gradients of hidden states"]
 
 
 def test_on_the_wire() -> None:

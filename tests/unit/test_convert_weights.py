@@ -87,18 +87,18 @@ def test_types_are_kept_unless_asked(source: Path, tmp_path: Path) -> None:
 
 
 def test_the_vocabulary_is_padded_and_cut(source: Path, tmp_path: Path) -> None:
-    done = convert(source, tmp_path / "wide", "hf", given={"vocab_size": 64}, verify=True)
+    done = convert(source, tmp_path / "wide", "hf", overrides={"vocab_size": 64}, verify=True)
     assert done.notes == ["vocabulary: 48 -> 64 rows, 16 added, copies of the last one"]
     wide = PretrainedGPT.from_pretrained(tmp_path / "wide")
     assert wide.cfg.vocab_size == 64
     assert torch.equal(wide.wte.weight[:48], fresh().wte.weight)
     assert torch.equal(wide.wte.weight[48:], fresh().wte.weight[47:].expand(16, -1))
-    back = convert(tmp_path / "wide", tmp_path / "back", "hf", given={"vocab_size": 48})
+    back = convert(tmp_path / "wide", tmp_path / "back", "hf", overrides={"vocab_size": 48})
     assert "16 left out" in back.notes[0]
     assert (tmp_path / "back" / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
     for wrong in (0, -3, "many"):
         with pytest.raises(CheckpointError, match=f"model.vocab_size: got {wrong!r}"):
-            convert(source, tmp_path / "x", "hf", given={"vocab_size": wrong})
+            convert(source, tmp_path / "x", "hf", overrides={"vocab_size": wrong})
 
 
 def test_a_run_is_a_source(tmp_path: Path, source: Path, small_tokenizer: Any) -> None:
@@ -198,16 +198,16 @@ def test_a_cut_vocabulary_leaves_nothing_that_points_beyond_it(
     source: Path, tmp_path: Path, small_tokenizer: Any
 ) -> None:
     (source / "generation_config.json").write_text('{"eos_token_id": 47}')
-    done = convert(source, tmp_path / "cut", "hf", given={"vocab_size": 3}, verify=True)
+    done = convert(source, tmp_path / "cut", "hf", overrides={"vocab_size": 3}, verify=True)
     assert done.notes[0] == "the end of a document was token 47, which has no row any more: it is left out"
     assert json.loads((tmp_path / "cut" / "config.json").read_text())["eos_token_id"] is None
     assert not (tmp_path / "cut" / "generation_config.json").exists()
     model = fresh(CFG.model_copy(update={"vocab_size": 600}))
     huggingface.save(tmp_path / "wide", model.cfg, dict(model.named_parameters()), eod_id=511)
     small_tokenizer.save(tmp_path / "wide")
-    convert(tmp_path / "wide", tmp_path / "fits", "hf", given={"vocab_size": 512})
+    convert(tmp_path / "wide", tmp_path / "fits", "hf", overrides={"vocab_size": 512})
     with pytest.raises(CheckpointError, match=r"model\.vocab_size: got 511; .*a tokenizer of 512 tokens"):
-        convert(tmp_path / "wide", tmp_path / "x", "hf", given={"vocab_size": 511})
+        convert(tmp_path / "wide", tmp_path / "x", "hf", overrides={"vocab_size": 511})
 
 
 def test_bad_requests(source: Path, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_bad_requests(source: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a checkpoint of any known system"):
         convert(tmp_path / "nowhere", tmp_path / "out", "hf")
     with pytest.raises(CheckpointError, match=r"4 heads, and -o model.num_heads=5 says otherwise"):
-        convert(source, tmp_path / "out", "hf", given={"num_heads": 5})
+        convert(source, tmp_path / "out", "hf", overrides={"num_heads": 5})
     assert sorted(tmp_path.iterdir()) == [source]
 
 
@@ -240,9 +240,9 @@ def test_the_loss_of_english_is_a_figure_and_no_verdict(tmp_path: Path, small_to
 
 def test_heads_that_the_source_states_are_not_overruled(source: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"says that there are 4 heads, and -o model.num_heads=2 says otherwise"):
-        convert(source, tmp_path / "out", "hf", given={"num_heads": 2}, verify=True)
+        convert(source, tmp_path / "out", "hf", overrides={"num_heads": 2}, verify=True)
     assert not (tmp_path / "out").exists()
-    done = convert(source, tmp_path / "out", "hf", given={"num_heads": 4}, verify=True)
+    done = convert(source, tmp_path / "out", "hf", overrides={"num_heads": 4}, verify=True)
     assert done.notes == []
 
 
@@ -255,7 +255,7 @@ def test_every_format_that_carries_heads_refuses_others(source: Path, tmp_path: 
 
 
 def test_what_is_stated_against_the_source_is_noted_and_certified(source: Path, tmp_path: Path) -> None:
-    done = convert(source, tmp_path / "out", "hf", given={"gelu": "erf", "dropout_hidden": 0.1}, verify=True)
+    done = convert(source, tmp_path / "out", "hf", overrides={"gelu": "erf", "dropout_hidden": 0.1}, verify=True)
     assert "model.gelu is erf as stated with -o, and the checkpoint says tanh" in done.notes
     assert done.certificate is not None
     assert done.certificate["given"]["gelu"] == {"value": "erf", "source": "tanh"}

@@ -66,7 +66,7 @@ def invented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "marvel.py").write_text(INVENTED)
     monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(folder)])
     monkeypatch.delitem(sys.modules, "gptworks.evaluate.tasks.marvel", raising=False)
-    for name, task in registry._found().items():
+    for name, task in registry._load_tasks().items():
         monkeypatch.setitem(registry.TASKS, name, task)
     return folder
 

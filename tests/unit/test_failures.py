@@ -224,7 +224,7 @@ def test_the_collective_is_named_not_what_torch_does_around_it(
         ("gptworks.model.gpt", "ours"),
         ("torch.distributed.run", "main"),
     ]
-    assert heartbeat._told([*inside, *around]) == said
+    assert heartbeat._place_in([*inside, *around]) == said
 
 
 # A hang that nothing but the heartbeat notices

@@ -198,7 +198,7 @@ def test_what_llama_cpp_would_compute_otherwise(change: dict[str, Any], message:
     with pytest.raises(CheckpointError, match=message):
         convert(source, tmp_path / "x.gguf", "gguf")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["hf"]
-    convert(source, tmp_path / "x.gguf", "gguf", given={"gelu": "tanh"}, verify=True)
+    convert(source, tmp_path / "x.gguf", "gguf", overrides={"gelu": "tanh"}, verify=True)
 
 
 def test_one_tensor_in_memory_at_a_time(tmp_path: Path) -> None:

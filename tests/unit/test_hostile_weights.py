@@ -20,7 +20,7 @@ from gptworks.checkpoint.systems import huggingface, megatron, nanogpt, paddlenl
 from gptworks.checkpoint.systems.contract import Weights
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
-from gptworks.pickle_values import Object, shown
+from gptworks.pickle_values import Object, brief
 from gptworks.safe_pickle import PickleMachine
 
 MODEL = ModelConfig(num_layers=2, hidden_size=8, num_heads=2, vocab_size=12, max_positions=6)
@@ -132,8 +132,8 @@ def test_what_is_shown_is_short() -> None:
     for _ in range(60):
         endless = [endless, {1: endless}]
     for value in (endless, "x" * 10**6, b"x" * 10**6, 10**5000, [Object(None, (endless,))] * 99):  # type: ignore[arg-type]
-        assert len(shown(value)) <= 200
-    assert shown(("a", 1, None, 2.5)) == "('a', 1, None, 2.5)"
+        assert len(brief(value)) <= 200
+    assert brief(("a", 1, None, 2.5)) == "('a', 1, None, 2.5)"
 
 
 # Sizes

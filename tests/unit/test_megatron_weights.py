@@ -551,7 +551,7 @@ def test_tensors_alone_do_not_tell_the_order_of_qkv(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="checkpoint_version is 7"):
         registry.open_any(bare, {**heads, "qkv_version": "7"})
     assert inspect(bare).as_dict()["about"]["order_of_qkv"].startswith("not known (-o qkv_version=N")
-    done = convert(bare, tmp_path / "out", "hf", given={**heads, "qkv_version": 3}, verify=True)
+    done = convert(bare, tmp_path / "out", "hf", overrides={**heads, "qkv_version": 3}, verify=True)
     assert done.certificate is not None and done.certificate["given"]["qkv_version"] == {"value": 3, "source": None}
     for rank in (folder,):
         with pytest.raises(CheckpointError, match=r"checkpoint_version is 3\.0, and -o qkv_version=1"):

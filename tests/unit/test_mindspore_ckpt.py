@@ -423,12 +423,12 @@ def test_what_has_no_place_and_what_would_not_load(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="head of its own"):
         mindspore.write(tmp_path / "x.ckpt", Weights(untied, stored(ours(untied))))
     with pytest.raises(CheckpointError, match=r"gpt2\.bin: --to mindspore writes one file, whose name ends in \.ckpt"):
-        convert(TRAINED, tmp_path / "gpt2.bin", "mindspore", given=HEADS)
+        convert(TRAINED, tmp_path / "gpt2.bin", "mindspore", overrides=HEADS)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_convert_proves_itself_and_leaves_nothing_else(tmp_path: Path) -> None:
-    done = convert(TRAINED, tmp_path / "hf", "hf", given=HEADS, verify=True)
+    done = convert(TRAINED, tmp_path / "hf", "hf", overrides=HEADS, verify=True)
     again = convert(tmp_path / "hf", tmp_path / "x.ckpt", "mindspore", verify=True)
     for each in (done, again):
         assert each.certificate is not None and not any("does not keep" in note for note in each.notes)
@@ -444,7 +444,7 @@ def test_convert_proves_itself_and_leaves_nothing_else(tmp_path: Path) -> None:
 
 def test_what_the_format_does_not_keep_is_said(tmp_path: Path) -> None:
     given = {**HEADS, "gelu": "erf", "layernorm_eps": 1e-6}
-    done = convert(TRAINED, tmp_path / "x.ckpt", "mindspore", given=given)
+    done = convert(TRAINED, tmp_path / "x.ckpt", "mindspore", overrides=given)
     gelu, eps = done.notes[-2:]
     assert gelu.startswith("mindspore does not keep model.gelu: it computes with tanh") and "model.gelu=erf" in gelu
     assert "model.layernorm_eps=1e-06" in eps

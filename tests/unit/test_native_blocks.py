@@ -203,7 +203,7 @@ def loss_of(native: bool, labels: Tensor, words: int = 90) -> tuple[Tensor, list
         module.forward = NativeLoss(module, FUNCTIONS, is_narrow=False)  # type: ignore[method-assign]
     loss = module(x, weight, labels)
     (loss * 0.5).backward()
-    return loss, [each.grad for each in (x, weight) if each.grad is not None], module.of_samples.found
+    return loss, [each.grad for each in (x, weight) if each.grad is not None], module.of_samples.means_B
 
 
 @needs_function
@@ -256,7 +256,8 @@ def test_a_run_uses_it_and_says_so(small_store: Path, tmp_path: Path, capsys: py
 
 
 def test_who_asks_for_torchs_compiler_gets_it(small_store: Path, tmp_path: Path) -> None:
-    assert native_blocks.why_not(run_of(small_store, tmp_path / "run", train={"compile": True})) == "train.compile"
+    run = run_of(small_store, tmp_path / "run", train={"compile": True})
+    assert native_blocks.why_not(run.model, run.train, "fp32") == "train.compile"
 
 
 @pytest.mark.parametrize(
@@ -282,7 +283,7 @@ def test_bf16_is_left_to_torch_where_it_has_faster_products(
     if FUNCTIONS is not None:
         lesser = dataclasses.replace(FUNCTIONS, knows_bf16=False)
         monkeypatch.setattr(block_library, "loaded", lambda trial: (lesser, ""))
-    assert native_blocks.why_not(run) == "precision.compute: bf16 (known here: fp32)"
+    assert native_blocks.why_not(run.model, run.train, "bf16") == "precision.compute: bf16 (known here: fp32)"
 
 
 @needs_bf16

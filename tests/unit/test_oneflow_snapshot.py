@@ -195,7 +195,7 @@ def test_ours_to_theirs_and_back_to_the_bit(dtype: torch.dtype, tmp_path: Path) 
 
 
 def test_written_as_protobuf_prints_it(tmp_path: Path) -> None:
-    done = convert(SNAPSHOT, tmp_path / "x", "oneflow", given=HEADS, verify=True)
+    done = convert(SNAPSHOT, tmp_path / "x", "oneflow", overrides=HEADS, verify=True)
     assert done.certificate is not None and done.certificate["tensors"] == {"equal_to_the_bit": 28, "different": 0}
     for file in SNAPSHOT.rglob("*"):
         if file.is_file() and "System-Train" not in str(file):
@@ -211,7 +211,7 @@ def test_a_large_variable_is_filled_in_pieces(tmp_path: Path, monkeypatch: pytes
 
 
 def test_to_hugging_face_and_back(tmp_path: Path) -> None:
-    convert(RUN, tmp_path / "hf", "hf", given=HEADS, verify=True)
+    convert(RUN, tmp_path / "hf", "hf", overrides=HEADS, verify=True)
     convert(tmp_path / "hf", tmp_path / "back", "oneflow", verify=True)
     assert oneflow.recognise(tmp_path / "back")
     same(oneflow.open(tmp_path / "back", HEADS).tensors, oneflow.open(SNAPSHOT, HEADS).tensors)

@@ -15,7 +15,7 @@ from gptworks.plan.budget import MemoryBudget
 from gptworks.plan.devices import Device, custom_device, device, link
 from gptworks.plan.memory import RankMemory, rank_memories, state_memory
 from gptworks.plan.rejections import Reason, Rejected, grouped
-from gptworks.plan.search import Found, Search, fewest_devices, search, usual_batch
+from gptworks.plan.search import Search, SearchResult, fewest_devices, search, usual_batch
 from gptworks.plan.sizes import num_parameters
 from gptworks.plan.workload import LayoutChoice, Workload
 
@@ -35,7 +35,7 @@ def card(gib: float) -> Device:
     return custom_device(memory=gib * 2**30, tflops=100, reserved=0)
 
 
-def searched(cfg: RunConfig, on: Device, devices: int, global_size: int, **fixed: Any) -> Found:
+def searched(cfg: RunConfig, on: Device, devices: int, global_size: int, **fixed: Any) -> SearchResult:
     return search(workload_of(cfg), on, link(of=on), devices, global_size, fixed=fixed.get("fixed"))
 
 
@@ -104,7 +104,7 @@ def test_rejections_are_grouped_by_their_kind_and_not_by_their_words() -> None:
         Rejected("e", Reason.STATES, "33.19 GiB, 2.37 GiB more than v100-32g has", needed=2),
     ]
     groups = grouped(rejected)
-    assert [[each.what for each in group.members] for group in groups] == [["a", "c"], ["b"], ["d"], ["e"]]
+    assert [[each.layout for each in group.members] for group in groups] == [["a", "c"], ["b"], ["d"], ["e"]]
     assert groups[0].text == ".. GiB, .. more than v100-32g has" and not groups[0].is_one_sentence
     assert groups[2].text == "fits with recompute full already" and groups[2].is_one_sentence
     assert [each.at_least for each in rejected] == [False, False, False, False, True]
@@ -112,7 +112,7 @@ def test_rejections_are_grouped_by_their_kind_and_not_by_their_words() -> None:
 
 def test_each_rejected_layout_has_its_reason() -> None:
     found = searched(small("model.num_heads=2"), card(1), 8, 16)
-    reasons = {each.what: each.text for each in found.rejected}
+    reasons = {each.layout: each.text for each in found.rejected}
     assert "does not divide model.num_heads (2)" in reasons["tp8"]
     assert "8 pipeline stages, but the model has 4 layers" in reasons["pp8"]
     assert "needs a multiple" not in reasons
@@ -120,7 +120,7 @@ def test_each_rejected_layout_has_its_reason() -> None:
     odd = searched(small(), card(1), 8, 12)
     assert (
         "batch.global_size 12 is not a multiple of 8 data-parallel ranks"
-        in {each.what: each.text for each in odd.rejected}["dp8"]
+        in {each.layout: each.text for each in odd.rejected}["dp8"]
     )
 
 
@@ -141,7 +141,7 @@ def test_what_is_said_of_those_at_the_border_is_true_of_all(gib: float, batch: i
     workload, on = workload_of(cfg), card(gib)
     found = searched(cfg, on, 4, batch)
     fitting = {str(fit.choice) for fit in found.fits}
-    told = {each.what: each.text for each in found.rejected}
+    told = {each.layout: each.text for each in found.rejected}
     outcomes: Counter[bool] = Counter()
     looking = Search(workload, on, link(of=on), batch)
     for parallel in looking._parallels(4):

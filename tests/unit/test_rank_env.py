@@ -201,11 +201,11 @@ def test_a_rank_table_says_machines_processes_and_devices(tmp_path: Path) -> Non
         ({"nnodes": "0"}, "--nnodes: '0'. Needed: a number of machines"),
         ({"nnodes": "2:1"}, "--nnodes: '2:1'"),
         ({"nnodes": "2", "node_rank": 0, "master": "a:x"}, "--master: 'a:x'"),
-        ({"nnodes": "2", "node_rank": 0, "master": "10.0.0.300"}, "--master: '10.0.0.300' is no address"),
+        ({"nnodes": "2", "node_rank": 0, "master": "10.0.0.300"}, "--master: '10.0.0.300' is not an address"),
         ({"node_ips": "10.0.0.1,http://b", "node_rank": 0}, "--node-ips: 'http://b'. Needed: ADDRESS or ADDRESS:PORT"),
-        ({"node_ips": "10.0.0.1,the other", "node_rank": 0}, "--node-ips: 'the other' is no address"),
-        ({"node_ips": f"10.0.0.1,{'b' * 64}.c", "node_rank": 0}, "--node-ips: 'b+.c' is no address"),
-        ({"node_ips": "10.0.0.1,fe80::1::2", "node_rank": 0}, "--node-ips: 'fe80::1::2' is no address"),
+        ({"node_ips": "10.0.0.1,the other", "node_rank": 0}, "--node-ips: 'the other' is not an address"),
+        ({"node_ips": f"10.0.0.1,{'b' * 64}.c", "node_rank": 0}, "--node-ips: 'b+.c' is not an address"),
+        ({"node_ips": "10.0.0.1,fe80::1::2", "node_rank": 0}, "--node-ips: 'fe80::1::2' is not an address"),
         ({"nnodes": "2", "node_ips": "a,b"}, "--nnodes and --node-ips: each says which machines"),
         ({"node_rank": 1}, "--node-rank: of how many machines"),
         ({"master": "a"}, "--master: of how many machines"),
@@ -222,7 +222,7 @@ def test_machines_that_do_not_fit_are_refused(options: dict[str, Any], message: 
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_rank_table_with_what_is_no_address_is_refused_on_every_machine(node: int, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"table.json: '10.1.1.256' is no address. Needed: such as 10.0.0.1"):
+    with pytest.raises(UsageError, match=r"table.json: '10.1.1.256' is not an address. Needed: such as 10.0.0.1"):
         nodes.solve(table=table(tmp_path, "127.0.0.1", "10.1.1.256"), node_rank=node)
 
 

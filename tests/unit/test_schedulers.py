@@ -2,6 +2,7 @@
 
 import pytest
 
+from gptworks.cli import launch, options
 from gptworks.config.load import load
 from gptworks.errors import GPTWorksError, UsageError
 from gptworks.launch.schedulers.duration import parse_duration, slurm_duration
@@ -43,13 +44,17 @@ def test_slurms_own_time_is_read_back(seconds: int) -> None:
         ("-5m", "'-5m' is not a time"),
         ("90", "90m for minutes, 90h for hours"),
         ("12:30", "12:30:00 or 12m30s"),
-        ("0h", "no time at all"),
+        ("0h", "is zero seconds"),
     ],
 )
 def test_a_time_that_is_none_or_two_is_refused(text: str, told: str) -> None:
     with pytest.raises(UsageError, match=f"--time: {text!r}") as error:
         parse_duration(text, "--time")
     assert told in str(error.value)
+
+
+def test_the_command_line_names_each_scheduler() -> None:
+    assert list(options.listed(launch.SCHEDULERS.lower())) == list(SCHEDULERS)
 
 
 def test_names() -> None:

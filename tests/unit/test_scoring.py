@@ -120,7 +120,7 @@ class Interrupt(Watcher):
 def run(model: GPT, rows: list[Row], file: Path | None, watcher: Watcher, **header: object) -> list[Score]:
     with Records(file, {**HEADER, **header}, len(rows)) as records:
         documents = [[row] for row in rows]
-        return score_documents(model, documents, records, batch_size=4, watcher=watcher, what="x")
+        return score_documents(model, documents, records, batch_size=4, watcher=watcher, name="x")
 
 
 def test_an_interrupted_evaluation_goes_on(model: GPT, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_documents_of_a_store_each_by_itself(
     assert found[1] == range(120, 150)
     documents = StoreDocuments(*found, 32)
     with Records(None, {}, len(documents)) as records:
-        got = score_documents(model, documents, records, batch_size=7, watcher=Watcher(), what="x")
+        got = score_documents(model, documents, records, batch_size=7, watcher=Watcher(), name="x")
     texts = corpus_file.read_text(encoding="utf-8").split("\n\n")[120:150]
     for text, one in zip(texts, got, strict=True):
         ids = np.array([*small_tokenizer.encode(text), 511])

@@ -263,8 +263,8 @@ def test_scripts_that_call_scripts(tmp_path: Path) -> None:
 def test_what_a_started_program_writes_goes_where_the_block_says(tmp_path: Path) -> None:
     block = "python a > log 2>&1\npython b | tee -a both.log\nnohup python c &\ntime python d"
     quiet, both, behind, timed = shell_block.commands(block, "block", {}, tmp_path, find)
-    assert (quiet.output, quiet.shown, quiet.errors_too, quiet.appends) == ("log", False, True, False)
-    assert (both.output, both.shown, both.appends) == ("both.log", True, True)
+    assert (quiet.output, quiet.on_screen, quiet.errors_too, quiet.appends) == ("log", False, True, False)
+    assert (both.output, both.on_screen, both.appends) == ("both.log", True, True)
     assert "nohup" in behind.remarks[0] and "&" in behind.remarks[1]
     assert "time" in timed.remarks[0]
 

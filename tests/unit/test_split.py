@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gptworks.data.split import PARTS, boundaries
+from gptworks.data.split import SPLITS, boundaries
 
 
-def test_names_of_the_parts() -> None:
-    assert PARTS == ("train", "held_out", "test")
+def test_names_of_the_splits() -> None:
+    assert SPLITS == ("train", "held_out", "test")
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def test_store_without_documents_opens_and_says_so_when_read(tmp_path: Path) -> 
     (tmp_path / "none.bin").write_bytes(b"")
     assert (Store(tmp_path / "none").num_documents, len(Store(tmp_path / "none").tokens)) == (0, 0)
     dataset = Dataset(DataConfig(path=(str(tmp_path / "none"),), seq_len=8), vocab_size=512)
-    with pytest.raises(DataError, match="the train part has 0 of 0 documents and 0 tokens; one sample needs 9"):
+    with pytest.raises(DataError, match="the train split has 0 of 0 documents and 0 tokens; one sample needs 9"):
         dataset.samples("train")
 
 

@@ -13,7 +13,7 @@ from gptworks.data.prepare import PrepareJob, prepare
 from gptworks.data.store import Store, is_raw_text, locate_stores
 from gptworks.data.text_blocks import TextRules
 from gptworks.data.text_files import list_inputs
-from gptworks.errors import DataError, EmptyPartError
+from gptworks.errors import DataError, EmptySplitError
 from gptworks.tokenizer import Tokenizer
 
 USUAL = (949.0, 50.0, 1.0)
@@ -63,10 +63,10 @@ def test_one_store_without_held_out_documents_does_not_disable_the_others(
     alone = Dataset(DataConfig(path=(str(small_store),), seq_len=8), vocab_size=512)
     assert data.samples("held_out").per_epoch == alone.samples("held_out").per_epoch > 0
     (reason,) = data.not_measured("held_out")
-    assert reason.startswith(f"{one}.bin: the held_out part has 0 of 1 document and 0 tokens; one sample needs 9. ")
+    assert reason.startswith(f"{one}.bin: the held_out split has 0 of 1 document and 0 tokens; one sample needs 9. ")
     assert "data.held_out_path" in reason and "--doc-separator" in reason and "data.split" not in reason
     assert alone.not_measured("held_out") == []
-    with pytest.raises(EmptyPartError, match="0 of 1 document"):
+    with pytest.raises(EmptySplitError, match="0 of 1 document"):
         Dataset(DataConfig(path=(str(one),), seq_len=8), vocab_size=512).samples("held_out")
 
 

@@ -222,10 +222,10 @@ def test_identity_changes_with_whatever_decides_ids(edit, small_tokenizer: Token
 
 
 def test_another_tokenizer_is_refused(small_tokenizer: Tokenizer, gpt2: Tokenizer) -> None:
-    small_tokenizer.require(small_tokenizer.identity, what="data/x.bin")
-    small_tokenizer.require("", what="data/x.bin")  # nobody wrote it down
+    small_tokenizer.require(small_tokenizer.identity, source="data/x.bin")
+    small_tokenizer.require("", source="data/x.bin")  # nobody wrote it down
     with pytest.raises(TokenizerError) as caught:
-        small_tokenizer.require(gpt2.identity, what="data/x.bin")
+        small_tokenizer.require(gpt2.identity, source="data/x.bin")
     assert str(caught.value).startswith("data/x.bin was made with another tokenizer: got trained ")
     assert small_tokenizer.identity[:12] in str(caught.value) and gpt2.identity[:12] in str(caught.value)
 

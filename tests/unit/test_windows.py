@@ -90,13 +90,13 @@ def test_text_smaller_than_one_window(small_store: Path) -> None:
     with pytest.raises(DataError) as caught:
         build_source(store, "train", data_config(tokens))
     assert str(caught.value) == (
-        f"{small_store}.bin: the train part has 160 of 160 documents and {tokens:,} tokens; "
+        f"{small_store}.bin: the train split has 160 of 160 documents and {tokens:,} tokens; "
         f"one sample needs {tokens + 1}. Use more text, a smaller data.seq_len, or another data.split (now 1)."
     )
 
 
 def test_part_without_documents(small_store: Path) -> None:
-    with pytest.raises(DataError, match=r"the test part has 0 of 160 documents and 0 tokens.*\(now 90,10\)"):
+    with pytest.raises(DataError, match=r"the test split has 0 of 160 documents and 0 tokens.*\(now 90,10\)"):
         build_source(Store(small_store), "test", data_config(8, split=(90, 10)))
 
 
@@ -172,7 +172,7 @@ def test_a_prompt_that_fills_the_whole_sample_scores_nothing(examples) -> None:
 
 
 def test_all_examples_too_long_to_keep(examples) -> None:
-    with pytest.raises(DataError, match=r"the train part has 1 of 1 document and .* tokens; one sample needs 3"):
+    with pytest.raises(DataError, match=r"the train split has 1 of 1 document and .* tokens; one sample needs 3"):
         build_source(examples({"q": "a long prompt", "a": "b"}), "train", data_config(2, too_long="skip"))
 
 

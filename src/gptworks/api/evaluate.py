@@ -16,7 +16,7 @@ from gptworks.evaluate.heldout import HeldOut
 from gptworks.evaluate.heldout_dataset import as_store, data_section, default_split, open_dataset
 from gptworks.evaluate.request import Request
 from gptworks.evaluate.task import Task
-from gptworks.evaluate.tasks.heldout import PARTS
+from gptworks.evaluate.tasks.heldout import SPLITS
 from gptworks.python_words import in_python_words
 
 
@@ -56,8 +56,8 @@ def held_out(
     """As `gptworks eval --task heldout`."""
     texts = as_texts(data, "evaluate: data", key)
     split = split or ("all" if texts is not None else default_split(str(data)))
-    if split not in PARTS:
-        raise UsageError(f"evaluate: split: got {split!r}; needs one of {', '.join(PARTS)}.")
+    if split not in SPLITS:
+        raise UsageError(f"evaluate: split: got {split!r}; needs one of {', '.join(SPLITS)}.")
     loaded = model if isinstance(model, PretrainedGPT) else PretrainedGPT.from_pretrained(model, device=device)
     trained = folders.config_of(loaded.folder) if loaded.folder else {}
     cut = data_section(trained, loaded.cfg.max_positions, str(data) if texts is None else "", split, shares)
@@ -67,25 +67,25 @@ def held_out(
     if texts is None and not is_raw_text(str(data)):
         if key:
             raise UsageError(f"evaluate: key: got {key!r}, but {data} is not text. Leave it out.")
-        return measure(loaded, cut, part=PARTS[split], batch_size=batch_size, seed=seed)
+        return measure(loaded, cut, split=SPLITS[split], batch_size=batch_size, seed=seed)
     if loaded.tokenizer is None:
         raise TokenizerError("evaluate: the model has no tokenizer to read texts with. Put one beside its weights.")
     if texts is None:
         with as_store(str(data), loaded.tokenizer, key) as path:
-            return measure(loaded, cut | {"path": path}, part=PARTS[split], batch_size=batch_size, seed=seed)
+            return measure(loaded, cut | {"path": path}, split=SPLITS[split], batch_size=batch_size, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "texts")
         write_store(texts, Path(path), loaded.tokenizer)
-        return measure(loaded, cut | {"path": path}, part=PARTS[split], batch_size=batch_size, seed=seed)
+        return measure(loaded, cut | {"path": path}, split=SPLITS[split], batch_size=batch_size, seed=seed)
 
 
-def measure(model: PretrainedGPT, data: dict[str, Any], *, part: str, batch_size: int, seed: int) -> HeldOut:
+def measure(model: PretrainedGPT, data: dict[str, Any], *, split: str, batch_size: int, seed: int) -> HeldOut:
     """`data`: the section of a configuration. The seed decides where the samples of another system's order begin."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise UsageError(f"evaluate: batch_size: got {batch_size!r}; needs 1 or more.")
     dataset = open_dataset(model, data, {"train": {"seed": seed}}, "evaluate")
-    what = str(model.folder or "the model")
-    return heldout_dataset.measure(model, dataset, part, batch_size=batch_size, what=what)
+    name = str(model.folder or "the model")
+    return heldout_dataset.measure(model, dataset, split, batch_size=batch_size, name=name)
 
 
 def measure_file(task: Task, model: Any, data: Any, **settings: Any) -> dict[str, Any]:

@@ -69,8 +69,8 @@ def _refuse_texts(files: list[str]) -> None:
     """A list of texts is taken by others; a path has one line and a length that a file system knows."""
     for number, each in enumerate(files, 1):
         if "\n" in each or len(each.encode()) > 4095:
-            shown = each if len(each) <= 40 else f"{each[:40]}..."
+            text = each if len(each) <= 40 else f"{each[:40]}..."
             raise UsageError(
-                f"prepare: item {number} is the text {shown!r}; needs paths of files or folders. Trainer and evaluate "
+                f"prepare: item {number} is the text {text!r}; needs paths of files or folders. Trainer and evaluate "
                 "take a list of texts as it is."
             )

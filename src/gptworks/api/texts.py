@@ -23,62 +23,62 @@ class Texts:
     rows: list[tuple[str, ...]]
 
 
-def as_texts(data: object, what: str, key: str = "") -> Texts | None:
+def as_texts(data: object, where: str, key: str = "") -> Texts | None:
     """The texts of a list of texts or dictionaries; None for a path. `key`: under which dictionaries have them, or
     several with commas between."""
     if isinstance(data, str | Path):
         return None
     if isinstance(data, Mapping):  # also a DatasetDict of Hugging Face
         raise UsageError(
-            f"{what}: got a {type(data).__name__} with {', '.join(map(str, data))}; needs one list. Give one of them, "
+            f"{where}: got a {type(data).__name__} with {', '.join(map(str, data))}; needs one list. Give one of them, "
             f"such as [{next(iter(data), 'train')!r}]."
         )
     if hasattr(data, "iterrows"):  # a table of pandas, which gives the names of its columns when it is walked through
-        raise UsageError(f"{what}: got a {type(data).__name__}; needs a list. Give its rows: .to_dict('records').")
+        raise UsageError(f"{where}: got a {type(data).__name__}; needs a list. Give its rows: .to_dict('records').")
     if not isinstance(data, Iterable):
-        raise UsageError(f"{what}: got {data!r}; needs the path of a dataset, or a list of texts.")
+        raise UsageError(f"{where}: got {data!r}; needs the path of a dataset, or a list of texts.")
     items = list(data)
     if not items:
-        raise DataError(f"{what}: an empty list. Needed: at least one text.")
+        raise DataError(f"{where}: an empty list. Needed: at least one text.")
     if key:
-        return Texts(_TEXT, [_row_of_key(item, number, key, what) for number, item in enumerate(items, 1)])
-    keys = _keys(items[0], what)
-    return Texts(keys, [_row(item, number, keys, what) for number, item in enumerate(items, 1)])
+        return Texts(_TEXT, [_row_of_key(item, number, key, where) for number, item in enumerate(items, 1)])
+    keys = _keys(items[0], where)
+    return Texts(keys, [_row(item, number, keys, where) for number, item in enumerate(items, 1)])
 
 
-def _keys(first: object, what: str) -> tuple[str, ...]:
+def _keys(first: object, where: str) -> tuple[str, ...]:
     """The keys of the first item, which all the others must have too."""
     if not isinstance(first, Mapping) or "text" in first:
         return _TEXT
     if set(_PAIR) <= set(first):
         return _PAIR
     named = ",".join(str(key) for key, value in first.items() if isinstance(value, str)) or "NAME"
-    chosen = f'key="{named}"' if what.startswith("evaluate") else f'data={{"key": "{named}"}}'
+    chosen = f'key="{named}"' if where.startswith("evaluate") else f'data={{"key": "{named}"}}'
     raise UsageError(
-        f"{what}: item 1 has the keys {', '.join(map(str, first))}; {_NEEDED}. Rename them, or choose some: {chosen}."
+        f"{where}: item 1 has the keys {', '.join(map(str, first))}; {_NEEDED}. Rename them, or choose some: {chosen}."
     )
 
 
-def _row_of_key(item: object, number: int, key: str, what: str) -> tuple[str, ...]:
+def _row_of_key(item: object, number: int, key: str, where: str) -> tuple[str, ...]:
     if not isinstance(item, Mapping):
-        raise UsageError(f"{what}: item {number} is {item!r}, which has no key {key!r}. Leave the key out.")
+        raise UsageError(f"{where}: item {number} is {item!r}, which has no key {key!r}. Leave the key out.")
     missing = [column for column in columns_of(key, item) if column not in item]
     text = texts(item, (key,)).get(key)
     if missing or not isinstance(text, str):
-        wrong = f"no key {missing[0]!r}" if missing else f"{repr(text)[:40]} under {key!r}, which is no text"
-        raise UsageError(f"{what}: item {number} has {wrong}. Its keys: {', '.join(map(str, item))}.")
+        wrong = f"no key {missing[0]!r}" if missing else f"{repr(text)[:40]} under {key!r}, which is not text"
+        raise UsageError(f"{where}: item {number} has {wrong}. Its keys: {', '.join(map(str, item))}.")
     return (text,)
 
 
-def _row(item: object, number: int, keys: tuple[str, ...], what: str) -> tuple[str, ...]:
-    found = tuple(item.get(key) for key in keys) if isinstance(item, Mapping) else (item,)
-    if len(found) != len(keys) or not all(isinstance(text, str) for text in found):
+def _row(item: object, number: int, keys: tuple[str, ...], where: str) -> tuple[str, ...]:
+    values = tuple(item.get(key) for key in keys) if isinstance(item, Mapping) else (item,)
+    if len(values) != len(keys) or not all(isinstance(text, str) for text in values):
         wanted = _NEEDED if keys == _TEXT else "needs a prompt and a completion, as those before it"
-        raise UsageError(f"{what}: item {number} is {item!r}; {wanted}.")
-    texts = tuple(str(text) for text in found)
+        raise UsageError(f"{where}: item {number} is {item!r}; {wanted}.")
+    texts = tuple(str(text) for text in values)
     if keys == _TEXT and isinstance(item, str) and _names_a_file(item):
         raise UsageError(
-            f"{what}: item {number} is {item!r}, which is a file and not a text. Give the path without the list; "
+            f"{where}: item {number} is {item!r}, which is a file and not a text. Give the path without the list; "
             "several paths go into data.path of the configuration."
         )
     return texts

@@ -75,12 +75,12 @@ class Trainer:
             self.above["run.out"] = str(out)
         # Texts become stores in the run folder, whose place is known only with the configuration.
         self.texts: dict[str, Texts] = {}
-        for key, data, what in (
+        for key, data, keyword in (
             ("path", train_dataset, "train_dataset"),
             ("held_out_path", eval_dataset, "eval_dataset"),
         ):
             column = str(self.above.get("data.key", self.below.get("data.key", "")))
-            texts = None if data is None else as_texts(data, f"Trainer: {what}", column)
+            texts = None if data is None else as_texts(data, f"Trainer: {keyword}", column)
             if texts is not None:
                 self.texts[key] = texts
             elif data is not None:
@@ -123,11 +123,11 @@ class Trainer:
         """
         self._write_texts(self.config, self.model.tokenizer)
         self.config = text_inputs.prepared(self.config, "auto", tokenizer=self.model.tokenizer)
-        data, part = self.config.data.model_dump(), "held_out"
+        data, split = self.config.data.model_dump(), "held_out"
         if not data["path"]:  # nothing to train on: all there is is held out
             data |= {"path": data["held_out_path"], "held_out_path": (), "split": (1.0, 0.0, 0.0)}
-            part = "train"
-        return measure(self.model, data, part=part, batch_size=batch_size, seed=self.config.train.seed)
+            split = "train"
+        return measure(self.model, data, split=split, batch_size=batch_size, seed=self.config.train.seed)
 
     @generation_in_python_words
     def predict(self, input_data: str | Iterable[str], **settings: Any) -> list[dict[str, list[str]]]:
@@ -143,15 +143,15 @@ class Trainer:
     def model(self) -> PretrainedGPT:
         """What has been trained, or before that the weights that were given."""
         if self._model is None:
-            device, given = self.config.run.device, self.given_model
+            device, given_model = self.config.run.device, self.given_model
             if self._trained is not None:
                 self._model = PretrainedGPT.from_pretrained(self._trained, device=device)
-            elif isinstance(given, PretrainedGPT):
-                self._model = given
+            elif isinstance(given_model, PretrainedGPT):
+                self._model = given_model
             else:
                 source = self.config.init.checkpoint or self._weights_of_preset()
                 if not source:
-                    raise UsageError(f"Trainer: model {given!r} has no weights yet. Call train() first.")
+                    raise UsageError(f"Trainer: model {given_model!r} has no weights yet. Call train() first.")
                 shape = fields_not_stored(self.config.model.model_dump()) if self.config.init.checkpoint else None
                 self._model = PretrainedGPT.from_pretrained(source, device=device, download=self.download, shape=shape)
         return self._model
@@ -167,24 +167,24 @@ class Trainer:
     # The configuration
 
     def _load(self, *, from_weights: bool) -> RunConfig:
-        given, model = self.given_model, dict[str, Any]()
-        if isinstance(given, ModelConfig | dict):
-            shape = given.model_dump() if isinstance(given, ModelConfig) else given
+        source, model = self.given_model, dict[str, Any]()
+        if isinstance(source, ModelConfig | dict):
+            shape = source.model_dump() if isinstance(source, ModelConfig) else source
             model = {f"model.{key}": value for key, value in shape.items()}
-        elif isinstance(given, PretrainedGPT):
-            model = {f"model.{key}": value for key, value in given.cfg.model_dump().items()}
-        elif isinstance(given, str | Path):
-            if Path(given).is_dir() or not _is_preset(str(given)):
+        elif isinstance(source, PretrainedGPT):
+            model = {f"model.{key}": value for key, value in source.cfg.model_dump().items()}
+        elif isinstance(source, str | Path):
+            if Path(source).is_dir() or not _is_preset(str(source)):
                 if not (model_hub.may_download() if self.download is None else self.download):
-                    _refuse_misspelt(str(given))
-                model = {"init.checkpoint": str(given)}
+                    _refuse_misspelt(str(source))
+                model = {"init.checkpoint": str(source)}
             elif from_weights and self._weights_of_preset():
                 model = {"init.checkpoint": self._weights_of_preset()}
             else:
-                model = {f"model.{key}": value for key, value in presets.find(str(given)).items()}
-        elif given is not None:
+                model = {f"model.{key}": value for key, value in presets.find(str(source)).items()}
+        elif source is not None:
             raise UsageError(
-                f"Trainer: model: got {given!r}; needs a name, a folder, a GPT, a ModelConfig or a dictionary of it."
+                f"Trainer: model: got {source!r}; needs a name, a folder, a GPT, a ModelConfig or a dictionary of it."
             )
         values = self.below | model | self.above
         config = load_with_origins(
@@ -193,11 +193,11 @@ class Trainer:
         folder = Path(config.run.out or DEFAULT_OUT)
         data = {key: (str(folder / text_inputs.FOLDER / key),) for key in self.texts}
         run, init, length = {"out": str(folder)}, {}, {}
-        if isinstance(given, PretrainedGPT):
+        if isinstance(source, PretrainedGPT):
             init["checkpoint"] = str(folder / text_inputs.FOLDER / "model")
         if from_weights and not (init or config.init.checkpoint):
             raise UsageError(
-                f"Trainer: model {given!r} has no weights to start from. Give a folder, a GPT, or one of the names "
+                f"Trainer: model {source!r} has no weights to start from. Give a folder, a GPT, or one of the names "
                 f"{', '.join(model_hub.GPT2_NAMES)}; or call train()."
             )
         if not any(config.train.ends().values()):
@@ -214,8 +214,8 @@ class Trainer:
 
     def _weights_of_preset(self) -> str:
         """The name of the published weights that have the name of the preset."""
-        given = self.given_model
-        name = presets.aliases().get(given, given) if isinstance(given, str) else ""
+        source = self.given_model
+        name = presets.aliases().get(source, source) if isinstance(source, str) else ""
         return name if name in model_hub.GPT2_NAMES else ""
 
     # What was given in memory
@@ -227,9 +227,9 @@ class Trainer:
         if tokenizer is not None and config.data.tokenizer == CHARACTERS:  # the stores know them by now
             config = config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": ""})})
         self.config = config
-        given = self.given_model
-        if isinstance(given, PretrainedGPT):
-            text_inputs.on_main(config, lambda: given.save_pretrained(config.init.checkpoint))
+        source = self.given_model
+        if isinstance(source, PretrainedGPT):
+            text_inputs.on_main(config, lambda: source.save_pretrained(config.init.checkpoint))
         outcome = train(config, resume_from=resume, observers=self.callbacks)
         self._trained, self._model = outcome.folder, None
         return outcome
@@ -306,7 +306,7 @@ def _refuse_misspelt(name: str) -> None:
 
 
 def _functions(callbacks: object) -> tuple[Observer, ...]:
-    found = tuple(callbacks) if isinstance(callbacks, Iterable) else (None,)
-    if not all(callable(each) for each in found):
+    functions = tuple(callbacks) if isinstance(callbacks, Iterable) else (None,)
+    if not all(callable(each) for each in functions):
         raise UsageError(f"Trainer: callbacks: got {callbacks!r}; needs a list of functions that take a dictionary.")
-    return found
+    return functions

@@ -41,8 +41,8 @@ def logits(model: ModelConfig, tensors: LazyTensors, tokens_BT: Tensor) -> Tenso
     for module in names:
         module.register_forward_pre_hook(read)
         module.register_forward_hook(forget)
-    found: Tensor = network(tokens_BT)
-    return found
+    logits: Tensor = network(tokens_BT)
+    return logits
 
 
 def sample_tokens(model: ModelConfig) -> Tensor:
@@ -58,8 +58,8 @@ def english_loss(model: ModelConfig, tensors: LazyTensors, tokenizer: Tokenizer)
     another loss, sometimes a lower one (docs/decisions/0003).
     """
     ids = torch.tensor([tokenizer.encode(ENGLISH)[: model.max_positions]])
-    found = logits(model, tensors, ids)[:, :-1, : tokenizer.vocab_size]
-    return float(F.cross_entropy(found.flatten(0, 1), ids[:, 1:].flatten()))
+    predicted = logits(model, tensors, ids)[:, :-1, : tokenizer.vocab_size]
+    return float(F.cross_entropy(predicted.flatten(0, 1), ids[:, 1:].flatten()))
 
 
 def chance(vocab_size: int) -> float:

@@ -41,15 +41,15 @@ def convert(
     to: str,
     *,
     from_name: str | None = None,
-    given: Mapping[str, object] | None = None,
+    overrides: Mapping[str, object] | None = None,
     dtype: torch.dtype | None = None,
     cut: SplitSpec | None = None,
     verify: bool = False,
 ) -> Converted:
     """Nothing appears at `destination` before all of it is there, and with `verify` before it is proved equal.
 
-    `given`: numbers of the model that the source does not carry, and a `vocab_size` to pad or cut the vocabulary to.
-    `dtype`: None keeps that of each tensor.
+    `overrides`: numbers of the model that the source does not carry, and a `vocab_size` to pad or cut the
+    vocabulary to. `dtype`: None keeps that of each tensor.
 
     >>> convert("gpt2", "gpt2.ckpt", "mindspore", verify=True)   # doctest: +SKIP
     """
@@ -66,7 +66,7 @@ def convert(
         )
     beside = f".{CERTIFICATE}" if target.SUFFIX else None
     staging.require_free(destination, is_folder=not target.SUFFIX, beside=beside)
-    overrides = dict(given or {})
+    overrides = dict(overrides or {})
     vocab_size = overrides.pop("vocab_size", None)
     opened = registry.open_any(source, overrides, name=from_name).require_whole()
     notes = list(opened.notes)

@@ -171,8 +171,8 @@ class CheckpointFolder:
 
     def named_as_steps(self) -> dict[int, Path]:
         """All that has the name of a checkpoint, with a manifest or without."""
-        found = ((_STEP.match(path.name), path) for path in self.folder.glob("step-*"))
-        return {int(match[1]): path for match, path in found if match}
+        named = ((_STEP.match(path.name), path) for path in self.folder.glob("step-*"))
+        return {int(match[1]): path for match, path in named if match}
 
     def smoothed_losses(self) -> dict[int, float | None]:
         """The smoothed loss of each checkpoint; None where its manifest does not say, or cannot be read."""
@@ -231,15 +231,15 @@ def at_step(source: str) -> Path | None:
         return None
     checkpoints = CheckpointFolder(Path(run))
     if which in (LATEST, BEST):
-        found = checkpoints.latest() if which == LATEST else checkpoints.pointed(BEST)
+        checkpoint = checkpoints.latest() if which == LATEST else checkpoints.pointed(BEST)
     else:
-        found = {str(step): path for step, path in checkpoints.steps().items()}.get(which.lstrip("0") or "0")
-    if found is None:
+        checkpoint = {str(step): path for step, path in checkpoints.steps().items()}.get(which.lstrip("0") or "0")
+    if checkpoint is None:
         steps = ", ".join(str(step) for step in sorted(checkpoints.steps())) or "none"
         raise CheckpointError(
             f"{source}: no checkpoint {which[:40]} of {run}. Steps: {steps}; also {LATEST} and {BEST}."
         )
-    return found
+    return checkpoint
 
 
 def find(path: Path) -> Path:

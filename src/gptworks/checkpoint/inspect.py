@@ -46,17 +46,17 @@ class Report:
 
     def rows(self) -> list[tuple[str, str, str]]:
         """(name, shape, type); what all blocks have alike is one row."""
-        found: dict[tuple[str, str, str], list[int]] = {}
+        layers_of: dict[tuple[str, str, str], list[int]] = {}
         for name, each in self.opened.tensors.items():
             number = re.match(r"blocks\.(\d+)\.", name)
             folded = re.sub(r"^blocks\.\d+\.", "blocks.*.", name)
             key = (folded, str(list(each.shape)), str(each.dtype).removeprefix("torch."))
-            found.setdefault(key, []).append(int(number[1]) if number else -1)
-        return [(name.replace("*", _span(layers)), shape, dtype) for (name, shape, dtype), layers in found.items()]
+            layers_of.setdefault(key, []).append(int(number[1]) if number else -1)
+        return [(name.replace("*", _span(layers)), shape, dtype) for (name, shape, dtype), layers in layers_of.items()]
 
 
-def inspect(path: Path, given: Mapping[str, object] | None = None, *, name: str | None = None) -> Report:
-    overrides = dict(given or {})
+def inspect(path: Path, overrides: Mapping[str, object] | None = None, *, name: str | None = None) -> Report:
+    overrides = dict(overrides or {})
     heads_known = order_known = True
     while True:
         try:

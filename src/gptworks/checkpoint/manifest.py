@@ -143,8 +143,8 @@ def _check_kinds(manifest: Manifest) -> None:
     if any(type(value) is not float or not math.isfinite(value) for value in remembered):
         raise TypeError(f"guard is {manifest.guard!r}, needed lists of finite numbers")
     losses = {name: getattr(manifest, name) for name in ("held_out_loss", "smoothed_loss", "unlogged_loss")}
-    given = {name: value for name, value in losses.items() if value is not None}
-    for name, value in (given | {f"best.{name}": value for name, value in best.items()} | manifest.scaler).items():
+    numbers = {name: value for name, value in losses.items() if value is not None}
+    for name, value in (numbers | {f"best.{name}": value for name, value in best.items()} | manifest.scaler).items():
         if type(value) not in (int, float) or not math.isfinite(value):
             raise TypeError(f"{name} is {value!r}, needed a finite number")
 
@@ -200,8 +200,8 @@ def _as_damage(path: Path, error: OSError) -> OSError | DamagedCheckpoint:
 
     A file without permission is whole, as far as one knows: that error stays what it is.
     """
-    told = {errno.EIO: f"the disk cannot read it ({error.strerror})", errno.ENOENT: "missing"}.get(error.errno or 0)
-    return DamagedCheckpoint(f"{path}: {told}. {_DAMAGED}") if told else error
+    reason = {errno.EIO: f"the disk cannot read it ({error.strerror})", errno.ENOENT: "missing"}.get(error.errno or 0)
+    return DamagedCheckpoint(f"{path}: {reason}. {_DAMAGED}") if reason else error
 
 
 def _hash(path: Path) -> str:

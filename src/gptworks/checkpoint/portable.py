@@ -95,23 +95,23 @@ def write(
 def _who_has_what(here: dict[str, tuple[Slice, ...]], rules: Rules, ranks: Ranks) -> dict[str, _Held]:
     """Under the names of the file, in their order."""
     mine = ranks.on_all(lambda: {rules.of(name).theirs[0]: name for name in here})
-    told = {
+    slices_here = {
         theirs: (name, here[name][0].shape, here[name][0].here.dtype, [(p.offsets, p.here.shape) for p in here[name]])
         for theirs, name in mine.items()
     }
-    found: dict[str, _Held] = {}
+    held_of: dict[str, _Held] = {}
     names: dict[str, str] = {}
-    for rank, parts in enumerate(ranks.gather(told)):
-        for theirs, (name, shape, dtype, places) in parts.items():
+    for rank, of_rank in enumerate(ranks.gather(slices_here)):
+        for theirs, (name, shape, dtype, places) in of_rank.items():
             names[theirs] = name
-            holders = found.setdefault(theirs, _Held(shape, dtype, {})).holders
+            holders = held_of.setdefault(theirs, _Held(shape, dtype, {})).holders
             for offsets, sizes in places:
                 if sizes.numel():
                     holders.setdefault((offsets, sizes), []).append(rank)
-    for theirs, held in found.items():
+    for theirs, held in held_of.items():
         if sum(sizes.numel() for _, sizes in held.holders) != held.shape.numel():
             raise CheckpointError(f"{names[theirs]}: the ranks hold slices that do not make up {list(held.shape)}.")
-    return {names[theirs]: found[theirs] for theirs in sorted(found)}
+    return {names[theirs]: held_of[theirs] for theirs in sorted(held_of)}
 
 
 def _write_file(
@@ -161,9 +161,9 @@ def _write_pieces(file: Writer, name: str, tensor: Tensor, rules: Rules) -> None
         for piece in _in_their_order(rule, tensor, rules):
             file.write(piece)
         return
-    for theirs, part in zip(rule.theirs, rule.to_theirs(tensor, *rules.heads), strict=True):
+    for theirs, stored in zip(rule.theirs, rule.to_theirs(tensor, *rules.heads), strict=True):
         file.begin(theirs)
-        for piece in _pieces(part):
+        for piece in _pieces(stored):
             file.write(piece)
 
 

@@ -79,19 +79,19 @@ def fields_not_stored(model: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _open(path: Path, shape: Mapping[str, object]) -> Opened:
-    found = registry.recognise(path)
-    if found is None and (path / "config.json").is_file():
-        found = registry.system("hf")  # which says what is wrong with it
-    if found is None:
+    system = registry.recognise(path)
+    if system is None and (path / "config.json").is_file():
+        system = registry.system("hf")  # which says what is wrong with it
+    if system is None:
         folders.find(path)  # says what was needed
-        found = registry.system("gptworks")
-    return found.open(path, shape).require_whole()
+        system = registry.system("gptworks")
+    return system.open(path, shape).require_whole()
 
 
-def _tokenizer_for(opened: Opened, given: str | Path | None, name: str | None) -> Tokenizer | None:
+def _tokenizer_for(opened: Opened, named: str | Path | None, name: str | None) -> Tokenizer | None:
     """Weights alone are fine; whoever needs a tokenizer asks for it. One that is there must be readable."""
-    if given is not None:
-        return Tokenizer.from_pretrained(given)
+    if named is not None:
+        return Tokenizer.from_pretrained(named)
     if (beside := opened.open_tokenizer()) is not None:
         return beside
     # GPT-2's vocabulary comes with the installation.
@@ -183,8 +183,8 @@ class PretrainedGPT(GPT):
             )
         folder = Path(folder)
         if run_paths.is_run(folder) or folder.is_file():
-            what = "a file" if folder.is_file() else "the folder of a run, which has its own weights"
-            raise UsageError(f"save_pretrained: {folder} is {what}. Name another folder.")
+            kind = "a file" if folder.is_file() else "the folder of a run, which has its own weights"
+            raise UsageError(f"save_pretrained: {folder} is {kind}. Name another folder.")
         words = self.tokenizer
         ids = {"eod_id": words.eod_id, "bos_id": words.bos_id} if words else {"eod_id": None}
         try:

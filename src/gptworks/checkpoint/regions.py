@@ -16,13 +16,13 @@ def rows_of(tensors: Sequence[LazyTensor], rows: Tensor, columns: Region, *, tra
     """
     height = tensors[0].shape[1 if transposed else 0]
     ordered, order = rows.sort()
-    found = []
+    pieces = []
     for run in _runs(ordered.tolist(), height):
         begin = run.start % height
         here = (slice(begin, begin + len(run)), *columns)
         piece = tensors[run.start // height].region(here[::-1] if transposed else here)
-        found.append(piece.T if transposed else piece)
-    together = torch.cat(found) if len(found) > 1 else found[0]
+        pieces.append(piece.T if transposed else piece)
+    together = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
     return together if torch.equal(ordered, rows) else together[order.argsort()]
 
 
@@ -37,9 +37,9 @@ def _runs(ordered: list[int], height: int) -> Iterator[range]:
 
 def beside(pieces: Sequence[Callable[[Region], Tensor]], size: int, dim: int, region: Region) -> Tensor:
     """What lies in a region of equal pieces that stand one after the other along `dim`, each `size` long."""
-    found = []
+    cuts = []
     for number, read_region in enumerate(pieces):
         begin, end = (min(max(place - number * size, 0), size) for place in (region[dim].start, region[dim].stop))
         if begin < end:
-            found.append(read_region((*region[:dim], slice(begin, end), *region[dim + 1 :])))
-    return torch.cat(found, dim) if len(found) > 1 else found[0]
+            cuts.append(read_region((*region[:dim], slice(begin, end), *region[dim + 1 :])))
+    return torch.cat(cuts, dim) if len(cuts) > 1 else cuts[0]

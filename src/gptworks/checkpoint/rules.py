@@ -104,9 +104,9 @@ def _reorder(tensor: Tensor, order: str, needed: str, head_size: int, per_kv: in
     if per_kv > 1:
         return _regroup(tensor, order, needed, head_size, per_kv)
     sizes = {"3": 3, "d": head_size, "a": tensor.shape[0] // (3 * head_size)}
-    parts = tensor.reshape(*(sizes[letter] for letter in order), *tensor.shape[1:])
+    reshaped = tensor.reshape(*(sizes[letter] for letter in order), *tensor.shape[1:])
     dims = [order.index(letter) for letter in needed]
-    return parts.permute(*dims, *range(3, parts.ndim)).reshape(tensor.shape)
+    return reshaped.permute(*dims, *range(3, reshaped.ndim)).reshape(tensor.shape)
 
 
 def _regroup(tensor: Tensor, order: str, needed: str, head_size: int, per_kv: int) -> Tensor:
@@ -310,10 +310,10 @@ def other_head(table: Table, shards: Sequence[LazyTensors]) -> str | None:
     return None
 
 
-def _local_shape(shape: torch.Size, cut: int | None, parts: int) -> torch.Size:
+def _local_shape(shape: torch.Size, cut: int | None, num_shards: int) -> torch.Size:
     if cut is None:
         return shape
-    return torch.Size(n // parts if dim == cut else n for dim, n in enumerate(shape))
+    return torch.Size(n // num_shards if dim == cut else n for dim, n in enumerate(shape))
 
 
 def _joined(rule: Rule, shards: Sequence[LazyTensors], shape: torch.Size, model: ModelConfig) -> LazyTensor:
@@ -322,8 +322,8 @@ def _joined(rule: Rule, shards: Sequence[LazyTensors], shape: torch.Size, model:
     def read() -> Tensor:
         if rule.cut is None:  # every rank has it whole
             return rule.from_theirs([shards[0][name].read() for name in rule.theirs], *heads)
-        parts = [rule.from_theirs([shard[name].read() for name in rule.theirs], *heads) for shard in shards]
-        return torch.cat(parts, dim=rule.cut) if len(parts) > 1 else parts[0]
+        pieces = [rule.from_theirs([shard[name].read() for name in rule.theirs], *heads) for shard in shards]
+        return torch.cat(pieces, dim=rule.cut) if len(pieces) > 1 else pieces[0]
 
     def of_shard(shard: LazyTensors, region: Region) -> Tensor:
         return rule.region_from_theirs([shard[name] for name in rule.theirs], region, local, *heads)
@@ -364,20 +364,20 @@ def _reader(
     return read
 
 
-def settle(known: Mapping[str, object], given: Mapping[str, object], where: str) -> dict[str, object]:
+def settle(known: Mapping[str, object], overrides: Mapping[str, object], where: str) -> dict[str, object]:
     """What the files say and what the user states, who wins: but not about heads, of which the files know better."""
-    heads, stated = known.get("num_heads"), given.get("num_heads")
+    heads, stated = known.get("num_heads"), overrides.get("num_heads")
     if heads is not None and stated is not None and heads != stated:
         raise CheckpointError(
             f"{where}: says that there are {heads} heads, and -o model.num_heads={stated} says otherwise. With a wrong "
             "number it computes nonsense. Leave the option out, or correct the file that says it."
         )
-    return {**known, **given}
+    return {**known, **overrides}
 
 
-def conflicts_with(stored: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
+def conflicts_with(stored: Mapping[str, object], overrides: Mapping[str, object]) -> dict[str, object]:
     """What the files say where the user states something else; `stored` leaves out what a system takes for granted."""
-    return {key: stored[key] for key, value in given.items() if stored.get(key) is not None and stored[key] != value}
+    return {key: stored[key] for key, value in overrides.items() if stored.get(key) not in (None, value)}
 
 
 # By width. Others are anybody's guess, and a guess that is copied computes nonsense.
@@ -395,13 +395,17 @@ _HEADS = {
 
 
 def infer_model(
-    table: Table, shards: Sequence[LazyTensors], known: Mapping[str, object], given: Mapping[str, object], where: str
+    table: Table,
+    shards: Sequence[LazyTensors],
+    known: Mapping[str, object],
+    overrides: Mapping[str, object],
+    where: str,
 ) -> dict[str, object]:
-    """The numbers of the `model` section: from `known` (what the files say), from shapes, and from `given`, which wins.
+    """The numbers of the `model` section: from `known` (what the files say), shapes, and `overrides`, which win.
 
     Heads cannot be seen in any shape: whoever does not know them asks for -o model.num_heads=N.
     """
-    first, parts = shards[0], len(shards)
+    first, num_shards = shards[0], len(shards)
     by_name = {rule.ours: rule for rule in table.rules}
 
     def shape(ours: str, layer: int = 0) -> torch.Size:
@@ -424,10 +428,10 @@ def infer_model(
     values: dict[str, object] = {
         "num_layers": layers,
         "hidden_size": hidden,
-        "vocab_size": shape("wte.weight")[0] * parts,
-        "ffn_size": shape("blocks.{i}.mlp.up.weight")[0] * parts,
+        "vocab_size": shape("wte.weight")[0] * num_shards,
+        "ffn_size": shape("blocks.{i}.mlp.up.weight")[0] * num_shards,
     }
-    stated = settle(known, given, where)
+    stated = settle(known, overrides, where)
     if stated.get("positions", "learned") == "learned":
         values["max_positions"] = shape("wpe.weight")[0]
     values |= stated

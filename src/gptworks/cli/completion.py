@@ -19,6 +19,11 @@ def options_of(parser: argparse.ArgumentParser, verb: str) -> list[str]:
     return _options(_subparsers(parser)[verb])
 
 
+def takes_settings(parser: argparse.ArgumentParser, verb: str) -> bool:
+    """Whether words such as optim.lr=1e-4 may stand alone."""
+    return any(action.dest == "overrides" for action in _subparsers(parser)[verb]._actions)
+
+
 def _words(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
     """verb -> its options and sub-verbs; under "" the verbs themselves."""
     verbs = _subparsers(parser)
@@ -26,7 +31,7 @@ def _words(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
     for name, verb in verbs.items():
         inner = _subparsers(verb)
         words[name] = [*inner, *_options(verb), *(option for sub in inner.values() for option in _options(sub))]
-    return {name: sorted(set(found)) for name, found in words.items()}
+    return {name: sorted(set(options)) for name, options in words.items()}
 
 
 def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -39,7 +44,7 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _bash(words: dict[str, list[str]], zsh: bool) -> str:
-    cases = "\n".join(f"    {verb}) words='{' '.join(found)}' ;;" for verb, found in words.items() if verb)
+    cases = "\n".join(f"    {verb}) words='{' '.join(options)}' ;;" for verb, options in words.items() if verb)
     head = "autoload -U +X bashcompinit && bashcompinit\n" if zsh else ""
     return f"""{head}_gptworks() {{
   local words current="${{COMP_WORDS[COMP_CWORD]}}"
@@ -55,8 +60,8 @@ complete -o default -F _gptworks gptworks"""
 
 def _fish(words: dict[str, list[str]]) -> str:
     lines = [f"complete -c gptworks -n __fish_use_subcommand -a '{' '.join(v for v in words[''] if v[0] != '-')}'"]
-    for verb, found in words.items():
-        for option in found if verb else []:
+    for verb, options in words.items():
+        for option in options if verb else []:
             flag = (
                 f"-l {option[2:]}"
                 if option.startswith("--")

@@ -45,9 +45,9 @@ def _show(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(values, indent=2))
     elif args.origin:
-        found = derived(loaded.config)
-        flat = flatten(values) | {key: value for key, (value, _) in found.items()}
-        origins = loaded.origins | {key: f"derived: {why}" for key, (_, why) in found.items()}
+        derived_values = derived(loaded.config)
+        flat = flatten(values) | {key: value for key, (value, _) in derived_values.items()}
+        origins = loaded.origins | {key: f"derived: {why}" for key, (_, why) in derived_values.items()}
         width = max(len(f"{key}: {json.dumps(value)}") for key, value in flat.items())
         for key, value in flat.items():
             print(f"{f'{key}: {json.dumps(value)}':<{width}}  # {origins.get(key, 'default')}")

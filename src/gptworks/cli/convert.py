@@ -58,7 +58,7 @@ def _convert_weights(args: argparse.Namespace) -> int:
         args.destination,
         args.to,
         from_name=args.from_format,
-        given=options.stated_model(args.override),
+        overrides=options.stated_model(args.override),
         dtype=options.dtype(args.dtype),
         cut=SplitSpec(args.tp, args.pp),
         verify=args.verify,
@@ -88,10 +88,10 @@ def _convert_weights(args: argparse.Namespace) -> int:
 
 def _print_files(files: list[Path]) -> None:
     """Some formats have a file for every tensor: the first are shown."""
-    shown = files if len(files) <= _FILES_SHOWN else files[: _FILES_SHOWN // 2]
-    for file in shown:
+    listed = files if len(files) <= _FILES_SHOWN else files[: _FILES_SHOWN // 2]
+    for file in listed:
         print(f"  {file}  {file.stat().st_size:,} bytes")
-    if rest := files[len(shown) :]:
+    if rest := files[len(listed) :]:
         print(f"  ... {len(rest)} more, {sum(file.stat().st_size for file in rest):,} bytes")
 
 

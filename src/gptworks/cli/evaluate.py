@@ -49,14 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json_option(parser)
 
 
-def _by_task(said: Callable[[Task], str]) -> str:
-    return "; ".join(f"{task.name}: {said(task)}" for task in TASKS.values() if said(task))
+def _by_task(text_of: Callable[[Task], str]) -> str:
+    return "; ".join(f"{task.name}: {text_of(task)}" for task in TASKS.values() if text_of(task))
 
 
 def _add_option(parser: argparse.ArgumentParser, task: Task, option: Option) -> None:
-    said = f"{task.name}: {option.help}"
+    help_text = f"{task.name}: {option.help}"
     if option.default is False:
-        parser.add_argument(option.flag, action="store_true", help=said)
+        parser.add_argument(option.flag, action="store_true", help=help_text)
     else:
         parser.add_argument(
             option.flag,
@@ -64,7 +64,7 @@ def _add_option(parser: argparse.ArgumentParser, task: Task, option: Option) -> 
             choices=option.choices,
             default=option.default,
             metavar=option.metavar,
-            help=said,
+            help=help_text,
         )
 
 

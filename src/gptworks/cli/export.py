@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         weights=args.weights,
         name=args.name,
         tokenizer=args.tokenizer,
-        given=options.stated_model(args.override),
+        overrides=options.stated_model(args.override),
     )
     if args.json:
         values = {

@@ -105,10 +105,10 @@ def _run(args: argparse.Namespace) -> int:
     from gptworks.generate.engine import can_stream, drawing_anew, settings_of
 
     is_run = args.server is None and not _is_gguf(args)
-    given = (_said_in_run(folder.config_of(Path(args.model))) if is_run else {}) | _given(args)
-    is_seed_given = "seed" in given
-    given = drawing_anew(given)
-    cfg = settings_of(given)
+    settings = (_settings_of_run(folder.config_of(Path(args.model))) if is_run else {}) | _explicit_settings(args)
+    is_seed_given = "seed" in settings
+    settings = drawing_anew(settings)
+    cfg = settings_of(settings)
     prompts = [] if args.interactive else prompts_of(args)
     if args.interactive and args.json:
         raise UsageError("--json: not with --interactive, whose answers are for people. Leave one of them out.")
@@ -119,18 +119,18 @@ def _run(args: argparse.Namespace) -> int:
 
         if not is_seed_given:
             print(f"note: the seed was drawn at random; --seed {cfg.seed} repeats these answers", file=sys.stderr)
-        return converse(engine, given)
-    tell_fewer(engine, prompts, given)
+        return converse(engine, settings)
+    tell_fewer(engine, prompts, settings)
     if not is_seed_given and cfg.strategy == "sampling" and not args.json:  # whose objects have it
         print(f"note: the seed was drawn at random; --seed {cfg.seed} repeats this text", file=sys.stderr)
     if wants_stream:
-        show_stream(engine, prompts[0], given)
+        show_stream(engine, prompts[0], settings)
         return 0
-    show_all(engine.generations(prompts, **given), as_json=args.json, style=args.log_style)
+    show_all(engine.generations(prompts, **settings), as_json=args.json, style=args.log_style)
     return 0
 
 
-def _said_in_run(config: dict[str, Any]) -> dict[str, Any]:
+def _settings_of_run(config: dict[str, Any]) -> dict[str, Any]:
     """What the configuration of a run, which has every default, says of its own about generation."""
     from gptworks.config.schema import GenerateConfig
 
@@ -148,9 +148,9 @@ def _require_no_opening(args: argparse.Namespace) -> None:
 
     for name, usual in _OF_OPENING.items():
         if (value := getattr(args, name)) != usual:
-            shown = value[0] if isinstance(value, list) else value
+            text = value[0] if isinstance(value, list) else value
             raise UsageError(
-                f"--{name} {shown}: not with --server, whose models are opened there. Give it to `gptworks serve`, or "
+                f"--{name} {text}: not with --server, whose models are opened there. Give it to `gptworks serve`, or "
                 "leave one of them out."
             )
 
@@ -187,11 +187,11 @@ def _is_gguf(args: argparse.Namespace) -> bool:
     return bool(args.engine == "llama.cpp")
 
 
-def _given(args: argparse.Namespace) -> dict[str, Any]:
-    given = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
-    if "early_stopping" in given:
-        given["early_stopping"] = {"true": True, "false": False}.get(given["early_stopping"], "never")
-    return given
+def _explicit_settings(args: argparse.Namespace) -> dict[str, Any]:
+    settings = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
+    if "early_stopping" in settings:
+        settings["early_stopping"] = {"true": True, "false": False}.get(settings["early_stopping"], "never")
+    return settings
 
 
 def _wants_stream(args: argparse.Namespace, num_prompts: int, can_stream: bool) -> bool:
@@ -254,19 +254,19 @@ def _read_prompts(name: str) -> list[str]:
 def _is_prompt(line: str) -> bool:
     """Whether a line of standard input, which has no name that ends in .jsonl, is meant as one."""
     try:
-        found = json.loads(line)
+        row = json.loads(line)
     except (ValueError, RecursionError):
         return False
-    return isinstance(found, dict) and "prompt" in found
+    return isinstance(row, dict) and "prompt" in row
 
 
 def _prompt_of(line: str, where: str) -> str:
     from gptworks.errors import UsageError
 
     try:
-        found = json.loads(line)
+        row = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UsageError(f'{where}: not JSON ({error}). Needed: {{"prompt": "..."}}.') from None
-    if not isinstance(found, dict) or not isinstance(found.get("prompt"), str):
+    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
         raise UsageError(f'{where}: got {line.strip()[:80]}; needed an object with a text "prompt".')
-    return str(found["prompt"])
+    return str(row["prompt"])

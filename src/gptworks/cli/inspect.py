@@ -58,7 +58,7 @@ def _inspect_events(args: argparse.Namespace) -> int:
         print(event_file.in_words(event))
         for sample in event_file.read_samples(run_folder, event)[:_SAMPLES_SHOWN]:
             text = "".join(piece["text"] or "" for piece in sample["pieces"])
-            loss = f"{found:.4f}" if isinstance(found := sample.get("loss"), float) else found
+            loss = f"{value:.4f}" if isinstance(value := sample.get("loss"), float) else value
             print(f"  loss {loss}  sample {sample['sample']}  {event_file.where(sample)}")
             if text:
                 print(f"    {text[:_TEXT_SHOWN]!r}{'...' if len(text) > _TEXT_SHOWN else ''}")
@@ -70,8 +70,8 @@ def _inspect_weights(args: argparse.Namespace) -> int:
 
     if args.tokenizer is not None:
         raise UsageError(f"--tokenizer: {args.path} is a checkpoint; the option is for datasets.")
-    given = options.stated_model(args.override)
-    report = inspect(options.checkpoint_path(args.path), given, name=args.from_format)
+    overrides = options.stated_model(args.override)
+    report = inspect(options.checkpoint_path(args.path), overrides, name=args.from_format)
     if args.json:
         print(json.dumps(report.as_dict()))
     else:
@@ -82,8 +82,8 @@ def _inspect_weights(args: argparse.Namespace) -> int:
 def _print_weights(report: "WeightsReport") -> None:
     from gptworks import architecture
 
-    found, model = report.as_dict(), report.opened.model
-    print(f"{found['path']}: {found['system']} ({found['title']})")
+    facts, model = report.as_dict(), report.opened.model
+    print(f"{facts['path']}: {facts['system']} ({facts['title']})")
     heads = f"{model.num_heads} heads" if report.heads_known else "heads not stored (-o model.num_heads=N converts it)"
     if model.num_kv_heads != model.num_heads:
         heads += f" ({model.num_kv_heads} of keys and values)"
@@ -92,21 +92,21 @@ def _print_weights(report: "WeightsReport") -> None:
         f"vocabulary {model.vocab_size:,}, {model.max_positions:,} positions, "
         f"head {'tied' if model.tied else 'of its own'}"
     )
-    said = ("tied", "num_kv_heads")
-    if keys := [f"{key} {value}" for key, value in architecture.variant(model).items() if key not in said]:
+    named = ("tied", "num_kv_heads")
+    if keys := [f"{key} {value}" for key, value in architecture.variant(model).items() if key not in named]:
         print(f"other than GPT-2: {', '.join(keys)}")
-    print(f"weights: {found['parameters']:,} parameters, {', '.join(found['dtype'])}, {found['bytes']:,} bytes")
-    for key, value in found["about"].items():
+    print(f"weights: {facts['parameters']:,} parameters, {', '.join(facts['dtype'])}, {facts['bytes']:,} bytes")
+    for key, value in facts["about"].items():
         print(f"{key.replace('_', ' ')}: {value}")
     width = max((len(name) for name, *_ in report.rows()), default=0)
     for name, shape, dtype in report.rows():
         print(f"  {name:<{width}}  {shape:<16} {dtype}")
-    for remark in found["remarks"]:
+    for remark in facts["remarks"]:
         print(f"note: {remark}")
     for kind in ("missing", "unexpected"):
-        if names := found[kind]:
+        if names := facts[kind]:
             print(f"problem: {len(names)} {kind}: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}")
-    for problem in found["misshapen"]:
+    for problem in facts["misshapen"]:
         print(f"problem: {problem}")
 
 
@@ -122,8 +122,8 @@ def _inspect_dataset(args: argparse.Namespace) -> int:
     source = options.dataset_format(args.from_format, "--from") if args.from_format else None
     reports = [inspect(Store(each), tokenizer) for each in located(args.path, source)]
     if args.json:
-        found = [report.as_dict() for report in reports]
-        print(json.dumps(found[0] if len(found) == 1 else found))
+        facts = [report.as_dict() for report in reports]
+        print(json.dumps(facts[0] if len(facts) == 1 else facts))
         return 0
     for number, report in enumerate(reports):
         if number:
@@ -133,30 +133,30 @@ def _inspect_dataset(args: argparse.Namespace) -> int:
 
 
 def _print(report: "Report") -> None:
-    found, store = report.as_dict(), report.store
+    facts, store = report.as_dict(), report.store
     print(f"{store.located.main}: {store.located.format.NAME} ({store.located.format.TITLE})")
-    for file, size in found["files"].items():
+    for file, size in facts["files"].items():
         print(f"  {file}  {size:,} bytes")
-    documents = counted(found["documents"], "document") if found["documents"] is not None else "documents not marked"
-    several = found["documents"] is not None and found["sequences"] != found["documents"]
-    sequences = f", {found['sequences']:,} sequences" if several else ""
-    print(f"{found['kind']}: {documents}{sequences}, {found['tokens']:,} tokens of type {found['dtype']}")
-    looked = "" if found["tokens_scanned"] == found["tokens"] else f" (first {found['tokens_scanned']:,} tokens)"
-    eods = f"; {found['eod_count']:,} end-of-document tokens" if found["eod_count"] is not None else ""
-    print(f"ids {found['lowest_id']} to {found['highest_id']}{eods}{looked}")
-    name = f"{found['tokenizer']}, {found['vocab_size']:,} tokens" if found["tokenizer"] else "not known (--tokenizer)"
+    documents = counted(facts["documents"], "document") if facts["documents"] is not None else "documents not marked"
+    several = facts["documents"] is not None and facts["sequences"] != facts["documents"]
+    sequences = f", {facts['sequences']:,} sequences" if several else ""
+    print(f"{facts['kind']}: {documents}{sequences}, {facts['tokens']:,} tokens of type {facts['dtype']}")
+    looked = "" if facts["tokens_scanned"] == facts["tokens"] else f" (first {facts['tokens_scanned']:,} tokens)"
+    eods = f"; {facts['eod_count']:,} end-of-document tokens" if facts["eod_count"] is not None else ""
+    print(f"ids {facts['lowest_id']} to {facts['highest_id']}{eods}{looked}")
+    name = f"{facts['tokenizer']}, {facts['vocab_size']:,} tokens" if facts["tokenizer"] else "not known (--tokenizer)"
     print(f"tokenizer: {name}")
-    if found["histogram"]:
-        print(f"document lengths: {found['shortest']:,} to {found['longest']:,} tokens, mean {found['mean']:,.1f}")
-        most = max(count for *_, count in found["histogram"])
-        for first, last, count in found["histogram"]:
+    if facts["histogram"]:
+        print(f"document lengths: {facts['shortest']:,} to {facts['longest']:,} tokens, mean {facts['mean']:,.1f}")
+        most = max(count for *_, count in facts["histogram"])
+        for first, last, count in facts["histogram"]:
             between = f"{first:,}-{last:,}" if first != last else f"{first:,}"
             print(f"  {between:>19} {count:>11,} {'█' * max(1, round(_BAR * count / most))}")
-    if found["first_text"] is not None:
-        print(f"first document: {found['first_text']!r}")
+    if facts["first_text"] is not None:
+        print(f"first document: {facts['first_text']!r}")
     else:
-        print(f"first document: {' '.join(map(str, found['first_document'][:20]))} ...")
-    for remark in found["remarks"]:
+        print(f"first document: {' '.join(map(str, facts['first_document'][:20]))} ...")
+    for remark in facts["remarks"]:
         print(f"note: {remark}")
-    for problem in found["problems"]:
+    for problem in facts["problems"]:
         print(f"problem: {problem}")

@@ -83,7 +83,7 @@ def _obey(command: str, rest: str, now: dict[str, Any], start: dict[str, Any]) -
         changed = now | {key: parse_scalar(value.strip()) for key, _, value in pairs}
         settings = settings_of(changed)
         for key, _, _ in pairs:
-            print(f"{key}: {_shown(getattr(settings, key))}", flush=True)
+            print(f"{key}: {_value_text(getattr(settings, key))}", flush=True)
         return changed
     if command == "/reset":
         now = dict(start)
@@ -93,11 +93,11 @@ def _obey(command: str, rest: str, now: dict[str, Any], start: dict[str, Any]) -
     elif command != "/show":
         raise UsageError(f"{command}: no such command. Commands: /show, /set, /reset, /help, /quit.")
     for key, value in settings_of(now):
-        print(f"{key}: {_shown(value)}", flush=True)
+        print(f"{key}: {_value_text(value)}", flush=True)
     return now
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 

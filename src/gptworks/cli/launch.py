@@ -4,16 +4,19 @@ import argparse
 import sys
 from pathlib import Path
 
-from gptworks.cli import scheduler
+from gptworks.cli import options, scheduler
 from gptworks.errors import UsageError
 
-HELP = "a file for Slurm, Kubernetes or SkyPilot; a command in a container; rank tables"
-_ACTIONS = ("to", "make_rank_table", "merge_rank_tables", "show_rank_table", "image")
+SCHEDULERS = "Slurm, Kubernetes or SkyPilot"
+HELP = f"a file for {SCHEDULERS}; a command in a container; rank tables"
+_TABLES = ("make_rank_table", "merge_rank_tables", "show_rank_table")
+_ACTIONS = ("to", *_TABLES, "image")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     action = parser.add_mutually_exclusive_group()
-    action.add_argument("--to", metavar="slurm|kubernetes|skypilot", help="write a file that runs -c FILE there")
+    names = "|".join(options.listed(SCHEDULERS.lower()))
+    action.add_argument("--to", metavar=names, help="write a file that runs -c FILE there")
     action.add_argument(
         "--make-rank-table", metavar="[0,8]", help="write the table of this machine, for these devices (end excluded)"
     )
@@ -89,16 +92,13 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(text)
         return 0
     path = Path(args.out or rank_table.default_name(table))
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror}). Choose another --out.") from None
+    scheduler.write(path, text, force=True)
     print(f"{path}: {rank_table.describe(table)}")
     return 0
 
 
 def _refuse_tables(args: argparse.Namespace) -> None:
-    for action in ("make_rank_table", "merge_rank_tables", "show_rank_table"):
+    for action in _TABLES:
         if getattr(args, action):
             raise UsageError(f"--{action.replace('_', '-')}: not with --image.")
 

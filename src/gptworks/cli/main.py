@@ -160,12 +160,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     parser = build_parser()
-    given = list(sys.argv[1:] if argv is None else argv)
-    _refuse_unknown_verb(parser, given)
+    words = list(sys.argv[1:] if argv is None else argv)
+    _refuse_unknown_verb(parser, words)
     try:
-        args, left = parser.parse_known_args(given)
+        args, left = parser.parse_known_args(words)
     except _Refused as refused:
-        _refuse(parser, given, *refused.args)
+        _refuse(parser, words, *refused.args)
     try:
         left = take_models(args, left)
     except GPTWorksError as error:
@@ -174,9 +174,9 @@ def _main(argv: Sequence[str] | None) -> int:
     if hasattr(args, "overrides") and not any(text.startswith("-") for text in left):
         args.overrides += left
     elif left:
-        _unknown(parser, args.verb, left, given, takes_settings=hasattr(args, "overrides"))
+        _unknown(parser, args.verb, left, words, takes_settings=hasattr(args, "overrides"))
     args.parser, args.main = parser, main  # `run` runs other verbs
-    args.argv = given
+    args.argv = words
     if getattr(args, "download", False):
         os.environ["GPTWORKS_DOWNLOAD"] = "1"  # asked for wherever a name is looked up
     try:
@@ -225,8 +225,7 @@ def _refuse(parser: argparse.ArgumentParser, argv: list[str], prog: str, message
         known = completion.options_of(parser, verb)
         words = [word for word in argv[1:] if word.startswith("--") and " " not in word]
         if unknown := [word for word in words if word != "--" and word.partition("=")[0] not in known]:
-            takes_settings = verb in ("train", "plan", "verify", "doctor")
-            _unknown(parser, verb, unknown, argv, takes_settings=takes_settings)
+            _unknown(parser, verb, unknown, argv, takes_settings=completion.takes_settings(parser, verb))
     message = _SAID_PLAINLY.get(message, message)
     near = next((ours for theirs, ours in _OTHER_VALUES.items() if f"invalid choice: '{theirs}'" in message), "")
     hint = f"; did you mean {near}?" if near else "" if message.endswith(".") else "."
@@ -240,17 +239,17 @@ def _unknown(
     """Ends the program, with the options or settings that there are instead: by their meaning, then by spelling."""
     options = [word for word in left if word.startswith("-") and not _is_number(word)] or left[:1]
     known = completion.options_of(parser, verb)
-    found = [
+    near_of = [
         (option, _meant_by(option, verb, argv, known, takes_settings=takes_settings))
         for option in dict.fromkeys(options)
     ]
-    told = [f"{option}" + (f"; did you mean {' or '.join(near)}?" if near else "") for option, near in found]
-    count = "unknown argument" if len(told) == 1 else f"{len(told)} unknown arguments"
-    shown = f" {told[0]}" if len(told) == 1 else "".join(f"\n  {each}" for each in told)
-    has_all = all(near for _, near in found)
+    lines = [f"{option}" + (f"; did you mean {' or '.join(near)}?" if near else "") for option, near in near_of]
+    count = "unknown argument" if len(lines) == 1 else f"{len(lines)} unknown arguments"
+    listed = f" {lines[0]}" if len(lines) == 1 else "".join(f"\n  {each}" for each in lines)
+    has_all = all(near for _, near in near_of)
     more = f"`gptworks {verb} --help` lists what there is."
-    end = "" if has_all else f". {more}" if len(told) == 1 else f"\n{more}"
-    parser.exit(2, f"error: {verb}: {count}{shown}{end}\n")
+    end = "" if has_all else f". {more}" if len(lines) == 1 else f"\n{more}"
+    parser.exit(2, f"error: {verb}: {count}{listed}{end}\n")
 
 
 def _is_number(word: str) -> bool:

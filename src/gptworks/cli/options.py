@@ -87,7 +87,7 @@ def take_models(args: argparse.Namespace, words: list[str]) -> list[str]:
         raise UsageError(f"{args.verb}: no model. Needed: --model DIR, such as the folder of a run (runs/...){other}.")
     text = next((word for word in words[1:] if Path(word).suffix in _TEXT_ENDINGS), "")
     if text and hasattr(args, "data"):
-        raise UsageError(f"{args.verb}: {text} is no model. What to measure on is --data {text}.")
+        raise UsageError(f"{args.verb}: {text} is not a model. What to measure on is --data {text}.")
     args.model = words[0] if args.most_models == 1 else words
     return words[1:] if args.most_models == 1 else []
 
@@ -139,16 +139,16 @@ def is_checkpoint(path: str, *formats: str | None) -> bool:
     from gptworks.checkpoint.systems import registry
     from gptworks.errors import UsageError
 
-    weights, datasets = _listed(WEIGHT_FORMATS), _listed(DATASET_FORMATS)
+    weights, datasets = listed(WEIGHT_FORMATS), listed(DATASET_FORMATS)
     of_weights = [each for each in formats if each in weights and each not in datasets]
     of_datasets = [each for each in formats if each in datasets and each not in weights]
     if of_weights and of_datasets:
         raise UsageError(f"{of_weights[0]} is a format of checkpoints, and {of_datasets[0]} one of datasets.")
     if of_weights or of_datasets:
         return bool(of_weights)
-    found = _found(path)
-    is_torch_name = found.is_file() and found.suffix in (".pt", ".pth")
-    return is_torch_name or registry.recognise(found) is not None
+    local = _local_path(path)
+    is_torch_name = local.is_file() and local.suffix in (".pt", ".pth")
+    return is_torch_name or registry.recognise(local) is not None
 
 
 def checkpoint_path(source: str) -> Path:
@@ -158,13 +158,13 @@ def checkpoint_path(source: str) -> Path:
     return Path(source) if Path(source).exists() else model_hub.resolve(source)
 
 
-def _found(source: str) -> Path:
+def _local_path(source: str) -> Path:
     from gptworks import model_hub
 
     return Path(source) if Path(source).exists() else model_hub.find(source) or Path(source)
 
 
-def _listed(formats: str) -> tuple[str, ...]:
+def listed(formats: str) -> tuple[str, ...]:
     return tuple(formats.replace(" or ", ", ").split(", "))
 
 

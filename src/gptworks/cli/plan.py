@@ -11,7 +11,7 @@ from gptworks.errors import UsageError
 if TYPE_CHECKING:
     from gptworks.plan.report import Report
     from gptworks.plan.request import Request
-    from gptworks.plan.search import Found
+    from gptworks.plan.search import SearchResult
     from gptworks.plan.workload import LayoutChoice
 
 HELP = "memory, time and cost of a layout; --search finds the best one"
@@ -23,13 +23,13 @@ def run(args: argparse.Namespace) -> int:
     if args.search:
         return _search(args, request)
     if request.devices > 1 and not request.has_layout:
-        found, notes = request.search()
-        if not found.fits:
-            return _nothing(args, request, found)
-        choice = found.fits[0].choice
-        notes.append(f"no layout is given: this is the fastest of {len(found.fits):,} that fit (--search lists them).")
+        result, notes = request.search()
+        if not result.fits:
+            return _nothing(args, request, result)
+        choice = result.fits[0].choice
+        notes.append(f"no layout is given: this is the fastest of {len(result.fits):,} that fit (--search lists them).")
     else:
-        choice, notes = request.given(str(args.config or "config"))
+        choice, notes = request.configured_layout(str(args.config or "config"))
     return _under_rules(args, request, choice) if args.rules else _one_layout(args, request, choice, notes)
 
 
@@ -95,32 +95,32 @@ def _search(args: argparse.Namespace, request: "Request") -> int:
     from gptworks.plan.report import report
 
     plan_options.refuse_indivisible(request)
-    found, notes = request.search()
-    if not found.fits:
-        return _nothing(args, request, found)
+    result, notes = request.search()
+    if not result.fits:
+        return _nothing(args, request, result)
     tokens = plan_options.tokens_of(args, request, request.global_size)
     notes += plan_options.notes_on_cpus(args, request)
     if args.price is not None and not tokens:
         notes.append("--price: how many tokens? Say --tokens, or train.tokens or train.steps, for what it costs.")
     reports = [
         report(request.workload, fit.choice, *request.here, tokens=tokens, price=args.price)
-        for fit in found.fits[: args.top or 10]
+        for fit in result.fits[: args.top or 10]
     ]
     if args.save:
         _save(args, request, reports[0])
     if args.json:
         answer: dict[str, Any] = {
-            "looked_at": found.looked_at,
-            "fits": len(found.fits),
+            "looked_at": result.looked_at,
+            "fits": len(result.fits),
             "found": [each.as_dict() for each in reports],
             "notes": notes,
             "saved": args.save,
         }
         if args.rejected:
-            answer["rejected"] = [each.as_dict() for each in found.rejected]
+            answer["rejected"] = [each.as_dict() for each in result.rejected]
         print(json.dumps(answer))
         return 0
-    plan_report.show_layouts(reports, found, notes, with_rejected=args.rejected)
+    plan_report.show_layouts(reports, result, notes, with_rejected=args.rejected)
     if args.save:
         print(f"\nThe first is in {args.save}: gptworks train -c {args.save}")
     else:
@@ -128,24 +128,24 @@ def _search(args: argparse.Namespace, request: "Request") -> int:
     return 0
 
 
-def _nothing(args: argparse.Namespace, request: "Request", found: "Found") -> int:
+def _nothing(args: argparse.Namespace, request: "Request", result: "SearchResult") -> int:
     """Says what would be needed."""
     devices, name = request.devices, request.here[0].name
-    nearest, more = found.nearest, request.fewest_devices()
+    nearest, more = result.nearest, request.fewest_devices()
     if args.json:
-        answer: dict[str, Any] = {"looked_at": found.looked_at, "fits": 0, "found": [], "fewest_devices": more}
+        answer: dict[str, Any] = {"looked_at": result.looked_at, "fits": 0, "found": [], "fewest_devices": more}
         answer["nearest"] = nearest.as_dict() if nearest else None
         if args.rejected:
-            answer["rejected"] = [each.as_dict() for each in found.rejected]
+            answer["rejected"] = [each.as_dict() for each in result.rejected]
         print(json.dumps(answer))
         return 2
     if args.rejected:
-        plan_report.show_rejected(found.rejected)
-    lines = [f"--search: none of {found.looked_at:,} layouts of {devices} x {name} fits."]
+        plan_report.show_rejected(result.rejected)
+    lines = [f"--search: none of {result.looked_at:,} layouts of {devices} x {name} fits."]
     if nearest is not None:
-        lines.append(f"  nearest: {nearest.what}: {nearest.text}")
-    elif found.rejected:
-        lines.append(f"  such as {found.rejected[0].what}: {found.rejected[0].text}")
+        lines.append(f"  nearest: {nearest.layout}: {nearest.text}")
+    elif result.rejected:
+        lines.append(f"  such as {result.rejected[0].layout}: {result.rejected[0].text}")
     if more is not None:
         lines.append(f"  {more} x {name} would be enough.")
     elif request.fixed:

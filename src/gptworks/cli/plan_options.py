@@ -101,9 +101,9 @@ def _refuse_nonsense(args: argparse.Namespace) -> None:
         if getattr(args, name) and not args.search:
             raise UsageError(f"--{name}: is about a search. Add --search.")
     custom = {name: getattr(args, name) for name in ("memory", "tflops", "bandwidth", "like")}
-    given = [name for name, value in custom.items() if value is not None]
-    if given and args.device != "custom" and (args.device, given) != ("cpu", ["memory"]):
-        raise UsageError(f"--{given[0]}: describes a device of your own. Add --device custom, or leave it out.")
+    described = [name for name, value in custom.items() if value is not None]
+    if described and args.device != "custom" and (args.device, described) != ("cpu", ["memory"]):
+        raise UsageError(f"--{described[0]}: describes a device of your own. Add --device custom, or leave it out.")
     if args.save and Path(args.save).exists():
         raise UsageError(f"--save: {args.save} is there already. Choose another name, or remove it.")
 
@@ -133,10 +133,10 @@ def refuse_indivisible(request: "Request") -> None:
     known = {key: size for key, size in sizes.items() if size != "auto"}
     product, devices = math.prod(known.values()), request.devices
     if devices % product or (len(known) == len(AXES) and devices != product):
-        given = " x ".join(f"{key}={size}" for key, size in known.items() if size > 1)
+        degrees = " x ".join(f"{key}={size}" for key, size in known.items() if size > 1)
         needed = f"{product} devices" if len(known) == len(AXES) else f"{product} devices or a multiple of them"
         raise UsageError(
-            f"--search: {given} needs {needed}, but there are {devices}. Leave one of them to the search, or set "
+            f"--search: {degrees} needs {needed}, but there are {devices}. Leave one of them to the search, or set "
             f"--devices {-(-devices // product) * product}."
         )
 

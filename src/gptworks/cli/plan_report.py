@@ -8,7 +8,7 @@ from gptworks.cli.plan_options import MANY
 if TYPE_CHECKING:
     from gptworks.plan.rejections import Rejected
     from gptworks.plan.report import Report
-    from gptworks.plan.search import Fit, Found
+    from gptworks.plan.search import Fit, SearchResult
     from gptworks.plan.time import StepTime
     from gptworks.simulate.compare import Comparison
 
@@ -67,21 +67,21 @@ def _paced(made: "Report", time: "StepTime") -> str:
     return f"{_seconds(time.total)} a step" + (f", {days:,.1f} days" if days is not None else "")
 
 
-def show_layouts(reports: "list[Report]", found: "Found", notes: list[str], *, with_rejected: bool) -> None:
+def show_layouts(reports: "list[Report]", result: "SearchResult", notes: list[str], *, with_rejected: bool) -> None:
     """The best of a search, as a table."""
     best = reports[0]
     _head(best, with_layout=False)
-    print(f"\n{len(found.fits):,} of {found.looked_at:,} layouts fit; the fastest:")
+    print(f"\n{len(result.fits):,} of {result.looked_at:,} layouts fit; the fastest:")
     titles = ["", "layout", "zero", "stages", "micro", "accumulate", "recompute", "GiB", "s/step", "tokens/s", "MFU"]
     titles += ["days"] if best.tokens else []
     titles += ["cost"] if best.cost is not None else []
     tables.show(titles, [[str(number), *_row(each)] for number, each in enumerate(reports, 1)])
     _notes([*notes, *best.notes])
     if with_rejected:
-        print(f"\n{len(found.rejected):,} rejected:")
-        show_rejected(found.rejected)
-    elif found.rejected:
-        print(f"\n{len(found.rejected):,} were rejected: --rejected says why.")
+        print(f"\n{len(result.rejected):,} rejected:")
+        show_rejected(result.rejected)
+    elif result.rejected:
+        print(f"\n{len(result.rejected):,} were rejected: --rejected says why.")
 
 
 def _row(made: "Report") -> list[str]:
@@ -111,7 +111,7 @@ def show_rejected(rejected: "list[Rejected]") -> None:
         members = group.members
         print(f"  {len(members):,}: {group.text}")
         for each in members[:_EXAMPLES]:
-            print(f"    {each.what}" if group.is_one_sentence else f"    {each.what}: {each.text}")
+            print(f"    {each.layout}" if group.is_one_sentence else f"    {each.layout}: {each.text}")
         if len(members) > _EXAMPLES:
             print(f"    ... {len(members) - _EXAMPLES:,} more (--json has all)")
 

@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     for each in keys:
         rules = TextRules(each, separator, keep_separator=not args.append_eod, strip=args.strip, kind=args.input_format)
         tokenizer = _tokenizer(args, rules)
-        with _Display() as display, _told_how_to_go_on():
+        with _Display() as display, _interrupt_explained():
             summary = preparation.prepare(
                 preparation.PrepareJob(
                     args.inputs,
@@ -134,17 +134,17 @@ def _tokenizer(args: argparse.Namespace, rules: "TextRules") -> "Tokenizer":
     from gptworks.errors import UsageError
     from gptworks.tokenizer import Tokenizer
 
-    given = [o for o in ("tokenizer", "vocab_file", "train_tokenizer") if getattr(args, o) is not None]
-    if len(given) > 1:
-        names = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+    chosen = [o for o in ("tokenizer", "vocab_file", "train_tokenizer") if getattr(args, o) is not None]
+    if len(chosen) > 1:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in chosen)
         raise UsageError(f"{names}: each of them names the tokenizer. Give one.")
     if args.train_tokenizer is not None:
         tokenizer = preparation.train_tokenizer(
             args.inputs, args.train_tokenizer, rules, strict=args.strict, with_eod=args.append_eod
         )
         if isinstance(args.train_tokenizer, int) and tokenizer.vocab_size < args.train_tokenizer:
-            found = f"--train-tokenizer: the text gives {tokenizer.vocab_size} tokens, not {args.train_tokenizer}"
-            print(f"{found}; no pair of tokens is left that occurs twice", file=sys.stderr)
+            remark = f"--train-tokenizer: the text gives {tokenizer.vocab_size} tokens, not {args.train_tokenizer}"
+            print(f"{remark}; no pair of tokens is left that occurs twice", file=sys.stderr)
         return tokenizer
     if bool(args.vocab_file) != bool(args.merge_file):
         raise UsageError("--vocab-file and --merge-file go together: give both.")
@@ -154,7 +154,7 @@ def _tokenizer(args: argparse.Namespace, rules: "TextRules") -> "Tokenizer":
 
 
 @contextmanager
-def _told_how_to_go_on() -> Iterator[None]:
+def _interrupt_explained() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:

@@ -28,7 +28,7 @@ def redirected(started: "Started") -> Iterator[None]:
     sys.stderr.flush()
     kept = {stream: os.dup(stream) for stream in targets}
     copier = None
-    if started.output and started.shown:
+    if started.output and started.on_screen:
         # tee itself: a thread of ours would not outlive a fork, and ranks are forks.
         copier = subprocess.Popen(["tee", "-a", started.output], stdin=subprocess.PIPE, start_new_session=True)
         assert copier.stdin is not None

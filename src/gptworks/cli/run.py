@@ -45,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
     """Each command of the block in its turn, as long as they end well."""
     from gptworks.interop import pasted
 
-    found = read(args, "run")
-    several = sum(line.command is not None for line in found) > 1 or any(line.answer for line in found)
+    lines = read(args, "run")
+    several = sum(line.command is not None for line in lines) > 1 or any(line.answer for line in lines)
     earlier: list[Translation] = []
-    # Again, and not what was found before: which way a test goes may depend on the commands before it.
-    for line in found if args.dry_run else pasted.lines(*_given(args), text=args.text):
+    # Again, and not what was read before: which way a test goes may depend on the commands before it.
+    for line in lines if args.dry_run else pasted.lines(*_shell_inputs(args), text=args.text):
         if several:
             print(f"{line.started.where}: {' '.join(_quoted(word) for word in line.started.words)}", flush=True)
         if line.answer:
@@ -67,21 +67,21 @@ def read(args: argparse.Namespace, verb: str) -> "list[Line]":
     """The lines of what was given, each checked to be of a known system, before any of them is run."""
     from gptworks.interop import pasted
 
-    words = _given(args)[0]
+    words = _shell_inputs(args)[0]
     args.text = sys.stdin.read() if words == [pasted.STDIN] else None
     if not words or (args.text is not None and not args.text.strip()):
         raise UsageError(f"{verb}: no command. Needed: gptworks {verb} -- COMMAND as it was written.")
     if not args.cwd.is_dir():
         raise UsageError(f"--cwd: {args.cwd} is not a folder.")
     try:
-        found = list(pasted.lines(*_given(args), text=args.text))
-        pasted.check(found)
+        lines = list(pasted.lines(*_shell_inputs(args), text=args.text))
+        pasted.check(lines)
     except UsageError as error:
         raise UsageError(re.sub(r"^run: ", f"{verb}: ", str(error))) from None
-    return found
+    return lines
 
 
-def _given(args: argparse.Namespace) -> tuple[list[str], dict[str, str], Path]:
+def _shell_inputs(args: argparse.Namespace) -> tuple[list[str], dict[str, str], Path]:
     words = list(args.command[1:]) if args.command[:1] == ["--"] else list(args.command)
     return words, dict(os.environ), args.cwd
 
@@ -161,19 +161,19 @@ def translated(args: argparse.Namespace, line: "Line", *, runs: bool = True) -> 
     from gptworks.interop import foreign_run
 
     try:
-        found, remarks = foreign_run.translate(line, _given(args)[0])
+        translation, remarks = foreign_run.translate(line, _shell_inputs(args)[0])
     except UsageError as error:
         raise UsageError(re.sub(r"^run: ", f"{'run' if runs else 'translate'}: ", str(error))) from None
-    return adapted_to(args, found, remarks, folder=line.folder, runs=runs)
+    return adapted_to(args, translation, remarks, folder=line.folder, runs=runs)
 
 
 def adapted_to(
-    args: argparse.Namespace, found: "Translation", remarks: list[str], *, folder: Path, runs: bool
+    args: argparse.Namespace, translation: "Translation", remarks: list[str], *, folder: Path, runs: bool
 ) -> "Translation":
     from gptworks.interop.adapt import adapted
 
     small = bool(args.shrink)
-    return adapted(found, remarks, device=args.device, shrink=small, strict=args.strict, folder=folder, runs=runs)
+    return adapted(translation, remarks, device=args.device, shrink=small, strict=args.strict, folder=folder, runs=runs)
 
 
 def show(translation: "Translation") -> None:

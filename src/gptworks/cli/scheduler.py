@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out == "-":
         print(text, end="")
         return 0
-    _write(path, text, args.force)
+    write(path, text, force=args.force)
     print("\n".join([f"{path}:", *(f"  {line}" for line in fit.lines), *(f"note: {note}" for note in fit.notes)]))
     print(f"Submit it with: {shlex.join(target.submit_words(job, path))}")
     return 0
@@ -109,7 +109,7 @@ def _job(args: argparse.Namespace) -> "tuple[ClusterJob, Fit]":
         raise UsageError(f"--task-per: {task_per!r}. Needed: gpu or node.")
     name = default_name(Path(args.config).stem if args.config else args.preset)
     config = options.load_config(args, shape_of=options.shape_of_checkpoint).config
-    _refuse_other_device(config, machine)
+    _refuse_other_device(config.run.device, machine)
     fit = examine(config, machine, args.device)
     run_folder = config.run.out or options.default_run_folder(args)
     asked = shlex.join(["gptworks", *args.argv])
@@ -144,9 +144,9 @@ def _as_one_file(config: Any, run_folder: str) -> str:
     """All that was said, by the file, those it is based on, the preset and the command line."""
     from gptworks.config import yaml_text
 
-    said = config.model_dump(mode="json", exclude_unset=True)
-    said["run"] = said.get("run", {}) | {"out": run_folder}
-    return yaml_text.dump({section: values for section, values in said.items() if values})
+    settings = config.model_dump(mode="json", exclude_unset=True)
+    settings["run"] = settings.get("run", {}) | {"out": run_folder}
+    return yaml_text.dump({section: values for section, values in settings.items() if values})
 
 
 def _machine(args: argparse.Namespace) -> "Machine":
@@ -168,9 +168,9 @@ def _machine(args: argparse.Namespace) -> "Machine":
     return Machine(nodes, _number(args.processes_per_node, "--processes-per-node", 1), has_gpus=False)
 
 
-def _refuse_other_device(config: Any, machine: "Machine") -> None:
+def _refuse_other_device(device: str, machine: "Machine") -> None:
     """The file says --device itself, which would overrule the configuration in silence."""
-    wanted, device = "cuda" if machine.has_gpus else "cpu", config.run.device
+    wanted = "cuda" if machine.has_gpus else "cpu"
     if device in ("auto", wanted):
         return
     fix = "--processes-per-node, for machines without GPUs" if machine.has_gpus else "--gpus-per-node"
@@ -185,7 +185,7 @@ def _number(text: str | None, option: str, otherwise: int, least: int = 1) -> in
     return int(text)
 
 
-def _write(path: Path, text: str, force: bool) -> None:
+def write(path: Path, text: str, *, force: bool) -> None:
     if not force and path.exists():
         raise UsageError(f"{path}: is there already. Choose another --out, or overwrite it with --force.")
     try:

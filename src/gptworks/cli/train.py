@@ -196,7 +196,7 @@ def _dry_run(args: argparse.Namespace, config: Any) -> str:
     if config.init.checkpoint:
         from gptworks.train.opening import open_to_tune
 
-        open_to_tune(config)
+        open_to_tune(config.init.checkpoint, config.model)
     if args.world is not None:  # of machines that need not be here
         if args.world < 1:
             raise UsageError(f"--world: {args.world}. Needed: 1 or more.")

@@ -39,12 +39,12 @@ def run(args: argparse.Namespace) -> int:
         elif args.once or not console.is_terminal:
             console.print(live.drawn(followed, console.width))
         else:
-            with Live(live.drawn(followed, console.width), console=console, auto_refresh=False) as shown:
+            with Live(live.drawn(followed, console.width), console=console, auto_refresh=False) as screen:
                 while True:
                     time.sleep(args.every)
                     for each in followed:
                         each.renew()
-                    shown.update(live.drawn(followed, console.width), refresh=True)
+                    screen.update(live.drawn(followed, console.width), refresh=True)
     except KeyboardInterrupt:
         pass  # the usual way to end it
     return 0

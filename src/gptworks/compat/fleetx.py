@@ -24,9 +24,9 @@ class GPTGenerationModule:
     """`configs`: the sections of a FleetX YAML, as a dictionary."""
 
     def __init__(self, configs: Mapping[str, Any]) -> None:
-        said = translate_values(flatten(dict(configs)), "configs").config
-        self.settings = {key.partition(".")[2]: said[key] for key in said if key.startswith("generate.")}
-        self.model = _Network(said["model.num_heads"])
+        values = translate_values(flatten(dict(configs)), "configs").config
+        self.settings = {key.partition(".")[2]: values[key] for key in values if key.startswith("generate.")}
+        self.model = _Network(values["model.num_heads"])
 
     def eval(self) -> "GPTGenerationModule":
         """Text is always generated in evaluation mode."""

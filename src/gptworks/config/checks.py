@@ -79,9 +79,9 @@ def matrices_divide(model: ModelConfig, parallel: ParallelConfig) -> Complaints:
             most = max(parallel.tp, _USUAL_TENSOR_PARALLEL)
             keys = ("num_heads", "num_kv_heads", "ffn_size")
             fits = ", ".join(str(n) for n in range(1, most + 1) if all(_divides(n, model, key) for key in keys))
-            what = "neither divides nor is a multiple of" if name == "num_kv_heads" else "does not divide"
+            verb = "neither divides nor is a multiple of" if name == "num_kv_heads" else "does not divide"
             complaints.append(
-                f"parallel.tp: {parallel.tp} {what} model.{name} ({getattr(model, name)}). tp that would fit: {fits}."
+                f"parallel.tp: {parallel.tp} {verb} model.{name} ({getattr(model, name)}). tp that would fit: {fits}."
             )
     each = -(-model.vocab_size // parallel.tp)  # words of a rank; the last one has what is left
     if each * (parallel.tp - 1) >= model.vocab_size:

@@ -120,16 +120,16 @@ class DataConfig(Section):
             raise ValueError("stages: data.weights are given, too. Keep one of them.")
         end = 0
         for number, stage in enumerate(self.stages):
-            what = f"stages: number {number + 1} (from_tokens {stage.from_tokens:,})"
+            stage_name = f"stages: number {number + 1} (from_tokens {stage.from_tokens:,})"
             if len(stage.weights) != len(self.path):
                 raise ValueError(
-                    f"{what} has {len(stage.weights)} weights for {len(self.path)} paths; give one for each."
+                    f"{stage_name} has {len(stage.weights)} weights for {len(self.path)} paths; give one for each."
                 )
             if stage.from_tokens != end:
                 problem = "leaves a gap" if stage.from_tokens > end else "overlaps the one before it"
-                raise ValueError(f"{what} {problem}: what comes before ends at {end:,}. Set from_tokens={end}.")
+                raise ValueError(f"{stage_name} {problem}: what comes before ends at {end:,}. Set from_tokens={end}.")
             if stage.to_tokens and stage.to_tokens <= stage.from_tokens:
-                raise ValueError(f"{what} ends at {stage.to_tokens:,}, before it begins. Set a higher to_tokens.")
+                raise ValueError(f"{stage_name} ends at {stage.to_tokens:,}, before it begins. Set a higher to_tokens.")
             if not stage.to_tokens and number + 1 < len(self.stages):
-                raise ValueError(f"{what} has no to_tokens, but another stage follows. Say where it ends.")
+                raise ValueError(f"{stage_name} has no to_tokens, but another stage follows. Say where it ends.")
             end = stage.to_tokens

@@ -198,8 +198,8 @@ def derived(cfg: RunConfig) -> dict[str, tuple[int, str]]:
             evaluate_every(cfg.evaluate, cfg.train.steps, cfg.train.log_every),
             "a tenth of train.steps, or train.log_every",
         )
-    given = {"evaluate.every": cfg.evaluate.every} | {f"batch.{name}": size for name, size in cfg.batch}
-    return {key: value for key, value in derived.items() if given[key] in (0, "auto") and value[0] != given[key]}
+    asked = {"evaluate.every": cfg.evaluate.every} | {f"batch.{name}": size for name, size in cfg.batch}
+    return {key: value for key, value in derived.items() if asked[key] in (0, "auto") and value[0] != asked[key]}
 
 
 def has_held_out(data: DataConfig) -> bool:
@@ -220,12 +220,12 @@ def solve_batch(batch: BatchConfig, data_parallel: int) -> BatchPlan:
     def refuse(got: str, fix: str) -> ConfigError:
         return ConfigError("batch", [f"batch.global_size: {got}; needs {equation}. {fix}"])
 
-    def divide(what: int, by: int, name: str) -> int:
-        if what % by:
-            below, above = what // by * by, (what // by + 1) * by
+    def divide(number: int, by: int, name: str) -> int:
+        if number % by:
+            below, above = number // by * by, (number // by + 1) * by
             nearest = f"{below} or {above}" if below else str(above)
-            raise refuse(f"{what} is not a multiple of {name} = {by}", f"Nearest: global_size={nearest}.")
-        return what // by
+            raise refuse(f"{number} is not a multiple of {name} = {by}", f"Nearest: global_size={nearest}.")
+        return number // by
 
     if not (total or micro or accumulation):
         raise ValueError("nothing is given of the batch equation: plan_batch knows what is usual")

@@ -33,7 +33,7 @@ def meant(key: str, known: Collection[str]) -> list[str]:
     here = [k for k in by_meaning if k.partition(".")[0] == key.partition(".")[0]]
     by_meaning = here or by_meaning  # max_tokens of `generate` is another one than that of `train`
     near = by_meaning or difflib.get_close_matches(key, sorted(known), 1, 0.6)
-    return near or [elsewhere[found] for found in difflib.get_close_matches(last, elsewhere, 1, 0.8)]
+    return near or [elsewhere[name] for name in difflib.get_close_matches(last, elsewhere, 1, 0.8)]
 
 
 def unknown(key: str, whole: type[BaseModel], value: Any) -> str:
@@ -53,8 +53,8 @@ def unknown(key: str, whole: type[BaseModel], value: Any) -> str:
         return f"{key}: no such setting: {reason}. Leave it out."
     near = meant(key, known)
     if near:
-        shown = [k.partition(".")[2] if k.partition(".")[0] == section and name else k for k in near]
-        return f"{key}: unknown key; did you mean {' or '.join(repr(k) for k in shown)}?"
+        listed = [k.partition(".")[2] if k.partition(".")[0] == section and name else k for k in near]
+        return f"{key}: unknown key; did you mean {' or '.join(repr(k) for k in listed)}?"
     if section in whole.model_fields:
         names = [k.partition(".")[2] for k in keys_of(whole) if k.startswith(f"{section}.")]
         return f"{key}: unknown key. Keys of {section}: {', '.join(names)}."
@@ -76,8 +76,8 @@ def explain(section: str, error: ValidationError, whole: type[BaseModel]) -> lis
             for complaint in message.split("\n"):
                 explained.append((f"{section}.{complaint.partition(':')[0]}", f"{section}.{complaint}"))
             continue
-        shown = item["input"] if not isinstance(item["input"], dict) else "a block"
+        value = item["input"] if not isinstance(item["input"], dict) else "a block"
         near = other_names.value(path, item["input"]) if item["type"] == "literal_error" else ""
         hint = f" Did you mean {near}?" if near else ""
-        explained.append((path, f"{path}: got {shown!r}; {message[0].lower()}{message[1:]}.{hint}"))
+        explained.append((path, f"{path}: got {value!r}; {message[0].lower()}{message[1:]}.{hint}"))
     return explained

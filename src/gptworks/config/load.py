@@ -117,12 +117,12 @@ def load_with_origins(
 
 
 def _vocabulary(leaves: dict[str, Leaf], vocabulary_of: VocabularyOf) -> dict[str, Leaf]:
-    given = {key: leaves[key].value for key in ("data.path", "data.tokenizer") if key in leaves}
-    path = given.get("data.path") or []
+    values = {key: leaves[key].value for key in ("data.path", "data.tokenizer") if key in leaves}
+    path = values.get("data.path") or []
     paths = list(path) if isinstance(path, list | tuple) else [path]
     if not paths or not all(isinstance(each, str) for each in paths):
         return {}  # what is wrong with it is said with all that is wrong
-    size = vocabulary_of(paths, str(given.get("data.tokenizer") or ""))
+    size = vocabulary_of(paths, str(values.get("data.tokenizer") or ""))
     origin = Origin(f"tokenizer of {', '.join(paths)}", OriginKind.TOKENIZER)
     return {"model.vocab_size": Leaf(size, origin)} if size else {}
 
@@ -198,15 +198,15 @@ def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Leaf
     return leaves, preset
 
 
-def _names(given: Any, key: str, path: Path) -> list[str]:
+def _names(node: Any, key: str, path: Path) -> list[str]:
     """What `base:` or `preset:` says: nothing, a name or a list of names."""
-    value = given.value if isinstance(given, yaml_text.Value) else given
+    value = node.value if isinstance(node, yaml_text.Value) else node
     if value is None:
         return []
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        shown = "a block" if isinstance(value, dict) else repr(value)
-        raise ConfigError(str(path), [f"{key}: got {shown}; needs a name" + (" or a list." if key == "base" else ".")])
+        got = "a block" if isinstance(value, dict) else repr(value)
+        raise ConfigError(str(path), [f"{key}: got {got}; needs a name" + (" or a list." if key == "base" else ".")])
     return names
 
 
@@ -215,7 +215,7 @@ def _validate(
 ) -> Loaded:
     known = set(known_keys())
     blocks = {key.rpartition(".")[0] for key in known}
-    given: dict[str, dict[str, Any]] = {}
+    values: dict[str, dict[str, Any]] = {}
     origins: dict[str, Origin] = {}
     for key, leaf in leaves.items():
         if key in blocks and leaf.value is None:
@@ -223,18 +223,18 @@ def _validate(
         if key not in known:
             problems.append(_located(unknown(key, RunConfig, leaf.value), leaf))
         elif leaf.value is not None:
-            _place(given, key, leaf.value)
+            _place(values, key, leaf.value)
             origins[key] = leaf.origin or Origin("", OriginKind.ARGUMENT)
 
     sections: dict[str, Any] = {}
     for name, field in RunConfig.model_fields.items():  # `model` comes before `data`
-        if name == "data" and "model" in sections and "seq_len" not in given.get("data", {}):
-            given.setdefault("data", {})["seq_len"] = sections["model"].max_positions
+        if name == "data" and "model" in sections and "seq_len" not in values.get("data", {}):
+            values.setdefault("data", {})["seq_len"] = sections["model"].max_positions
             origins["data.seq_len"] = Origin("model.max_positions", OriginKind.DERIVED)
         section_type = field.annotation
         assert isinstance(section_type, type) and issubclass(section_type, Section)
         try:
-            sections[name] = section_type.model_validate(given.get(name, {}))
+            sections[name] = section_type.model_validate(values.get(name, {}))
         except ValidationError as error:
             for key, problem in explain(name, error, RunConfig):
                 problems.append(_located(problem, leaves.get(key)))

@@ -230,13 +230,13 @@ def why_not(name: str) -> str:
     return NOT_A_SETTING.get(name.lower()) or NOT_A_SETTING.get(_last(name), "")
 
 
-def value(key: str, given: object) -> str:
+def value(key: str, theirs: object) -> str:
     """What another tool's word for a value of ours is called here.
 
     >>> value("precision.compute", "float16"), value("precision.compute", "f")
     ('fp16', '')
     """
-    return _VALUES.get(key, {}).get(str(given).lower(), "")
+    return _VALUES.get(key, {}).get(str(theirs).lower(), "")
 
 
 def _last(name: str) -> str:

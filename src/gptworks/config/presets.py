@@ -167,8 +167,8 @@ def aliases() -> dict[str, str]:
 def near(name: str) -> str:
     """The preset that a misspelt name may mean; empty where there is none."""
     known = {key.lower(): key for key in [*_SHAPES, *_ALIASES]}
-    found = difflib.get_close_matches(name.lower(), known, 1, 0.6)
-    return known[found[0]] if found else ""
+    spelled = difflib.get_close_matches(name.lower(), known, 1, 0.6)
+    return known[spelled[0]] if spelled else ""
 
 
 def find(name: str) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def find(name: str) -> dict[str, Any]:
     known = {key.lower(): key for key in [*_SHAPES, *_ALIASES]}
     key = known.get(name.lower())
     if key is None:
-        meant = f" Did you mean {found}?" if (found := near(name)) else ""
+        meant = f" Did you mean {preset}?" if (preset := near(name)) else ""
         raise ConfigError("preset", [f"'{name}' is not known.{meant} Presets: {', '.join([*_SHAPES, *_ALIASES])}."])
     return deepcopy(_SHAPES[_ALIASES.get(key, key)])
 

@@ -142,9 +142,9 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _one_end(self) -> "TrainConfig":
-        given = {name: value for name, value in self.ends().items() if value}
-        if len(given) > 1:
-            listed = ", ".join(f"train.{name}={value:g}" for name, value in given.items())
+        ends = {name: value for name, value in self.ends().items() if value}
+        if len(ends) > 1:
+            listed = ", ".join(f"train.{name}={value:g}" for name, value in ends.items())
             raise ValueError(f"steps: several ends are given ({listed}). Keep one of them.")
         if self.profile and (len(self.profile) != 2 or not 1 <= self.profile[0] <= self.profile[1]):
             raise ValueError(f"profile: got {list(self.profile)}; needs [first, last] with 1 <= first <= last.")

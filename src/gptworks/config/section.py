@@ -15,10 +15,10 @@ else:
         def __call__(cls, *args: Any, **values: Any) -> Any:
             """A section that a Python program makes by hand is refused in the same words as one in a file."""
             if args:
-                shown = ", ".join(repr(value) for value in args)
+                texts = ", ".join(repr(value) for value in args)
                 first = next(iter(cls.model_fields))
                 raise ConfigError(
-                    cls.__name__, [f"got {shown} without a name; needs keywords, such as {cls.__name__}({first}=...)."]
+                    cls.__name__, [f"got {texts} without a name; needs keywords, such as {cls.__name__}({first}=...)."]
                 )
             try:
                 return super().__call__(**values)

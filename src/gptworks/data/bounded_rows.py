@@ -36,8 +36,8 @@ def values(batches: Iterable[Any], keys: tuple[str, ...], name: str, file_bytes:
             if columns == keys:
                 yield from rows
             else:
-                found = (texts(dict(zip(columns, row, strict=True)), keys) for row in rows)
-                yield from (tuple(each[key] for key in keys) for each in found)
+                records = (texts(dict(zip(columns, row, strict=True)), keys) for row in rows)
+                yield from (tuple(each[key] for key in keys) for each in records)
 
 
 def parquet_batches(path: Path, keys: tuple[str, ...], name: str) -> Iterator[Any]:

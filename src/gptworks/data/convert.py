@@ -85,36 +85,36 @@ def located(source: str, from_format: Format | None) -> list[Located]:
     return [Located(from_format, main)]
 
 
-def _common_sidecar(stores: list[Store], given: Tokenizer | None) -> tuple[Sidecar | None, Tokenizer | None]:
+def _common_sidecar(stores: list[Store], named: Tokenizer | None) -> tuple[Sidecar | None, Tokenizer | None]:
     """What is known of all sources together, and their tokenizer."""
     described = [store for store in stores if store.sidecar]
-    if described and len(described) < len(stores) and given is None:
+    if described and len(described) < len(stores) and named is None:
         without = next(store for store in stores if not store.sidecar)
         raise DataError(
             f"{without.file}: its tokenizer is not known, that of {described[0].file} is. Name it with --tokenizer, "
             "or convert them one by one."
         )
     if described:
-        tokenizer = described[0].load_tokenizer() or given
+        tokenizer = described[0].load_tokenizer() or named
         sidecars = [store.sidecar for store in described if store.sidecar]
         for store, sidecar in zip(described, sidecars, strict=True):
             if tokenizer:
-                tokenizer.require(sidecar.tokenizer_identity, what=str(store.file))
-            if given:
-                given.require(sidecar.tokenizer_identity, what=str(store.file))
+                tokenizer.require(sidecar.tokenizer_identity, source=str(store.file))
+            if named:
+                named.require(sidecar.tokenizer_identity, source=str(store.file))
             if (sidecar.kind, sidecar.eod_id) != (sidecars[0].kind, sidecars[0].eod_id):
                 raise DataError(
                     f"{store.file}: holds {sidecar.kind} ending with id {sidecar.eod_id}, but {described[0].file} "
                     f"holds {sidecars[0].kind} ending with {sidecars[0].eod_id}. Convert them one by one."
                 )
         return replace(sidecars[0], eod_appended=all(each.eod_appended for each in sidecars)), tokenizer
-    given = given or stores[0].load_tokenizer()
-    if given is None:
+    named = named or stores[0].load_tokenizer()
+    if named is None:
         return None, None
     for store in stores:
         if beside := store.load_tokenizer():
-            given.require(beside.identity, what=f"{store.file} ({beside.name})")
-    return describe(given, kind="text", eod_appended=all(_ends_with_eod(store, given) for store in stores)), given
+            named.require(beside.identity, source=f"{store.file} ({beside.name})")
+    return describe(named, kind="text", eod_appended=all(_ends_with_eod(store, named) for store in stores)), named
 
 
 def _ends_with_eod(store: Store, tokenizer: Tokenizer) -> bool:
@@ -149,10 +149,10 @@ def _with_documents(contents: Contents, tokenizer: Tokenizer | None, store: Stor
 class _JoinedTokens:
     """The tokens of several datasets in a row."""
 
-    def __init__(self, parts: list[Tokens]) -> None:
-        self.parts = parts
-        self.starts = np.cumsum([0, *(len(part) for part in parts)])
-        self.dtype = np.result_type(*(part.dtype for part in parts))
+    def __init__(self, streams: list[Tokens]) -> None:
+        self.streams = streams
+        self.starts = np.cumsum([0, *(len(stream) for stream in streams)])
+        self.dtype = np.result_type(*(stream.dtype for stream in streams))
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -160,24 +160,24 @@ class _JoinedTokens:
     def __getitem__(self, where: slice) -> np.ndarray:
         first, end, _ = where.indices(len(self))
         pieces = [
-            part[max(0, first - start) : max(0, end - start)].astype(self.dtype, copy=False)
-            for part, start in zip(self.parts, self.starts.tolist(), strict=False)
-            if start < end and first < start + len(part)
+            stream[max(0, first - start) : max(0, end - start)].astype(self.dtype, copy=False)
+            for stream, start in zip(self.streams, self.starts.tolist(), strict=False)
+            if start < end and first < start + len(stream)
         ]
         return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, self.dtype), *pieces])
 
 
-def _joined(parts: list[Contents]) -> Contents:
-    if len(parts) == 1:
-        return parts[0]
-    before = np.cumsum([0, *(len(part.sizes) for part in parts)])
-    documents = [part.documents[1:] + start for part, start in zip(parts, before, strict=False)]
+def _joined(datasets: list[Contents]) -> Contents:
+    if len(datasets) == 1:
+        return datasets[0]
+    before = np.cumsum([0, *(len(dataset.sizes) for dataset in datasets)])
+    documents = [dataset.documents[1:] + start for dataset, start in zip(datasets, before, strict=False)]
     return Contents(
-        _JoinedTokens([part.tokens for part in parts]),
-        np.concatenate([part.sizes for part in parts]),
+        _JoinedTokens([dataset.tokens for dataset in datasets]),
+        np.concatenate([dataset.sizes for dataset in datasets]),
         np.concatenate([[0], *documents]).astype(np.int64),
-        has_documents=all(part.has_documents for part in parts),
-        is_rows=all(part.is_rows for part in parts),
+        has_documents=all(dataset.has_documents for dataset in datasets),
+        is_rows=all(dataset.is_rows for dataset in datasets),
     )
 
 
@@ -195,9 +195,9 @@ def _refuse_own_source(written: list[Path], prefix: Path, stores: list[Store]) -
             raise DataError(f"{prefix.with_name(file.name)}: is the source itself. Choose another destination.")
 
 
-def _compare(contents: Contents, found: list[Contents], format_: Format, prefix: Path) -> None:
+def _compare(contents: Contents, written: list[Contents], format_: Format, prefix: Path) -> None:
     """Every token again, and every border that the format keeps."""
-    whole = _joined(found)
+    whole = _joined(written)
     if len(whole.tokens) != len(contents.tokens):
         raise DataError(f"{prefix}: {len(whole.tokens)} tokens came back of {len(contents.tokens)}: nothing is kept.")
     step = 1 << 22

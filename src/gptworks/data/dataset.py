@@ -1,11 +1,12 @@
-"""All stores of a run as one: their common tokenizer, and the samples of each part."""
+"""All stores of a run as one: their common tokenizer, and the samples of each split."""
 
 from collections.abc import Sequence
 
 from gptworks.config.schema import DataConfig
-from gptworks.data import foreign_order, split
+from gptworks.data import foreign_order
 from gptworks.data.loader import EodPolicy
 from gptworks.data.mixture import Stage
+from gptworks.data.split import SPLITS, boundaries
 from gptworks.data.store import Store, locate_stores
 from gptworks.data.windows import LocatedSamples, build_samples, empty_stores
 from gptworks.errors import DataError
@@ -27,7 +28,7 @@ class Dataset:
         self.stages = tuple(
             Stage(stage.from_tokens // cfg.seq_len, self.shared_out(stage.weights)) for stage in cfg.stages
         ) or ((Stage(0, weights),) if weights else ())
-        # Shares as the parts of data.path are cut: held-out stores of their own leave the second share to training.
+        # Shares as the splits of data.path are cut: held-out stores of their own leave the second share to training.
         self.cfg = cfg = cfg.model_copy(update={"weights": weights})
         self.held_out_stores = [Store(located) for path in cfg.held_out_path for located in locate_stores(path)]
         if self.has_foreign_order:
@@ -67,53 +68,53 @@ class Dataset:
     def _all_stores(self) -> list[Store]:
         return self.stores + self.held_out_stores
 
-    def _cut(self, part: str) -> tuple[list[Store], DataConfig]:
-        """Where the samples of a part come from, and how those stores are shared out."""
+    def _cut(self, split: str) -> tuple[list[Store], DataConfig]:
+        """Where the samples of a split come from, and how those stores are shared out."""
         if not self.held_out_stores:
             return self.stores, self.cfg
-        if part == "held_out":
+        if split == "held_out":
             return self.held_out_stores, self.cfg.model_copy(update={"split": (0.0, 1.0, 0.0), "weights": ()})
         train, held_out, test = [*self.cfg.split, 0.0, 0.0][:3]
         return self.stores, self.cfg.model_copy(update={"split": (train + held_out, 0.0, test)})
 
-    def samples(self, part: str, asked: int | None = None, stages: Sequence[Stage] | None = None) -> LocatedSamples:
+    def samples(self, split: str, asked: int | None = None, stages: Sequence[Stage] | None = None) -> LocatedSamples:
         """Only the orders of other systems depend on how many are asked for (None = one epoch). `stages`: weights as a
         run has had them, instead of those of the configuration."""
-        stores, cfg = self._cut(part)
+        stores, cfg = self._cut(split)
         if self.has_foreign_order:
-            return foreign_order.build_samples(stores, part, cfg, self.seed, asked)
-        return build_samples(stores, part, cfg, self.seed, self.stages if stages is None else stages)
+            return foreign_order.build_samples(stores, split, cfg, self.seed, asked)
+        return build_samples(stores, split, cfg, self.seed, self.stages if stages is None else stages)
 
-    def not_measured(self, part: str) -> list[str]:
-        """Why some of the stores have nothing in this part, where others have."""
+    def not_measured(self, split: str) -> list[str]:
+        """Why some of the stores have nothing in this split, where others have."""
         if self.has_foreign_order:
             return []
-        stores, cfg = self._cut(part)
-        return [str(error) for error in empty_stores(stores, part, cfg).values()]
+        stores, cfg = self._cut(split)
+        return [str(error) for error in empty_stores(stores, split, cfg).values()]
 
-    def documents(self, part: str) -> list[tuple[Store, range]]:
-        """The documents of a part, store by store."""
+    def documents(self, split: str) -> list[tuple[Store, range]]:
+        """The documents of a split, store by store."""
         if self.has_foreign_order:
             raise DataError(
                 f"data.order: {self.cfg.order} cuts samples across documents, so there is no loss of single ones. "
                 "Use the store with data.order: shuffled."
             )
-        stores, cfg = self._cut(part)
-        which = split.PARTS.index(part)
+        stores, cfg = self._cut(split)
+        which = SPLITS.index(split)
         ranges = []
         for store in stores:
             if not store.contents.has_documents:
                 raise DataError(f"{store.file}: a bare stream of tokens; where its documents end is not known.")
-            borders = split.boundaries(cfg.split, store.num_documents)
+            borders = boundaries(cfg.split, store.num_documents)
             ranges.append((store, range(borders[which], borders[which + 1])))
         return ranges
 
-    def samples_per_epoch(self, part: str) -> int:
+    def samples_per_epoch(self, split: str) -> int:
         """Known before the order is."""
         if self.has_foreign_order:
-            stores, cfg = self._cut(part)
-            return sum(foreign_order.per_epoch(store, part, cfg) for store in stores)
-        return self.samples(part).per_epoch
+            stores, cfg = self._cut(split)
+            return sum(foreign_order.per_epoch(store, split, cfg) for store in stores)
+        return self.samples(split).per_epoch
 
     @property
     def identities(self) -> list[str]:
@@ -125,18 +126,18 @@ class Dataset:
 
     def _common_tokenizer(self, of_model: Tokenizer | None) -> Tokenizer | None:
         described = [store for store in self._all_stores if store.sidecar]
-        given = Tokenizer.from_pretrained(self.cfg.tokenizer) if self.cfg.tokenizer else None
+        tokenizer = Tokenizer.from_pretrained(self.cfg.tokenizer) if self.cfg.tokenizer else None
         for store in self._all_stores:
             if store.sidecar is None and (beside := store.load_tokenizer()):
-                given = given or beside
-                given.require(beside.identity, what=f"{store.file} ({beside.name})")
+                tokenizer = tokenizer or beside
+                tokenizer.require(beside.identity, source=f"{store.file} ({beside.name})")
         if not described:
-            return given or of_model
+            return tokenizer or of_model
         for store in described:
             assert store.sidecar
-            given = given or store.load_tokenizer()
-            if given is not None:
-                given.require(store.sidecar.tokenizer_identity, what=f"{store.file}")
+            tokenizer = tokenizer or store.load_tokenizer()
+            if tokenizer is not None:
+                tokenizer.require(store.sidecar.tokenizer_identity, source=f"{store.file}")
         ends = {store.sidecar.eod_id for store in described if store.sidecar}
         if len(ends) > 1:
             listed = ", ".join(str(eod_id) for eod_id in sorted(ends, key=str))
@@ -144,4 +145,4 @@ class Dataset:
                 f"data.path: the stores end documents with different tokens (ids {listed}). "
                 "Prepare them with the same tokenizer files."
             )
-        return given.with_eod(ends.pop()) if given and ends else given
+        return tokenizer.with_eod(ends.pop()) if tokenizer and ends else tokenizer

@@ -168,10 +168,10 @@ def _require_short_runs(text: bytes, name: str) -> None:
     lengths = np.diff(ends, prepend=-1)
     longest = int(lengths.argmax())
     if lengths[longest] > most:
-        what = ("blanks", "digits", "letters", "marks")[kinds[ends[longest]]]
+        kind = ("blanks", "digits", "letters", "marks")[kinds[ends[longest]]]
         start = int(ends[longest] - lengths[longest] + 1)
         raise DataError(
-            f"{name}: {lengths[longest]:,} bytes of {what} in a row, {text[start : start + 20]!r}..., needed at most "
+            f"{name}: {lengths[longest]:,} bytes of {kind} in a row, {text[start : start + 20]!r}..., needed at most "
             f"{most:,}. Remove them, or look at what it is. {limits.RUN_BYTES.advice(int(lengths[longest]))}"
         )
 

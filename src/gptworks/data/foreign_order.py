@@ -4,7 +4,7 @@ those of OneFlow's loader in C++ (2021).
 Our own orders (order.py) are functions of seed and index. These are tables, and they change with the number of samples
 asked for. They take 4 bytes a sequence and epoch and 12 bytes a sample.
 
-document index  the sequences of the part, repeated for each epoch; shuffled, but for Paddle, which leaves them in order
+document index  the sequences of the split, repeated for each epoch; shuffled, but for Paddle, which keeps their order
 sample index    where each sample begins: place in the document index, and offset in that sequence
 shuffle index   in which order the samples are given out
 
@@ -17,24 +17,24 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from gptworks.config.schema import DataConfig
-from gptworks.data import split
 from gptworks.data.cxx_shuffle import CxxShuffle
+from gptworks.data.split import SPLITS, boundaries, core_boundaries, oneflow_boundaries
 from gptworks.data.store import Store
 from gptworks.data.windows import Sample
-from gptworks.errors import DataError, EmptyPartError
+from gptworks.errors import DataError, EmptySplitError
 
 Shuffle = Callable[[np.ndarray], None]
 
 ORDERS = {"megatron": "megatron-core", "paddle": "PaddleNLP and FleetX", "oneflow": "OneFlow"}
-_RULES = {"megatron": split.core_boundaries, "paddle": split.boundaries, "oneflow": split.oneflow_boundaries}
+_RULES = {"megatron": core_boundaries, "paddle": boundaries, "oneflow": oneflow_boundaries}
 _SURPLUS = 0.005  # megatron-core lays out so much more of each store of a blend than its weight says
 _MOST_ENTRIES = 2**31  # 25 GB of tables: a slip of the pen in train.steps, not a plan
 _MOST_STORES = 32767
 
 
-def num_samples(part: str, *, steps: int, global_size: int, evaluate_every: int, evaluate_batches: int) -> int | None:
-    """How many samples the originals would ask for in a run of `steps`; None = one epoch of the part."""
-    if part == "train":
+def num_samples(split: str, *, steps: int, global_size: int, evaluate_every: int, evaluate_batches: int) -> int | None:
+    """How many samples the originals would ask for in a run of `steps`; None = one epoch of the split."""
+    if split == "train":
         return steps * global_size
     if not evaluate_batches:
         return None
@@ -59,12 +59,12 @@ def refuse_unfit(stores: list[Store], cfg: DataConfig, seed: int) -> None:
 
 
 class IndexedSource:
-    """The samples of one part of one store."""
+    """The samples of one split of one store."""
 
-    def __init__(self, store: Store, part: str, cfg: DataConfig, seed: int, asked: int | None) -> None:
+    def __init__(self, store: Store, split: str, cfg: DataConfig, seed: int, asked: int | None) -> None:
         self.store, self.seq_len = store, cfg.seq_len
-        sequences = _sequences(store, part, cfg)
-        self.per_epoch = per_epoch(store, part, cfg)
+        sequences = _sequences(store, split, cfg)
+        self.per_epoch = per_epoch(store, split, cfg)
         tokens = _num_tokens(store, sequences)
         asked = self.per_epoch if asked is None else asked
         self.epochs = max(1, -(-(asked * self.seq_len + 1) // tokens))
@@ -111,7 +111,7 @@ class IndexedSource:
 
 
 class ForeignSamples:
-    """The samples of one part of all stores: a finite list, mixed as megatron-core's BlendedDataset mixes several."""
+    """The samples of one split of all stores: a finite list, mixed as megatron-core's BlendedDataset mixes several."""
 
     def __init__(self, sources: list[IndexedSource], blend: tuple[np.ndarray, np.ndarray] | None, available: int):
         self.sources, self.blend, self.available = sources, blend, available
@@ -136,29 +136,29 @@ class ForeignSamples:
         return list(zip(which, numbers, strict=True))
 
 
-def build_samples(stores: list[Store], part: str, cfg: DataConfig, seed: int, asked: int | None) -> ForeignSamples:
-    """`asked`: how many samples; None = each one of the part once, whatever the weights."""
+def build_samples(stores: list[Store], split: str, cfg: DataConfig, seed: int, asked: int | None) -> ForeignSamples:
+    """`asked`: how many samples; None = each one of the split once, whatever the weights."""
     if len(stores) == 1 and (not cfg.weights or asked is None):
-        alone = IndexedSource(stores[0], part, cfg, seed, asked)
+        alone = IndexedSource(stores[0], split, cfg, seed, asked)
         return ForeignSamples([alone], None, alone.per_epoch if asked is None else asked)
     if asked is None:
-        sources = [IndexedSource(store, part, cfg, seed, None) for store in stores]
+        sources = [IndexedSource(store, split, cfg, seed, None) for store in stores]
         everything = exhaustive_blend([len(source) for source in sources])
         return ForeignSamples(sources, everything, len(everything[0]))
     if cfg.weights or cfg.order != "megatron":
         # Paddle and OneFlow read one store. Of several each gives as large a share as it has samples.
-        shares = _normalized(cfg.weights or [per_epoch(store, part, cfg) for store in stores])
+        shares = _normalized(cfg.weights or [per_epoch(store, split, cfg) for store in stores])
         targets = [math.ceil(asked * share) for share in shares]
         sources = [
-            IndexedSource(store, part, cfg, seed, math.ceil(target * (1 + _SURPLUS)))
+            IndexedSource(store, split, cfg, seed, math.ceil(target * (1 + _SURPLUS)))
             for store, target in zip(stores, targets, strict=True)
         ]
         size = sum(targets)
     else:  # megatron-core then goes through each store at most once
-        sources = [IndexedSource(store, part, cfg, seed, None) for store in stores]
+        sources = [IndexedSource(store, split, cfg, seed, None) for store in stores]
         shares = _normalized([len(source) for source in sources])
         size = min(asked, sum(len(source) for source in sources))
-        if size < asked and part == "train":
+        if size < asked and split == "train":
             raise DataError(
                 f"data.weights: not set, and without them data.order: megatron goes through several stores once: "
                 f"{size:,} samples, but the run asks for {asked:,}. Set data.weights, or train for fewer steps."
@@ -168,7 +168,7 @@ def build_samples(stores: list[Store], part: str, cfg: DataConfig, seed: int, as
         used = int((blend[0] == number).sum())
         if used > len(source):
             raise DataError(
-                f"{source.store.file}: the blend takes {used} samples of its {part} part, which megatron-core lays "
+                f"{source.store.file}: the blend takes {used} samples of its {split} split, which megatron-core lays "
                 f"out for {len(source)}, and so stops. Change data.weights or the number of samples ({asked})."
             )
     return ForeignSamples(sources, blend, min(asked, size))
@@ -179,15 +179,16 @@ def _enough_of_last(per_epoch: int, order: str) -> int:
     return int(np.float32(0.8) * np.float32(per_epoch)) if order == "oneflow" else int(0.80 * per_epoch)
 
 
-def per_epoch(store: Store, part: str, cfg: DataConfig) -> int:
-    """Samples in one epoch of the part; at least one, or it is an error."""
-    sequences = _sequences(store, part, cfg)
+def per_epoch(store: Store, split: str, cfg: DataConfig) -> int:
+    """Samples in one epoch of the split; at least one, or it is an error."""
+    sequences = _sequences(store, split, cfg)
     tokens = _num_tokens(store, sequences)
     if tokens <= cfg.seq_len:
-        raise EmptyPartError(
-            f"{store.file}: the {part} part has {len(sequences)} of {len(store.contents.sizes)} sequences and {tokens} "
-            f"tokens; one sample needs {cfg.seq_len + 1}. Use more text, a smaller data.seq_len, or another data.split "
-            f"(now {','.join(f'{share:g}' for share in cfg.split)}; with data.order: {cfg.order} it counts sequences)."
+        raise EmptySplitError(
+            f"{store.file}: the {split} split has {len(sequences)} of {len(store.contents.sizes)} sequences and "
+            f"{tokens} tokens; one sample needs {cfg.seq_len + 1}. Use more text, a smaller data.seq_len, or another "
+            f"data.split (now {','.join(f'{share:g}' for share in cfg.split)}; with data.order: {cfg.order} it "
+            "counts sequences)."
         )
     return (tokens - 1) // cfg.seq_len
 
@@ -244,15 +245,15 @@ def exhaustive_blend(sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
 
 def _blend(shares: np.ndarray, size: int, limits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     which, numbers = np.empty(size, np.int16), np.empty(size, np.int64)
-    given, behind = np.zeros(len(shares)), np.empty(len(shares))
+    taken, behind = np.zeros(len(shares)), np.empty(len(shares))
     ends = limits.tolist()
     for at in range(size):
         np.multiply(shares, max(at, 1), out=behind)
-        np.subtract(behind, given, out=behind)
+        np.subtract(behind, taken, out=behind)
         chosen = int(behind.argmax())  # the first of equals
-        number = given[chosen]
+        number = taken[chosen]
         which[at], numbers[at] = chosen, number
-        given[chosen] = number + 1 if number + 1 < ends[chosen] else np.inf
+        taken[chosen] = number + 1 if number + 1 < ends[chosen] else np.inf
     return which, numbers
 
 
@@ -261,13 +262,13 @@ def _normalized(weights: Sequence[float]) -> list[float]:
     return (values / values.sum()).tolist()
 
 
-# The part
+# The split
 
 
-def _sequences(store: Store, part: str, cfg: DataConfig) -> range:
+def _sequences(store: Store, split: str, cfg: DataConfig) -> range:
     """These systems split sequences, not documents. In a store of text that is the same."""
     borders = _RULES[cfg.order](cfg.split, len(store.contents.sizes))
-    which = split.PARTS.index(part)
+    which = SPLITS.index(split)
     return range(borders[which], borders[which + 1])
 
 

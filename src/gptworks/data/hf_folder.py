@@ -33,8 +33,8 @@ class DatasetFolder:
         """What a reader should know of it; empty where all of it is read."""
         if not self.others:
             return ""
-        what = f"{self.folder / self.others[0]}" if (self.folder / self.others[0]).is_dir() else "its files"
-        return f"{self.folder}: the split {self.split} is read, and not {', '.join(self.others)}: name {what} for that"
+        place = f"{self.folder / self.others[0]}" if (self.folder / self.others[0]).is_dir() else "its files"
+        return f"{self.folder}: the split {self.split} is read, and not {', '.join(self.others)}: name {place} for that"
 
 
 def is_mark(file: Path) -> bool:
@@ -83,10 +83,10 @@ def _saved(folder: Path) -> DatasetFolder:
     files = [folder / Path(str(name)).name for name in names]
     missing = [file for file in files if not file.is_file()]
     if missing or not files:
-        what = (
+        problem = (
             f"{missing[0]}: no such file, though {_STATE} names it" if missing else f"{folder / _STATE}: names no files"
         )
-        raise DataError(f"{what}. Copy the dataset again.")
+        raise DataError(f"{problem}. Copy the dataset again.")
     return DatasetFolder(folder, files, "", [])
 
 
@@ -98,7 +98,7 @@ def _prepared(folder: Path) -> DatasetFolder | None:
     info = _read(folder / _INFO) if (folder / _INFO).is_file() else {}
     known = list(info["splits"]) if isinstance(info.get("splits"), dict) else list(_USUAL)
     of_split = {name: [file for file in files if _is_of(file.relative_to(folder), name)] for name in known}
-    of_split = {name: found for name, found in of_split.items() if found}
+    of_split = {name: files for name, files in of_split.items() if files}
     if not of_split:
         return DatasetFolder(folder, files, "", [])
     chosen = _chosen(folder, list(of_split))

@@ -25,12 +25,12 @@ def as_json(stages: Sequence[Stage]) -> list[list[object]]:
     return [[stage.first, list(stage.weights)] for stage in stages]
 
 
-def from_json(found: Sequence[Sequence[object]]) -> tuple[Stage, ...]:
+def from_json(values: Sequence[Sequence[object]]) -> tuple[Stage, ...]:
     stages = []
-    for first, weights in found:
+    for first, weights in values:
         numbers = list(weights) if isinstance(weights, list) else []
         if type(first) is not int or not numbers or any(type(each) not in (int, float) for each in numbers):
-            raise TypeError(f"stages is {list(found)!r}, needed [first sample, weights] of each stage")
+            raise TypeError(f"stages is {list(values)!r}, needed [first sample, weights] of each stage")
         stages.append(Stage(first, tuple(float(each) for each in numbers)))
     return tuple(stages)
 

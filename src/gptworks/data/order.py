@@ -62,7 +62,7 @@ def blend(index: np.ndarray, weights: Sequence[float], *key: object) -> tuple[np
     blocks = index // block_size
     for block in np.unique(blocks):
         here = blocks == block
-        before, after = _given_before(int(block), weights), _given_before(int(block) + 1, weights)
+        before, after = _num_before(int(block), weights), _num_before(int(block) + 1, weights)
         starts = np.concatenate([[0], np.cumsum(after - before)])
         places = permute(index[here] % block_size, block_size, *key, "blend", int(block))
         chosen = np.searchsorted(starts, places, side="right") - 1
@@ -76,7 +76,7 @@ def not_blended(length: int, weights: Sequence[float], *key: object) -> list[tup
     has of it, and the first number of which all after it are left."""
     size = _block_size(weights)
     block, rest = divmod(length, size)
-    before, after = _given_before(block, weights), _given_before(block + (rest > 0), weights)
+    before, after = _num_before(block, weights), _num_before(block + (rest > 0), weights)
     sources, numbers = blend(np.arange(length - rest, length), weights, *key)
     return [
         (np.setdiff1d(np.arange(before[source], after[source]), numbers[sources == source]), int(after[source]))
@@ -88,7 +88,7 @@ def _block_size(weights: Sequence[float]) -> int:
     return max(_BLOCK, len(weights) * len(weights))
 
 
-def _given_before(block: int, weights: Sequence[float]) -> np.ndarray:
+def _num_before(block: int, weights: Sequence[float]) -> np.ndarray:
     shares = np.asarray(weights, dtype=np.float64) / np.sum(weights)
     size = _block_size(weights)
     counts = np.floor(shares * size * block).astype(np.int64)

@@ -17,13 +17,13 @@ class PassedOver:
 
     @classmethod
     def from_json(cls, ranges: Sequence[Sequence[int]]) -> "PassedOver":
-        found = tuple((first, end) for first, end in ranges)
-        borders = [-1, *(border for each in found for border in each)]
+        spans = tuple((first, end) for first, end in ranges)
+        borders = [-1, *(border for each in spans for border in each)]
         if any(type(border) is not int for border in borders) or any(
             later <= earlier for earlier, later in pairwise(borders)
         ):
             raise ValueError(f"passed_over is {list(ranges)!r}, needed [first, end] of ranges that rise")
-        return cls(found)
+        return cls(spans)
 
     def as_json(self) -> list[list[int]]:
         return [list(each) for each in self.ranges]

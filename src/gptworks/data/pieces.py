@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gptworks.data import split
 from gptworks.data.formats import megatron
 from gptworks.data.formats.contents import Contents
+from gptworks.data.split import boundaries
 from gptworks.data.store import Sidecar, Store, sha256_of
 
 
@@ -32,7 +32,7 @@ def cut_by_position(prefix: Path, shares: Sequence[float]) -> int:
 
 
 def _pieces_needed(shares: Sequence[float], documents: int, tokens: int) -> int:
-    """The least number of pieces of which training and the held-out part both get some; 0: so they do already."""
+    """The least number of pieces of which training and the held-out split both get some; 0: so they do already."""
     held_out = shares[1] if len(shares) > 1 else 0.0
     if not held_out or not shares[0] or _has_both(shares, documents):
         return 0
@@ -43,5 +43,5 @@ def _pieces_needed(shares: Sequence[float], documents: int, tokens: int) -> int:
 
 
 def _has_both(shares: Sequence[float], documents: int) -> bool:
-    first, end_of_train, end_of_held_out, _ = split.boundaries(shares, documents)
+    first, end_of_train, end_of_held_out, _ = boundaries(shares, documents)
     return first < end_of_train < end_of_held_out

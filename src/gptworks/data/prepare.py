@@ -96,8 +96,8 @@ def prepare(job: PrepareJob) -> Summary:
     was_quick = plan_of(job.out) != _fingerprint(files, job) | {"quick": False}
     try:
         return _run(job, may_be_quick=job.encoder == "auto" and was_quick)
-    except _Disagreement as found:
-        differs = f"gigatoken failed on, or gives other ids than {tokenizer.library} for, {str(found)[:60]!r}"
+    except _Disagreement as error:
+        differs = f"gigatoken failed on, or gives other ids than {tokenizer.library} for, {str(error)[:60]!r}"
         if not all(_can_be_read_again(each) for each in files):
             raise DataError(
                 f"{differs}; what came through a pipe cannot be read again. Send it once more with --encoder "
@@ -201,8 +201,8 @@ def _require_possible(job: PrepareJob) -> None:
     if job.is_examples and not job.append_eod:
         raise DataError("prompt and completion: add --append-eod, so that the model learns where a completion ends.")
     if job.is_examples and (name != "megatron" or job.row_length is not None):
-        given = f"--format {name}" if name != "megatron" else "--row-length"
-        raise DataError(f"{given}: prompts and completions are kept in a megatron store only, as they are.")
+        option = f"--format {name}" if name != "megatron" else "--row-length"
+        raise DataError(f"{option}: prompts and completions are kept in a megatron store only, as they are.")
     check_row_length(chosen, job.row_length, "--format")
     if chosen.NEEDS_ROWS and job.row_length is None:
         raise DataError(f"--format {name}: its rows are training samples. Needed: --row-length, seq_len + 1.")

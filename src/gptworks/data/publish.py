@@ -19,13 +19,13 @@ from gptworks.tokenizer import Tokenizer
 _ENDINGS = (".bin", ".idx", "_ids.npy", "_idx.npz", "_ids.npz", ".mindrecord", ".npz")
 
 
-def output_prefix(given: str | Path) -> Path:
+def output_prefix(prefix: str | Path) -> Path:
     """The prefix that --out or DST means."""
-    name = Path(given).name
+    name = Path(prefix).name
     ending = next((ending for ending in _ENDINGS if name.endswith(ending) and name != ending), "")
-    if not name or str(given).endswith(("/", "\\")):
-        raise DataError(f"--out: {str(given)!r} has no name. Needed: a prefix such as data/corpus.")
-    return Path(given).with_name(name.removesuffix(ending))
+    if not name or str(prefix).endswith(("/", "\\")):
+        raise DataError(f"--out: {str(prefix)!r} has no name. Needed: a prefix such as data/corpus.")
+    return Path(prefix).with_name(name.removesuffix(ending))
 
 
 def check_row_length(format_: Format, row_length: int | None, option: str) -> None:
@@ -77,7 +77,7 @@ def publish(
             if name != "gpt2":
                 beside.append(staged.with_name(name))
                 tokenizer.save_file(beside[0])
-            sidecar = replace(sidecar, tokenizer=name, special={} if name == "gpt2" else tokenizer.special.as_said())
+            sidecar = replace(sidecar, tokenizer=name, special={} if name == "gpt2" else tokenizer.special.as_dict())
         hashes = {file: hashes.get(file) or sha256_of(file) for file in written}
         mains = registry.mains(format_, written)
         for main in mains:

@@ -5,13 +5,13 @@ from itertools import accumulate
 
 import numpy as np
 
-PARTS = ("train", "held_out", "test")
+SPLITS = ("train", "held_out", "test")
 
 
 def boundaries(shares: Sequence[float], num_documents: int) -> list[int]:
-    """Four document numbers: part i holds documents [b[i], b[i+1]).
+    """Four document numbers: split i holds documents [b[i], b[i+1]).
 
-    Each part gets its share rounded to the nearest document; what that overshoots is taken off every border (but
+    Each split gets its share rounded to the nearest document; what that overshoots is taken off every border (but
     never below 0, where the original would go with a first share of 0).
     """
     padded = [*shares, 0.0, 0.0][:3]
@@ -24,16 +24,16 @@ def boundaries(shares: Sequence[float], num_documents: int) -> list[int]:
 
 
 def core_boundaries(shares: Sequence[float], num_documents: int) -> list[int]:
-    """`boundaries` by megatron-core's rule: the borders are rounded, not the parts, and nothing is set right."""
+    """`boundaries` by megatron-core's rule: the borders are rounded, not the splits, and nothing is set right."""
     weights = np.array([*shares, 0.0, 0.0][:3], np.float64)
     up_to = accumulate((weights / weights.sum()).tolist(), initial=0.0)
     return [round(share * num_documents) for share in up_to]
 
 
 def oneflow_boundaries(shares: Sequence[float], num_documents: int) -> list[int]:
-    """`boundaries` by OneFlow's rule: each part is rounded, in 32 bits, and nothing is set right afterwards.
+    """`boundaries` by OneFlow's rule: each split is rounded, in 32 bits, and nothing is set right afterwards.
 
-    The last part may end before the last document. Where the original would go beyond it, this does not.
+    The last split may end before the last document. Where the original would go beyond it, this does not.
     """
     weights = np.array([*shares, 0.0, 0.0][:3], np.float32)
     counts = np.rint(weights / weights.sum() * np.float32(num_documents))

@@ -69,7 +69,7 @@ class Sidecar:
             for name, kind in _SIDECAR_TYPES.items():
                 if not isinstance(getattr(sidecar, name), kind):
                     raise ValueError(f"{name} is {getattr(sidecar, name)!r}")  # noqa: TRY004
-            SpecialTokens.from_said(sidecar.special)
+            SpecialTokens.from_dict(sidecar.special)
             return sidecar
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(f"{path}: not a store's sidecar ({error}). Remove it, or prepare the data again.") from None
@@ -109,9 +109,9 @@ class Store:
         described = [("tokens", sidecar.tokens, len(self.tokens))]
         if self.contents.has_documents:
             described.append(("documents", sidecar.documents, self.num_documents))
-        for what, wanted, actual in described:
+        for unit, wanted, actual in described:
             if wanted != actual:
-                raise DataError(f"{file}: describes {wanted} {what}, the store has {actual}. Prepare the data again.")
+                raise DataError(f"{file}: describes {wanted} {unit}, the store has {actual}. Prepare the data again.")
         # The index is small and decides everything; the tokens themselves are hashed by `gptworks verify`.
         for suffix in set(sidecar.sha256) & INDEX_SUFFIXES:
             index = next(each for each in self.located.files if each.name.endswith(suffix))
@@ -167,9 +167,9 @@ class Store:
             return None
         name = self.sidecar.tokenizer
         tokenizer = Tokenizer.from_pretrained(name if name == "gpt2" else self.located.main.parent / name)
-        tokenizer.require(self.sidecar.tokenizer_identity, what=str(self.file))
+        tokenizer.require(self.sidecar.tokenizer_identity, source=str(self.file))
         if self.sidecar.special:
-            tokenizer.special = SpecialTokens.from_said(self.sidecar.special)
+            tokenizer.special = SpecialTokens.from_dict(self.sidecar.special)
         return tokenizer.with_eod(self.sidecar.eod_id)
 
     def _meta_of_nanogpt(self) -> Path | None:

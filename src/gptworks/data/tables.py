@@ -88,12 +88,12 @@ def _texts(row: list[str], places: dict[str, int], keys: tuple[str, ...], num_co
         return f"{len(row)} fields, the header has {num_columns}"
     fields = {column: row[place].replace("\r\n", "\n").replace("\r", "\n") for column, place in places.items()}
     of_key = texts(fields, keys)
-    found = tuple(of_key[key] for key in keys)
+    row_texts = tuple(of_key[key] for key in keys)
     try:
-        "".join(found).encode()
+        "".join(row_texts).encode()
     except UnicodeEncodeError as error:
         return f"not UTF-8 text (byte 0x{ord(error.object[error.start]) & 0xFF:02x})"
-    return found
+    return row_texts
 
 
 def _header(lines: _Lines, stream: TextStream, keys: tuple[str, ...]) -> tuple[str, list[str]]:
@@ -126,9 +126,9 @@ def _header(lines: _Lines, stream: TextStream, keys: tuple[str, ...]) -> tuple[s
     header = headers[delimiter]
     for column in all_columns(keys, header):
         if (number := header.count(column)) != 1:
-            what = f"{number} columns are named '{column}'" if number else f"no column '{column}'"
+            problem = f"{number} columns are named '{column}'" if number else f"no column '{column}'"
             raise DataError(
-                f"{stream.name}:{lines.count}: {what}. Columns: {', '.join(header)}. "
+                f"{stream.name}:{lines.count}: {problem}. Columns: {', '.join(header)}. "
                 + ("Rename all but one." if number else advice(column, header))
             )
     return delimiter, header

@@ -140,12 +140,12 @@ def _lines(stream: TextStream) -> Iterator[Block]:
         first = False
 
 
-def _require_short(name: str, what: str, size: int) -> None:
+def _require_short(name: str, kind: str, size: int) -> None:
     """A document is held in memory and encoded as a whole, which takes many times its size."""
     most = limits.DOCUMENT_BYTES.value
     if size > most:
         raise DataError(
-            f"{name}: {what} of more than {most:,} bytes, which one document may have at most. Cut it into several, or "
+            f"{name}: {kind} of more than {most:,} bytes, which one document may have at most. Cut it into several, or "
             f"look at what it is. {limits.DOCUMENT_BYTES.advice(4 * most)}"
         )
 
@@ -171,8 +171,8 @@ def _array_elements(stream: TextStream) -> Iterator[Block]:
 
 
 def _split_array(file: IO[bytes], name: str) -> Iterator[bytes]:
-    def broken(what: str) -> DataError:
-        return DataError(f"{name}: not a JSON array: {what} after {count} elements. Fix it, or give one object a line.")
+    def broken(why: str) -> DataError:
+        return DataError(f"{name}: not a JSON array: {why} after {count} elements. Fix it, or give one object a line.")
 
     buffer = file.read(max(_READ_BYTES, len(_BOM))).removeprefix(_BOM).lstrip()
     while not buffer and (more := file.read(_READ_BYTES)):
@@ -285,8 +285,8 @@ def split_articles(data: bytes) -> list[bytes]:
 
 def _safe_cut(data: bytearray, start: int, wanted: str, separator: bytes) -> int:
     """Where a long document may be cut so that no separator or heading is cut with it; -1: not known yet."""
-    for found in SAFE_CUT.finditer(data, start):
-        at = found.end()
+    for cut in SAFE_CUT.finditer(data, start):
+        at = cut.end()
         if wanted == "wikitext":
             is_safe = not data.startswith((b"=", b" ="), data.rfind(b"\n", 0, at) + 1)
         else:

@@ -89,16 +89,16 @@ def list_inputs(inputs: Sequence[str], kind: str = "auto") -> tuple[list[InputFi
 
     All unusable inputs are complained about at once, before any work is done.
     """
-    found: list[InputFile] = []
+    files: list[InputFile] = []
     passed_over: list[str] = []
     problems = []
-    for name in (each for given in inputs for each in matching(given) or [given]):  # a pattern: what it matches
+    for name in (each for path in inputs for each in matching(path) or [path]):  # a pattern: what it matches
         path = Path(name)
         if name.startswith(sample_corpus.PREFIX):
             sample_corpus.check(name)
-            found.append(InputFile(name, None))
+            files.append(InputFile(name, None))
         elif name == STDIN:
-            found.append(InputFile(name, None))
+            files.append(InputFile(name, None))
         elif path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path))
             inside = _without_what_is_no_text(inside)
@@ -106,7 +106,7 @@ def list_inputs(inputs: Sequence[str], kind: str = "auto") -> tuple[list[InputFi
             passed_over += [str(file) for file in inside if not _is_known(file.name) or _is_ours(file)]
             if not known:
                 problems.append(f"{name}: no text in this folder. Needed: files ending in {_known_names()}.")
-            found += [_input_file(file) for file in known]
+            files += [_input_file(file) for file in known]
         elif not path.exists():
             file_errors.refuse_unreadable(path)
             problems.append(f"{name}: no such file. Check the path.")
@@ -116,12 +116,12 @@ def list_inputs(inputs: Sequence[str], kind: str = "auto") -> tuple[list[InputFi
                 f"{sample_corpus.PREFIX}NAME; or say what it is with --input-format."
             )
         else:
-            found.append(_input_file(path))
+            files.append(_input_file(path))
     if problems:
         raise DataError("\n".join(problems))
-    if sum(each.name == STDIN for each in found) > 1:
+    if sum(each.name == STDIN for each in files) > 1:
         raise DataError("- (standard input): given twice, but it can be read only once.")
-    return found, passed_over
+    return files, passed_over
 
 
 def matching(path: str) -> list[str] | None:

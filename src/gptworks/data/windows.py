@@ -8,11 +8,12 @@ import numpy as np
 
 from gptworks.config.schema import DataConfig
 from gptworks.counted import counted
-from gptworks.data import order, split
+from gptworks.data import order
 from gptworks.data.formats.contents import Tokens
 from gptworks.data.mixture import Mixture, Stage
+from gptworks.data.split import SPLITS, boundaries
 from gptworks.data.store import Store
-from gptworks.errors import DataError, EmptyPartError
+from gptworks.errors import DataError, EmptySplitError
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Sample:
 
 
 class Source(Protocol):
-    """Numbered samples of one store and one part of its split. `note`: what the user should know about them."""
+    """Numbered samples of one split of one store. `note`: what the user should know about them."""
 
     note: str
 
@@ -35,7 +36,7 @@ class Source(Protocol):
 
 
 class OrderedSamples(Protocol):
-    """The samples of one part of all stores, in the order in which they are read."""
+    """The samples of one split of all stores, in the order in which they are read."""
 
     @property
     def sources(self) -> Sequence[Source]: ...
@@ -159,7 +160,7 @@ class Examples:
 
 
 class Samples:
-    """An endless, ordered stream over one part of all stores: sample i depends on the seed and i alone.
+    """An endless, ordered stream over one split of all stores: sample i depends on the seed and i alone.
 
     Without weights the sources are one long list, and an epoch has each of its samples once.
     """
@@ -203,69 +204,69 @@ class Samples:
         return places
 
 
-def build_samples(stores: list[Store], part: str, cfg: DataConfig, seed: int, stages: Sequence[Stage] = ()) -> Samples:
-    """The samples of one part ("train", "held_out" or "test"). Evaluation parts are read in order, store by store.
+def build_samples(stores: list[Store], split: str, cfg: DataConfig, seed: int, stages: Sequence[Stage] = ()) -> Samples:
+    """The samples of one split ("train", "held_out" or "test"). Evaluation splits are read in order, store by store.
 
     `stages`: instead of the weights of the configuration.
     """
-    if part != "train":
-        return Samples(_sources_to_measure(stores, part, cfg), (), seed=seed, shuffled=False)
-    sources = [build_source(store, part, cfg) for store in stores]
+    if split != "train":
+        return Samples(_sources_to_measure(stores, split, cfg), (), seed=seed, shuffled=False)
+    sources = [build_source(store, split, cfg) for store in stores]
     stages = stages or ([Stage(0, cfg.weights)] if cfg.weights else [])
     return Samples(sources, stages, seed=seed, shuffled=cfg.order == "shuffled")
 
 
-def _sources_to_measure(stores: list[Store], part: str, cfg: DataConfig) -> list[Source]:
-    """The sources of those stores that have anything in this part."""
-    empty = empty_stores(stores, part, cfg)
+def _sources_to_measure(stores: list[Store], split: str, cfg: DataConfig) -> list[Source]:
+    """The sources of those stores that have anything in this split."""
+    empty = empty_stores(stores, split, cfg)
     if len(empty) == len(stores):
         raise empty[0]
-    return [build_source(store, part, cfg) for number, store in enumerate(stores) if number not in empty]
+    return [build_source(store, split, cfg) for number, store in enumerate(stores) if number not in empty]
 
 
-def empty_stores(stores: list[Store], part: str, cfg: DataConfig) -> dict[int, EmptyPartError]:
-    """The stores, by number, that have no sample in this part, and why."""
-    empty: dict[int, EmptyPartError] = {}
+def empty_stores(stores: list[Store], split: str, cfg: DataConfig) -> dict[int, EmptySplitError]:
+    """The stores, by number, that have no sample in this split, and why."""
+    empty: dict[int, EmptySplitError] = {}
     for number, store in enumerate(stores):
         try:
-            build_source(store, part, cfg)
-        except EmptyPartError as error:
+            build_source(store, split, cfg)
+        except EmptySplitError as error:
             empty[number] = error
     return empty
 
 
-def build_source(store: Store, part: str, cfg: DataConfig) -> Source:
-    which = split.PARTS.index(part)
+def build_source(store: Store, split: str, cfg: DataConfig) -> Source:
+    which = SPLITS.index(split)
     if not store.contents.has_documents:
         # A bare stream has no documents to share out: its tokens are.
-        borders = split.boundaries(cfg.split, len(store.tokens))
+        borders = boundaries(cfg.split, len(store.tokens))
         is_left_out = False
         source: Source = Windows(store.tokens, cfg.seq_len, borders[which], borders[which + 1])
         amount = f"{borders[which + 1] - borders[which]} of {counted(len(store.tokens), 'token')}"
     else:
-        borders = split.boundaries(cfg.split, store.num_documents)
+        borders = boundaries(cfg.split, store.num_documents)
         documents = range(borders[which], borders[which + 1])
         source = _source_of_documents(store, documents, cfg)
         tokens = int(store.document_starts[documents.stop] - store.document_starts[documents.start])
         is_left_out = not documents and store.num_documents == 1
         amount = f"{len(documents)} of {counted(store.num_documents, 'document')} and {counted(tokens, 'token')}"
     if not len(source):
-        raise EmptyPartError(
-            f"{store.file}: the {part} part has {amount}; one sample needs {cfg.seq_len + 1}. "
-            + _more_text(cfg, part, is_left_out)
+        raise EmptySplitError(
+            f"{store.file}: the {split} split has {amount}; one sample needs {cfg.seq_len + 1}. "
+            + _more_text(cfg, split, is_left_out)
         )
     return source
 
 
-def _more_text(cfg: DataConfig, part: str, is_left_out: bool) -> str:
-    """What to do about an empty part. `is_left_out`: the only document of the store is in another one."""
+def _more_text(cfg: DataConfig, split: str, is_left_out: bool) -> str:
+    """What to do about an empty split. `is_left_out`: the only document of the store is in another one."""
     shares = f"data.split (now {','.join(f'{share:g}' for share in cfg.split)})"
     if is_left_out:
         return (
             "One document cannot be divided: give held-out text of its own (data.held_out_path), or prepare it as "
             "several documents (`gptworks prepare --doc-separator`)."
         )
-    apart = ", or held-out text of its own (data.held_out_path)" if part == "held_out" else ""
+    apart = ", or held-out text of its own (data.held_out_path)" if split == "held_out" else ""
     return f"Use more text, a smaller data.seq_len, {'' if apart else 'or '}another {shares}{apart}."
 
 

@@ -52,6 +52,6 @@ def _look(named: tuple[str, Check]) -> list[dict[str, str]]:
     except GPTWorksError as error:  # says itself what to do
         findings = problem(what, "not usable", str(error))
     except Exception as error:
-        said = f"{type(error).__name__}: {first_line(error)}"
-        findings = problem(what, said, f"Fix or reinstall what {what} names.")
+        message = f"{type(error).__name__}: {first_line(error)}"
+        findings = problem(what, message, f"Fix or reinstall what {what} names.")
     return [vars(each) for each in findings]

@@ -37,15 +37,15 @@ def findings(device: str = "cuda", limit: float = LIMIT) -> list[Finding]:
         _write_tokens(folder / "tokens.bin")
         failure = _launched(folder, device, ranks, limit)
         done = folder / _DONE
-        told = [json.loads(line) for line in done.read_text().splitlines()] if done.exists() else []
-    found = [Finding(stage, "ok", text) for stage, text in zip(_STAGES, told, strict=False)]
-    if len(told) < len(_STAGES):
-        found += problem(_STAGES[len(told)], failure or "ended without a word", _FIX)
+        lines = [json.loads(line) for line in done.read_text().splitlines()] if done.exists() else []
+    findings = [Finding(stage, "ok", text) for stage, text in zip(_STAGES, lines, strict=False)]
+    if len(lines) < len(_STAGES):
+        findings += problem(_STAGES[len(lines)], failure or "ended without a word", _FIX)
     elif failure:
-        found += problem("gpus: end", failure, _FIX)
+        findings += problem("gpus: end", failure, _FIX)
     if ranks == 1:
-        found += note("gpus", "one device only: what several do together was not tried")
-    return found
+        findings += note("gpus", "one device only: what several do together was not tried")
+    return findings
 
 
 def _launched(folder: Path, device: str, ranks: int, limit: float) -> str:
@@ -132,8 +132,8 @@ def _rank(folder: Path, device: str, ranks: int) -> None:
     tell(f"went on from the checkpoint to step {second.step}")
 
 
-def main(what: str, folder: str, device: str, ranks: str) -> int:
-    if what == "launch":
+def main(role: str, folder: str, device: str, ranks: str) -> int:
+    if role == "launch":
         return _launch(Path(folder), device, int(ranks))
     from gptworks.launch.reporting import reporting
 

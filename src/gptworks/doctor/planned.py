@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gptworks.compilers import cxx_compilers
 from gptworks.config.derive import Layout, num_steps, plan_batch, solve_layout, with_layout
-from gptworks.config.schema import CheckpointConfig, RunConfig
+from gptworks.config.schema import AXES, CheckpointConfig, ParallelConfig, RunConfig
 from gptworks.doctor.finding import Finding, examine, note, ok, problem
 from gptworks.errors import ConfigError, UsageError
 from gptworks.plan import sizes
@@ -17,59 +17,64 @@ _GIB = 2**30
 def findings(cfg: RunConfig) -> list[Finding]:
     return examine(
         [
-            ("run.device", lambda: device(cfg)),
-            ("precision.compute", lambda: precision(cfg)),
+            ("run.device", lambda: device(cfg.run.device)),
+            ("precision.compute", lambda: precision(cfg.precision.compute, cfg.run.device)),
             ("parallel", lambda: layout(cfg)),
             ("memory", lambda: memory(cfg)),
-            ("data.path", lambda: data(cfg)),
-            ("init.checkpoint", lambda: weights(cfg)),
+            ("data.path", lambda: data(cfg.data.path)),
+            ("init.checkpoint", lambda: weights(cfg.init.checkpoint)),
             ("disk", lambda: disk(cfg)),
-            ("train.compile", lambda: compiler(cfg)),
+            ("train.compile", lambda: compiler() if cfg.train.compile else []),
         ]
     )
 
 
-def device(cfg: RunConfig) -> list[Finding]:
+def device(asked: str) -> list[Finding]:
     from gptworks.launch.devices import pick_device
 
     try:
-        return ok("run.device", f"{cfg.run.device}: {pick_device(cfg.run.device)}")
+        return ok("run.device", f"{asked}: {pick_device(asked)}")
     except ConfigError as error:
-        return problem("run.device", f"{cfg.run.device} is not here", " ".join(error.problems))
+        return problem("run.device", f"{asked} is not here", " ".join(error.problems))
 
 
-def precision(cfg: RunConfig) -> list[Finding]:
+def precision(compute: str, device: str) -> list[Finding]:
     """Refused by an error where products of that type kill the process."""
     from gptworks import cpu
     from gptworks.launch.devices import pick_device
     from gptworks.train.precision import DTYPES
 
-    kind = cfg.precision.compute
-    if pick_device(cfg.run.device).type == "cpu":
+    if pick_device(device).type == "cpu":
         cpu.settle(say=False)
-        cpu.require(DTYPES[kind])
-    return ok("precision.compute", kind)
+        cpu.require(DTYPES[compute])
+    return ok("precision.compute", compute)
 
 
-def _solved(cfg: RunConfig) -> Layout:
+def _solved(parallel: ParallelConfig, device: str) -> Layout:
     """`auto` is what the devices of this machine leave."""
     import torch
 
-    known = Layout.from_config(cfg.parallel)
-    has_auto = "auto" in (cfg.parallel.pp, cfg.parallel.dp, cfg.parallel.fsdp, cfg.parallel.tp)
-    devices = torch.cuda.device_count() if cfg.run.device in ("auto", "cuda") else 1
+    known = Layout.from_config(parallel)
+    has_auto = "auto" in (getattr(parallel, axis) for axis in AXES)
+    devices = torch.cuda.device_count() if device in ("auto", "cuda") else 1
     most = max(1, devices // known.world_size) if has_auto else 1
-    return solve_layout(cfg.parallel, known.world_size * most)
+    return solve_layout(parallel, known.world_size * most)
+
+
+def _is_on_cuda(device: str) -> bool:
+    import torch
+
+    return device == "cuda" or (device == "auto" and torch.cuda.is_available())
 
 
 def layout(cfg: RunConfig) -> list[Finding]:
     import torch
 
-    layout = _solved(cfg)
+    layout = _solved(cfg.parallel, cfg.run.device)
     batch = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, with_layout(cfg.parallel, layout))
     many = f"{layout.degrees}: {layout.world_size} processes" if layout.world_size > 1 else "1 process"
     summary = f"{many}; a step is {batch.accumulation} x {batch.micro_size} samples in each replica"
-    on_cuda = cfg.run.device == "cuda" or (cfg.run.device == "auto" and torch.cuda.is_available())
+    on_cuda = _is_on_cuda(cfg.run.device)
     if on_cuda and layout.world_size > torch.cuda.device_count():
         fix = "Start it on several machines (--nnodes, --master), or make the layout smaller."
         return note("parallel", f"{summary}, but {torch.cuda.device_count()} devices here", fix)
@@ -85,9 +90,9 @@ def memory(cfg: RunConfig) -> list[Finding]:
     from gptworks.plan.memory import rank_memories
     from gptworks.plan.workload import LayoutChoice, Workload
 
-    choice = LayoutChoice.from_config(cfg, _solved(cfg).world_size)
+    choice = LayoutChoice.from_config(cfg, _solved(cfg.parallel, cfg.run.device).world_size)
     layout = choice.layout
-    on_cuda = cfg.run.device == "cuda" or (cfg.run.device == "auto" and torch.cuda.is_available())
+    on_cuda = _is_on_cuda(cfg.run.device)
     memories = rank_memories(Workload.from_config(cfg, "cuda" if on_cuda else "cpu"), choice)
     if on_cuda and torch.cuda.is_available():
         budget = MemoryBudget(torch.cuda.get_device_properties(0).total_memory)
@@ -106,23 +111,23 @@ def memory(cfg: RunConfig) -> list[Finding]:
     return problem("memory", summary, f"{smaller} split it further (parallel.fsdp, tp, pp), or parallel.offload: true.")
 
 
-def data(cfg: RunConfig) -> list[Finding]:
+def data(paths: tuple[str, ...]) -> list[Finding]:
     from gptworks.data.store import Store, locate_stores
 
-    if not cfg.data.path:
+    if not paths:
         return note("data.path", "empty", "Training needs data: `gptworks prepare` makes it.")
-    stores = [Store(each) for path in cfg.data.path for each in locate_stores(path)]
+    stores = [Store(each) for path in paths for each in locate_stores(path)]
     kinds = sorted({store.located.format.NAME for store in stores})
-    return ok("data.path", f"{len(stores)} of {', '.join(kinds)}: {', '.join(cfg.data.path)}")
+    return ok("data.path", f"{len(stores)} of {', '.join(kinds)}: {', '.join(paths)}")
 
 
-def weights(cfg: RunConfig) -> list[Finding]:
-    if not cfg.init.checkpoint:
+def weights(checkpoint: str) -> list[Finding]:
+    if not checkpoint:
         return []
     from gptworks.checkpoint.pretrained import Pretrained
 
-    weights = Pretrained.open(cfg.init.checkpoint)
-    return ok("init.checkpoint", f"{cfg.init.checkpoint}: {sizes.num_parameters(weights.model):,} parameters")
+    weights = Pretrained.open(checkpoint)
+    return ok("init.checkpoint", f"{checkpoint}: {sizes.num_parameters(weights.model):,} parameters")
 
 
 def disk(cfg: RunConfig) -> list[Finding]:
@@ -156,7 +161,8 @@ def most_checkpoints(cfg: CheckpointConfig, last_step: int | None) -> int:
 def _last_step(cfg: RunConfig) -> int | None:
     if cfg.train.epochs or not (cfg.train.steps or cfg.train.tokens):
         return None
-    batch = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, with_layout(cfg.parallel, _solved(cfg)))
+    parallel = with_layout(cfg.parallel, _solved(cfg.parallel, cfg.run.device))
+    batch = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, parallel)
     return num_steps(cfg.train, 0, batch.global_size, cfg.data.seq_len)
 
 
@@ -170,9 +176,7 @@ def _existing(folder: Path) -> Path:
     return folder
 
 
-def compiler(cfg: RunConfig) -> list[Finding]:
-    if not cfg.train.compile:
-        return []
+def compiler() -> list[Finding]:
     compiler = next(iter(cxx_compilers()), None)
     if compiler is None:
         return problem("train.compile", "no C++ compiler", "Install g++, or set train.compile: false.")

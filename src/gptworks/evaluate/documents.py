@@ -15,7 +15,7 @@ Document = Sequence[Row]
 
 
 def score_documents(
-    model: GPT, documents: Sequence[Document], records: Records, *, batch_size: int, watcher: Watcher, what: str
+    model: GPT, documents: Sequence[Document], records: Records, *, batch_size: int, watcher: Watcher, name: str
 ) -> list[Score]:
     """Scores of all documents. Those that `records` does not have yet are computed and put there, in the batches of the
     whole: a row may have another last bit beside other rows."""
@@ -23,11 +23,11 @@ def score_documents(
     owned = [(index, row) for index, document in enumerate(documents) for row in document]
     owners, rows = [index for index, _ in owned], [row for _, row in owned]
     waiting = {index: len(documents[index]) for index in missing}
-    found: dict[int, list[Score]] = {index: [] for index in missing}
+    scores_of: dict[int, list[Score]] = {index: [] for index in missing}
     for index in missing:
         if not documents[index]:  # nothing in it to score
             records.add(index, _as_record([]))
-    watcher.begin(what, len(documents), len(documents) - len(rows and missing))
+    watcher.begin(name, len(documents), len(documents) - len(rows and missing))
     known = {number for number, index in enumerate(owners) if index not in waiting}
     try:
         for batch in score(model, rows, batch_size=batch_size, known=known):
@@ -35,10 +35,10 @@ def score_documents(
                 index = owners[number]
                 if number in known:
                     continue
-                found[index].append(each)
+                scores_of[index].append(each)
                 waiting[index] -= 1
                 if not waiting[index]:
-                    records.add(index, _as_record(found.pop(index)))
+                    records.add(index, _as_record(scores_of.pop(index)))
             records.flush()
             watcher.batch(len(records.lines), list(batch.values()))
     finally:

@@ -9,10 +9,10 @@ from gptworks.evaluate import baselines
 from gptworks.tokenizer import Tokenizer
 
 
-def baseline_rows(dataset: Dataset, part: str, tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
-    if part == "train":
+def baseline_rows(dataset: Dataset, split: str, tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
+    if split == "train":
         raise UsageError(
-            "--baselines: they learn from the training part, so measure another one (--split held-out or test)."
+            "--baselines: they learn from the training split, so measure another one (--split held-out or test)."
         )
     if dataset.has_foreign_order:
         raise UsageError(
@@ -21,7 +21,7 @@ def baseline_rows(dataset: Dataset, part: str, tokenizer: Tokenizer | None) -> l
         )
     if len(dataset.stores) != 1 or tokenizer is None or tokenizer.byte_lengths is None:
         raise UsageError("--baselines: needs one store of plain text with a known byte-level tokenizer.")
-    train, measured = (dataset.samples(name).sources[0] for name in ("train", part))
+    train, measured = (dataset.samples(name).sources[0] for name in ("train", split))
     if not isinstance(train, Windows) or not isinstance(measured, Windows):
         raise UsageError("--baselines: needs a store of plain text, not of prompts and completions.")
     tokens = measured.tokens[measured.first : measured.first + len(measured) * measured.seq_len + 1]

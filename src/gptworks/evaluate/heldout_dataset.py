@@ -55,8 +55,8 @@ def as_store(data: str, tokenizer: Tokenizer, key: str = "") -> Iterator[str]:
             )
             yield str(path)
         except DataError as error:
-            said = str(error).replace(f"{path}.bin", data).replace(", or leave out --strict to skip such lines", "")
-            raise type(error)(said) from None
+            message = str(error).replace(f"{path}.bin", data).replace(", or leave out --strict to skip such lines", "")
+            raise type(error)(message) from None
 
 
 def open_dataset(model: PretrainedGPT, section: dict[str, Any], trained: dict[str, Any], where: str) -> Dataset:
@@ -70,21 +70,21 @@ def open_dataset(model: PretrainedGPT, section: dict[str, Any], trained: dict[st
 def measure(
     model: PretrainedGPT,
     dataset: Dataset,
-    part: str,
+    split: str,
     *,
     batch_size: int,
     limit: int = 0,
-    what: str,
+    name: str,
     watcher: Watcher | None = None,
 ) -> HeldOut:
-    """The loss over the samples of a part, or over the first `limit` of them. The dataset has the model's tokenizer,
-    or it is refused with `what` for the model's name."""
+    """The loss over the samples of a split, or over the first `limit` of them. The dataset has the model's tokenizer,
+    or it is refused with `name` for the model's name."""
     if model.tokenizer and dataset.tokenizer:
-        dataset.tokenizer.require(model.tokenizer.identity, what=what)
+        dataset.tokenizer.require(model.tokenizer.identity, source=name)
     tokenizer = dataset.tokenizer or model.tokenizer
     watcher = watcher or Watcher()
-    samples = _Watched(dataset.samples(part), limit, watcher)
-    watcher.begin(what, samples.per_epoch, 0)
+    samples = _Watched(dataset.samples(split), limit, watcher)
+    watcher.begin(name, samples.per_epoch, 0)
     try:
         return held_out_loss(
             model,
@@ -99,7 +99,7 @@ def measure(
 
 
 class _Watched:
-    """The samples of a part, or the first of them; the watcher is told of every batch."""
+    """The samples of a split, or the first of them; the watcher is told of every batch."""
 
     def __init__(self, samples: OrderedSamples, limit: int, watcher: Watcher) -> None:
         self.samples, self.limit, self.watcher = samples, limit, watcher

@@ -25,5 +25,5 @@ def _of_files(files: list[Path]) -> str:
     hashes = [sha256_of(file) for file in files]
     if len(files) == 1:
         return hashes[0]
-    lines = "".join(f"{file.name} {found}\n" for file, found in zip(files, hashes, strict=True))
+    lines = "".join(f"{file.name} {digest}\n" for file, digest in zip(files, hashes, strict=True))
     return hashlib.sha256(lines.encode()).hexdigest()

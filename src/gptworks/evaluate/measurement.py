@@ -63,7 +63,7 @@ class Measurement:
                 records,
                 batch_size=self.request.batch_size,
                 watcher=self.watcher,
-                what=self.path,
+                name=self.path,
             )
 
     def result(

@@ -11,7 +11,7 @@ from gptworks.evaluate.rows import Score
 class Watcher:
     """Told what happens; this one keeps quiet."""
 
-    def begin(self, what: str, total: int, done: int) -> None: ...
+    def begin(self, name: str, total: int, done: int) -> None: ...
 
     def batch(self, items: int, scores: list[Score]) -> None:
         """`items`: documents that are complete by now."""
@@ -27,8 +27,8 @@ class Bar(Watcher):
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
 
-    def begin(self, what: str, total: int, done: int) -> None:
-        self.task = self.bar.add_task(what, total=total, completed=done)
+    def begin(self, name: str, total: int, done: int) -> None:
+        self.task = self.bar.add_task(name, total=total, completed=done)
         self.bar.start()
 
     def batch(self, items: int, scores: list[Score]) -> None:
@@ -45,7 +45,7 @@ class PaddleLines(Watcher):
     def __init__(self, metric: str, every: int = 10, out: TextIO | None = None) -> None:
         self.metric, self.every, self.out = metric, every, out
 
-    def begin(self, what: str, total: int, done: int) -> None:
+    def begin(self, name: str, total: int, done: int) -> None:
         self.step, self.sum, self.since = 0, 0.0, time.monotonic()
 
     def batch(self, items: int, scores: list[Score]) -> None:

@@ -81,8 +81,8 @@ class Records:
         assert self.file is not None
         try:
             first, *others = self.file.read_bytes().split(b"\n")
-            found = json_text.loads(first)
-            is_ours = isinstance(found, dict) and found.get("format") == FORMAT
+            header = json_text.loads(first)
+            is_ours = isinstance(header, dict) and header.get("format") == FORMAT
         except OSError as error:
             raise DataError(
                 f"--per-document: {self.file} cannot be read ({error.strerror}). Name another file."
@@ -95,9 +95,9 @@ class Records:
                 "remove it."
             )
         for name, value in needed.items():
-            if found.get(name) != value:
+            if header.get(name) != value:
                 raise DataError(
-                    f"--per-document: {self.file} was written with {name} {_short(found.get(name))}, now "
+                    f"--per-document: {self.file} was written with {name} {_short(header.get(name))}, now "
                     f"{_short(value)}. "
                     "Name another file, or remove it to begin anew."
                 )

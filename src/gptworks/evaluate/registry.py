@@ -12,12 +12,12 @@ from gptworks.evaluate.task import Option, Task
 DEFAULT = "heldout"
 
 
-def _found() -> dict[str, Task]:
+def _load_tasks() -> dict[str, Task]:
     modules = [import_module(f"{tasks.__name__}.{each.name}") for each in pkgutil.iter_modules(tasks.__path__)]
     return {module.TASK.name: module.TASK for module in modules}
 
 
-TASKS = _found()
+TASKS = _load_tasks()
 
 
 def find(name: str) -> Task:
@@ -32,11 +32,11 @@ def accepted(task: Task) -> list[Option]:
     return [*task.options, *(option for option in others if not option.is_refused_elsewhere)]
 
 
-def settings_of(task: Task, given: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(task: Task, values: Mapping[str, Any]) -> dict[str, Any]:
     """All settings of a task. One of another task is refused, unless it says no more than its default does."""
     known = accepted(task)
     for other in TASKS.values():
         for option in other.options:
-            if option not in known and given.get(option.name, option.default) != option.default:
+            if option not in known and values.get(option.name, option.default) != option.default:
                 raise UsageError(f"{option.flag}: is for --task {other.name}, got --task {task.name}. Leave it out.")
-    return {option.name: given.get(option.name, option.default) for option in task.options}
+    return {option.name: values.get(option.name, option.default) for option in task.options}

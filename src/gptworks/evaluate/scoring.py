@@ -75,9 +75,8 @@ def _score_batch(model: GPT, rows: list[Row]) -> list[Score]:
     with evaluating(model), _score_per_token(model):
         scored_R2 = model(tokens[:, :-1].to(device), labels=labels.to(device)).cpu()
     scores = []
-    for part in scored_R2.split([row.num_scored for row in rows]):
-        total = math.fsum(part[:, 0].tolist())
-        scores.append(Score(total, bool(part[:, 1].all()), len(part)))
+    for scored in scored_R2.split([row.num_scored for row in rows]):
+        scores.append(Score(math.fsum(scored[:, 0].tolist()), bool(scored[:, 1].all()), len(scored)))
     return scores
 
 
@@ -99,10 +98,10 @@ class _TokenScores(nn.Module):
         weight = weight_VD.to(x.dtype)
         wide = torch.promote_types(x.dtype, torch.float32)
         chunk = max(1, CHUNK_ELEMENTS // weight_VD.shape[0])
-        found = []
+        chunks = []
         for x_CD, labels_C in zip(x_RD.split(chunk), labels_R.split(chunk), strict=True):
             logits_CV = (x_CD @ weight.T).to(wide)
             log_probability_C = logits_CV.gather(1, labels_C[:, None])[:, 0] - logits_CV.logsumexp(-1)
             is_likeliest_C = (logits_CV.argmax(-1) == labels_C).to(wide)
-            found.append(torch.stack([log_probability_C, is_likeliest_C], dim=1))
-        return torch.cat(found)
+            chunks.append(torch.stack([log_probability_C, is_likeliest_C], dim=1))
+        return torch.cat(chunks)

@@ -3,7 +3,7 @@
 The command line reads all tasks to write its help, so files of tasks import torch and numpy inside functions only.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,9 +53,14 @@ class Published:
 
 PUBLISHED_STATUS = "published, not reproduced here"
 # Sources of more than one task.
-GPT2_PAPER = "Radford et al. 2019 (GPT-2), table 3"
 FLEETX_README = "FleetX/PaddleFleetX, README of the 345M model"
 FLEETX_LOG = "FleetX/PaddleFleetX, single-card document, log"
+
+
+def of_gpt2_paper(metric: str, values: Sequence[float], rule: str) -> list[Published]:
+    """The figures of its four models."""
+    source, sizes = "Radford et al. 2019 (GPT-2), table 3", ("117M", "345M", "762M", "1542M")
+    return [Published(f"GPT-2 {size}", metric, value, source, rule) for size, value in zip(sizes, values, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,8 @@ class PaddleLog:
 
 def _require_file(task: "Task", data: str) -> None:
     if not Path(data).is_file():
-        what = "a folder" if Path(data).is_dir() else "no such file"
-        raise DataError(f"{data}: {what}. The task {task.name} reads one file of text.")
+        problem = "a folder" if Path(data).is_dir() else "no such file"
+        raise DataError(f"{data}: {problem}. The task {task.name} reads one file of text.")
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class _Runner:
         self.words: list[str] = json.loads((folder / _FILES[2]).read_text(encoding="utf-8"))
 
     def continue_greedily(self, tokens: Sequence[int], max_new_tokens: int, eod_id: int | None) -> list[int]:
-        (found,) = self.generator.generate_batch(
+        (result,) = self.generator.generate_batch(
             [[self.words[token] for token in tokens]],
             max_length=max_new_tokens,
             sampling_topk=1,
@@ -114,4 +114,4 @@ class _Runner:
             return_end_token=True,
             end_token=[] if eod_id is None else [eod_id],
         )
-        return [int(token) for token in found.sequences_ids[0]]
+        return [int(token) for token in result.sequences_ids[0]]

@@ -44,12 +44,12 @@ def export(
     weights: str | None = None,
     name: str = "model",
     tokenizer: str | Path | None = None,
-    given: Mapping[str, object] | None = None,
+    overrides: Mapping[str, object] | None = None,
 ) -> Exported:
     """Nothing appears at `out` before all of it is there.
 
     `model`: a checkpoint of any known system, or the name of one. `name`: what files are called before their suffix.
-    `tokenizer`: for weights that have none beside them. `given`: numbers of the model that its files do not carry.
+    `tokenizer`: for weights that have none beside them. `overrides`: numbers of the model that its files do not carry.
 
     >>> export("runs/stories", "onnx", "stories-onnx", weights="int8")   # doctest: +SKIP
     """
@@ -61,8 +61,8 @@ def export(
         raise UsageError(f"--name {name}: needs letters, digits, '.', '-' and '_' only; it begins file names.")
     staging.require_free(folder, is_folder=True)
     target.require()
-    found = Pretrained.open(model, tokenizer=tokenizer, shape=given)
-    opened, words = found.weights, found.require_tokenizer()
+    pretrained = Pretrained.open(model, tokenizer=tokenizer, shape=overrides)
+    opened, words = pretrained.weights, pretrained.require_tokenizer()
     require_known(opened.model, target.KNOWN, f"--to {to}: its {target.TITLE.partition(',')[0]}", UsageError)
     with staging.staged(folder, is_folder=True) as staged:
         source = _source(opened, words, kind)
@@ -112,8 +112,8 @@ def _readme(target: Target, name: str, source: Source, kind: str, written: Writt
     packages = " ".join([*target.RUNTIME, *tokenizer_files.packages(source.tokenizer)])
     shapes = [f"- input `{key}`: {value}" for key, value in written.inputs.items()]
     shapes += [f"- output `{key}`: {value}" for key, value in written.outputs.items()]
-    shown = [line for line in shapes if not re.search(r"\.[1-9]\d*\.", line)]  # of the layers the first one
-    more = ["", "The other layers have the same with .1, .2, ..."] if len(shown) < len(shapes) else []
+    first_layer = [line for line in shapes if not re.search(r"\.[1-9]\d*\.", line)]  # of the layers the first one
+    more = ["", "The other layers have the same with .1, .2, ..."] if len(first_layer) < len(shapes) else []
     return "\n".join(
         [
             f"# GPT of {cfg.num_layers} layers of {cfg.hidden_size}: {target.TITLE}",
@@ -126,7 +126,7 @@ def _readme(target: Target, name: str, source: Source, kind: str, written: Writt
             f"Weights: {kind}. {cfg.vocab_size:,} tokens, at most {cfg.max_positions:,} in a text"
             + (f"; `{end}` ends one." if end else "."),
             f"`{name}{INFO_SUFFIX}` lists parameters, files and their sha256. `gptworks infer` runs the folder too.",
-            *(["", *shown, *more] if shown else []),
+            *(["", *first_layer, *more] if first_layer else []),
             "",
         ]
     )
@@ -155,9 +155,9 @@ def read_info(folder: Path) -> dict[str, Any] | None:
     """What `export` wrote down, if it is there."""
     for path in sorted(folder.glob(f"*{INFO_SUFFIX}")):
         try:
-            found = json_text.loads(path.read_text(encoding="utf-8"))
-            ModelConfig.model_validate(found["model"])
+            info = json_text.loads(path.read_text(encoding="utf-8"))
+            ModelConfig.model_validate(info["model"])
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise CheckpointError(f"{path}: not the info of an export ({error}). Export the model again.") from None
-        return dict(found)
+        return dict(info)
     return None

@@ -66,13 +66,13 @@ class _Runner:
         self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
 
     def continue_greedily(self, tokens: Sequence[int], max_new_tokens: int, eod_id: int | None) -> list[int]:
-        given = torch.tensor([list(tokens)])
-        found = self.model.generate(
-            given,
-            attention_mask=torch.ones_like(given),
+        prompt = torch.tensor([list(tokens)])
+        output = self.model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
             max_new_tokens=max_new_tokens,
             do_sample=False,
             eos_token_id=eod_id,
             pad_token_id=eod_id,
         )
-        return [int(token) for token in found[0, len(tokens) :]]
+        return [int(token) for token in output[0, len(tokens) :]]

@@ -23,16 +23,16 @@ class Inference:
         if not self.folder.is_dir():
             file_errors.refuse_unreadable(self.folder)
             raise UsageError(f"{folder}: no such folder. Needed: one that `gptworks export` wrote.")
-        found = registry.recognise(self.folder)
+        recognised = registry.recognise(self.folder)
         info = read_info(self.folder)
-        if found is None or info is None:
-            missing = "no weights of a known runtime" if found is None else f"no file *{INFO_SUFFIX}"
+        if recognised is None or info is None:
+            missing = "no weights of a known runtime" if recognised is None else f"no file *{INFO_SUFFIX}"
             raise CheckpointError(
                 f"{folder}: {missing} in it. Needed: a folder that `gptworks export` wrote "
                 f"(--to {', '.join(registry.NAMES)}). `gptworks generate` runs checkpoints."
             )
         file_errors.refuse_unreadable(self.folder)  # what the runtimes say of such a file is less
-        self.target, file = found
+        self.target, file = recognised
         self.model = ModelConfig.model_validate(info["model"])
         self.tokenizer = Tokenizer.from_pretrained(self.folder)
         cpu.settle()

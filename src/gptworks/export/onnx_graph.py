@@ -43,12 +43,12 @@ def write(folder: Path, stem: str, source: Source, weights: str) -> Written:
     onnx.checker.check_model(str(file))
 
     def words(values: Any) -> dict[str, str]:
-        found = {}
+        types = {}
         for value in values:
             kind = value.type.tensor_type
             sizes = [str(size.dim_param or size.dim_value) for size in kind.shape.dim]
-            found[value.name] = f"{onnx.TensorProto.DataType.Name(kind.elem_type).lower()} [{', '.join(sizes)}]"
-        return found
+            types[value.name] = f"{onnx.TensorProto.DataType.Name(kind.elem_type).lower()} [{', '.join(sizes)}]"
+        return types
 
     return Written(graph.parameters, words(model.graph.input), words(model.graph.output))
 
@@ -362,8 +362,8 @@ class _Runner:
         now, past = list(tokens), self.empty
         while len(new) < max_new_tokens and (not new or new[-1] != eod_id):
             at = np.arange(len(tokens) + len(new), dtype=np.int64)[None]
-            given = [np.array([now], np.int64), np.ones_like(at), at[:, -len(now) :], *past]
-            logits, *past = self.session.run(None, dict(zip(self.names, given, strict=True)))
+            inputs = [np.array([now], np.int64), np.ones_like(at), at[:, -len(now) :], *past]
+            logits, *past = self.session.run(None, dict(zip(self.names, inputs, strict=True)))
             now = [int(logits[0, -1].argmax())]
             new += now
         return new

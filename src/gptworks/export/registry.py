@@ -19,10 +19,10 @@ NAMES = tuple(_MODULES)
 
 
 def target(name: str) -> Target:
-    found = _MODULES.get(name)
-    if found is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise UsageError(f"--to {name}: no such target. Known: {', '.join(NAMES)}.")
-    return cast(Target, import_module(f"gptworks.export.{found}"))
+    return cast(Target, import_module(f"gptworks.export.{module}"))
 
 
 def recognise(folder: Path) -> tuple[Target, Path] | None:

@@ -14,9 +14,9 @@ def write(folder: Path, tokenizer: Tokenizer) -> None:
     vocab.json holds the added tokens too, so that it tells the ids by itself. Only BPE has merges.
     """
     tokenizer.save(folder)
-    said = tokenizer.special.as_config(tokenizer.eod_token)
+    config = tokenizer.special.as_config(tokenizer.eod_token)
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
-    roles = {name: said[name] for name in names if name in said}
+    roles = {name: config[name] for name in names if name in config}
     _write_json(folder / "special_tokens_map.json", roles, indent=2)
     words = {token: i for i, token in enumerate(tokens_in_order(tokenizer))}
     _write_json(folder / "vocab.json", words)

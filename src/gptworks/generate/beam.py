@@ -45,13 +45,13 @@ class Group:
 
     def step(self, logits_KV: Tensor, taken: list[int], eod_id: int | None, is_stop: IsStop) -> None:
         """From the logits after each beam to the next beams, their `parents`, and what has finished."""
-        found = self._candidates(logits_KV, taken, eod_id, is_stop)
-        for candidate in found[: self.size]:
+        ranked = self._candidates(logits_KV, taken, eod_id, is_stop)
+        for candidate in ranked[: self.size]:
             if candidate.finish is not None and not (self._is_paddle and candidate.finish == "length"):
                 self._finish(candidate)
-        going_on = [candidate for candidate in found if candidate.finish is None or self._is_paddles_last(candidate)]
+        going_on = [candidate for candidate in ranked if candidate.finish is None or self._is_paddles_last(candidate)]
         going_on = going_on[: self.size]
-        best_of_all = found[0].beam.total
+        best_of_all = ranked[0].beam.total
         self.parents = [candidate.parent for candidate in going_on]
         self.beams = [candidate.beam for candidate in going_on]
         self.is_done = not going_on or self._is_over(best_of_all)
@@ -105,7 +105,7 @@ class Group:
         visible = len(beam.tokens) - 1 if ends else len(beam.tokens)
         score = self._score(beam.total, visible if self._is_paddle else len(beam.tokens))
         result = Sequence(beam.tokens[:visible], beam.logprobs[:visible], candidate.finish, score)
-        self.finished = sorted([*self.finished, result], key=lambda found: -found.score)[: self.size]
+        self.finished = sorted([*self.finished, result], key=lambda one: -one.score)[: self.size]
 
     def _score(self, total: float, length: int) -> float:
         """Hugging Face counts the end of document, Paddle does not and has a softer scale."""
@@ -163,7 +163,7 @@ def search(
         state.select(rows)
         logits = state.read(next_tokens) if next_tokens else {}
     return [
-        _best(number, [found for group in of_prompt for found in group.finished], cfg)
+        _best(number, [text for group in of_prompt for text in group.finished], cfg)
         for number, of_prompt in enumerate(groups)
     ]
 
@@ -174,4 +174,4 @@ def _best(number: int, finished: list[Sequence], cfg: GenerateConfig) -> list[Se
             f"prompt {number + 1}: {len(finished)} texts were found and {cfg.num_return_sequences} asked for: "
             "the settings forbid nearly every token. Relax logit_bias or no_repeat_ngram, or ask for fewer."
         )
-    return sorted(finished, key=lambda found: -found.score)[: cfg.num_return_sequences]
+    return sorted(finished, key=lambda text: -text.score)[: cfg.num_return_sequences]

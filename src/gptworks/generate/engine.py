@@ -54,8 +54,8 @@ def generate(
 
     >>> gptworks.generate(model, "Once upon a time", max_new_tokens=20, strategy="greedy")   # doctest: +SKIP
     """
-    found = generations(model, prompts, **settings)
-    return [generation.prompt + generation.text if return_full_text else generation.text for generation in found]
+    written = generations(model, prompts, **settings)
+    return [generation.prompt + generation.text if return_full_text else generation.text for generation in written]
 
 
 @generation_in_python_words
@@ -90,12 +90,12 @@ def generations_up_to(
         if not isinstance(text, str):
             raise UsageError(f"generate: got the prompt {text!r}; needs a text or a list of texts.")
     encoded = [tokenizer.encode_prompt(text) for text in texts]
-    found = continue_tokens(model, encoded, cfg, tokenizer=tokenizer, lengths=lengths)
+    continued = continue_tokens(model, encoded, cfg, tokenizer=tokenizer, lengths=lengths)
     return [
         Generation(
             text, _text_of(tokenizer, prompt, new, cfg), new.tokens, new.logprobs, new.finish, new.score, cfg.seed
         )
-        for text, prompt, of_prompt in zip(texts, encoded, found, strict=True)
+        for text, prompt, of_prompt in zip(texts, encoded, continued, strict=True)
         for new in of_prompt
     ]
 
@@ -180,7 +180,7 @@ def _continue(
     for row in rows:
         results[row.prompt].append(row.result())
     if cfg.best_of:
-        results = [sorted(found, key=lambda new: -new.score)[: cfg.num_return_sequences] for found in results]
+        results = [sorted(texts, key=lambda new: -new.score)[: cfg.num_return_sequences] for texts in results]
     return results
 
 
@@ -201,14 +201,14 @@ def _draws(
 
 def settings_of(settings: Mapping[str, object]) -> GenerateConfig:
     """Checked settings. `logit_bias` may be a dictionary {token id: bias}, and stop a single text."""
-    given = dict(settings)
-    biases = given.get("logit_bias")
+    values = dict(settings)
+    biases = values.get("logit_bias")
     if isinstance(biases, Mapping):
-        given["logit_bias"] = tuple(f"{token}:{bias}" for token, bias in biases.items())
+        values["logit_bias"] = tuple(f"{token}:{bias}" for token, bias in biases.items())
     try:
-        return GenerateConfig.model_validate({key: value for key, value in given.items() if value is not None})
+        return GenerateConfig.model_validate({key: value for key, value in values.items() if value is not None})
     except ValidationError:  # said in the words of all configurations
-        return from_dict({"generate": given}, "generate").generate
+        return from_dict({"generate": values}, "generate").generate
 
 
 def require_tokenizer(model: PretrainedGPT) -> Tokenizer:

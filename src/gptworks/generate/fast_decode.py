@@ -274,16 +274,16 @@ _KINDS = {
 
 def why_not(model: ModelConfig | None = None) -> str | None:
     """The reason why torch computes alone, this model or any; None where the function is in use."""
-    if model is not None and (found := architecture.unknown(model, KNOWN)):
-        return f"the C++ function does not know {found}"
+    if model is not None and (missing := architecture.unknown(model, KNOWN)):
+        return f"the C++ function does not know {missing}"
     return kernel_library.loaded(read_a_little)[1]
 
 
 def _functions() -> Functions:
-    found, reason = kernel_library.loaded(read_a_little)
-    if found is None:
+    library, reason = kernel_library.loaded(read_a_little)
+    if library is None:
         raise UsageError(f"the C++ function cannot be used: {reason}.")
-    return found
+    return library
 
 
 def read_a_little(functions: Functions) -> Iterator[str]:

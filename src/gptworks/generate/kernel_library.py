@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch  # noqa: F401  its OpenMP is the one that the libraries use
 
@@ -61,6 +61,7 @@ class Functions:
     work_size: Any  # (model, batch) -> bytes
 
 
+T = TypeVar("T")
 # What a library that has just been built must survive, in a child.
 Trial = Callable[[Functions], Iterator[str]]
 
@@ -89,11 +90,17 @@ def loaded(trial: Trial) -> tuple[Functions | None, str | None]:
         return None, f"{OFF}=off"
     if reason := no_place():
         return None, reason
+    functions, reason = first_opened(lambda compiler, instructions: opened(compiler, instructions, trial))
+    return functions, reason or None
+
+
+def first_opened(open_with: Callable[[str, InstructionSet], T]) -> tuple[T | None, str]:
+    """By the first compiler and the best instruction set that work; or the reason why none does."""
     reasons = []
     for compiler in cxx_compilers():
         for instructions in possible():
             try:
-                return opened(compiler, instructions, trial), None
+                return open_with(compiler, instructions), ""
             except (OSError, subprocess.SubprocessError) as error:
                 reasons.append(f"{compiler} ({instructions.name}): {reason_of(error)}")
     return None, "; ".join(reasons) or "no C++ compiler found (g++)"

@@ -38,7 +38,7 @@ class LlamaCpp:
         cfg = _checked(settings)
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         encoded = [self._encode(number, text, cfg) for number, text in enumerate(texts, start=1)]
-        found = []
+        written = []
         for text, tokens in zip(texts, encoded, strict=True):
             for copy in range(cfg.num_return_sequences):
                 out = TextOut(_Decoder(self._llama), tokens, cfg.stop)  # type: ignore[arg-type]
@@ -46,8 +46,8 @@ class LlamaCpp:
                 for _, end in self._run(out, tokens, cfg, seed=cfg.seed + copy):
                     finish = end or finish
                 out.close()
-                found.append(Generation(text, out.text, out.tokens, [], finish, None))
-        return found
+                written.append(Generation(text, out.text, out.tokens, [], finish, None))
+        return written
 
     def stream(self, prompt: str, **settings: object) -> Iterator[str]:
         cfg = _checked(settings)

@@ -99,7 +99,7 @@ class RemoteEngine:
         try:
             return urllib.request.urlopen(request, timeout=_SECONDS)
         except urllib.error.HTTPError as error:
-            raise GenerationError(f"{self.url}: {_told(error)}") from None
+            raise GenerationError(f"{self.url}: {_error_message(error)}") from None
         except OSError as error:
             raise GenerationError(
                 f"{self.url}: cannot be reached ({error}). Is `gptworks serve` running there?"
@@ -112,7 +112,7 @@ class RemoteEngine:
         return Generation(prompt, choice["text"], choice.get("token_ids", []), logprobs, finish, None, cfg.seed)
 
 
-def _told(error: urllib.error.HTTPError) -> str:
+def _error_message(error: urllib.error.HTTPError) -> str:
     try:
         with error:
             message = str(json.load(error)["error"]["message"])

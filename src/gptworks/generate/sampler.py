@@ -63,10 +63,10 @@ def run(
     logits = {number: first[row.prompt] for number, row in enumerate(rows)}
     while logits:
         drawn = {number: draw(logits_V, rows[number], cfg, eod_id) for number, logits_V in logits.items()}
-        for number, found in drawn.items():
-            rows[number].add(found, None if cfg.ignore_eod else eod_id, is_stop)
+        for number, drawn_token in drawn.items():
+            rows[number].add(drawn_token, None if cfg.ignore_eod else eod_id, is_stop)
         yield drawn
-        going_on = {number: found.token for number, found in drawn.items() if rows[number].finish is None}
+        going_on = {number: drawn_token.token for number, drawn_token in drawn.items() if rows[number].finish is None}
         logits = state.read(going_on) if going_on else {}
 
 
@@ -91,8 +91,8 @@ def drawn_from(probabilities_V: Tensor, generator: torch.Generator) -> int:
     mass_V = probabilities_V.cumsum(-1, dtype=torch.float64)
     at = torch.rand((), dtype=torch.float64, generator=generator) * mass_V[-1]
     # The first whose mass is beyond it, which is none of probability 0; where rounding leaves none, the last that has.
-    found = int(torch.searchsorted(mass_V, at, right=True))
-    return found if found < len(mass_V) else int(torch.searchsorted(mass_V, mass_V[-1]))
+    place = int(torch.searchsorted(mass_V, at, right=True))
+    return place if place < len(mass_V) else int(torch.searchsorted(mass_V, mass_V[-1]))
 
 
 def is_plain_greedy(cfg: GenerateConfig) -> bool:

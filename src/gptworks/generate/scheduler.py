@@ -272,7 +272,5 @@ class Scheduler:
 def _scored(token: int, log_V: Tensor, request: RowRequest) -> ScoredToken:
     if not request.num_alternatives:
         return ScoredToken(token, float(log_V[token]))
-    found = log_V.topk(min(request.num_alternatives, len(log_V)))
-    return ScoredToken(
-        token, float(log_V[token]), tuple(zip(found.indices.tolist(), found.values.tolist(), strict=True))
-    )
+    best = log_V.topk(min(request.num_alternatives, len(log_V)))
+    return ScoredToken(token, float(log_V[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)))

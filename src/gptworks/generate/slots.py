@@ -28,8 +28,8 @@ class Slots:
 
     def shared(self, tokens: Sequence[int]) -> tuple[int, int]:
         """The place that holds the longest beginning of these tokens, and how long it is."""
-        found = max(range(self.number), key=lambda slot: common_length(self.tokens[slot], tokens))
-        return found, common_length(self.tokens[found], tokens)
+        slot = max(range(self.number), key=lambda slot: common_length(self.tokens[slot], tokens))
+        return slot, common_length(self.tokens[slot], tokens)
 
     def take(self, tokens: Sequence[int], *, may_share: bool) -> tuple[int, int]:
         """A free place for a row that will read these tokens, and how many of them are there already.

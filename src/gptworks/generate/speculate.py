@@ -77,7 +77,7 @@ class ModelGuesser:
         state.select([row.prompt for row in rows])
 
     def guesses(self, rows: Mapping[int, tuple[Row, int]]) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {number: [] for number in rows}
+        guesses: dict[int, list[int]] = {number: [] for number in rows}
         copies = {number: _copy_of(row) for number, (row, _) in rows.items()}
         unread = {number: self._catch_up(number, row) for number, (row, _) in rows.items()}
         more = {n: tokens for n, tokens in unread.items() if 0 < len(tokens) <= self.state.room(n)}
@@ -86,11 +86,11 @@ class ModelGuesser:
             for number, logits_V in list(logits.items()):
                 token = self._guess(logits_V, copies[number])
                 if token is not None:
-                    found[number].append(token)
-                if token is None or len(found[number]) == rows[number][1] or not self.state.room(number):
+                    guesses[number].append(token)
+                if token is None or len(guesses[number]) == rows[number][1] or not self.state.room(number):
                     del logits[number]
-            logits = self.state.read({number: found[number][-1] for number in logits}) if logits else {}
-        return found
+            logits = self.state.read({number: guesses[number][-1] for number in logits}) if logits else {}
+        return guesses
 
     def _catch_up(self, number: int, row: Row) -> list[int]:
         """Forgets what was guessed and not written; returns what was written and not read."""
@@ -168,9 +168,9 @@ class Speculation:
         while logits:
             num_drawn = 0
             for number, logits_TV in logits.items():
-                for found in self._drawn(number, logits_TV, guesses.get(number, []), cfg, eod_id, is_stop):
+                for drawn in self._drawn(number, logits_TV, guesses.get(number, []), cfg, eod_id, is_stop):
                     num_drawn += 1
-                    yield {number: found}
+                    yield {number: drawn}
             if begun is not None:
                 self.pace.record(self.clock() - begun, num_drawn, was_guessed=bool(guesses))
             begun = self.clock()
@@ -191,10 +191,10 @@ class Speculation:
         """Tokens until one is not what was guessed, and so not what was read behind it."""
         row, num_right = self.rows[number], 0
         for logits_V in logits_TV:
-            found = draw(logits_V, row, cfg, eod_id)
-            row.add(found, None if cfg.ignore_eod else eod_id, is_stop)
-            yield found
-            if row.finish or num_right == len(guessed) or found.token != guessed[num_right]:
+            drawn = draw(logits_V, row, cfg, eod_id)
+            row.add(drawn, None if cfg.ignore_eod else eod_id, is_stop)
+            yield drawn
+            if row.finish or num_right == len(guessed) or drawn.token != guessed[num_right]:
                 break
             num_right += 1
         self._learn(number, len(guessed), num_right)
@@ -207,7 +207,7 @@ class Speculation:
             most = min(self._lengths[number], row.limit - len(row.tokens) - 1, self.state.room(number) - 1)
             if most > 0:
                 wanted[number] = (row, most)
-        return {number: found for number, found in self.guesser.guesses(wanted).items() if found}
+        return {number: tokens for number, tokens in self.guesser.guesses(wanted).items() if tokens}
 
     def _learn(self, number: int, num_guessed: int, num_right: int) -> None:
         if not num_guessed:

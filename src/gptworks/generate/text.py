@@ -57,8 +57,8 @@ class TextOut:
         """What was held back, when no token follows."""
         if not self.is_stopped:
             self._text = continuation(self.tokenizer, self.prompt, self.tokens)
-            found = _first(self._text, self.stop)
-            self._text = self._text if found < 0 else self._text[:found]
+            end = _first(self._text, self.stop)
+            self._text = self._text if end < 0 else self._text[:end]
         return self._take(len(self._text))
 
     @property
@@ -68,11 +68,11 @@ class TextOut:
 
     def _certain(self) -> int:
         """How much of the text cannot turn out to be the beginning of a stop string."""
-        found = _first(self._text, self.stop)
-        if found >= 0:
+        end = _first(self._text, self.stop)
+        if end >= 0:
             self.is_stopped = True
-            self._text = self._text[:found]
-            return found
+            self._text = self._text[:end]
+            return end
         longest = max(map(len, self.stop), default=1)
         for start in range(max(0, len(self._text) - longest + 1), len(self._text)):
             if any(stop.startswith(self._text[start:]) for stop in self.stop):

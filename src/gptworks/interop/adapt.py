@@ -40,9 +40,9 @@ def adapted(
         if ignored:
             raise ConfigError("--strict", ignored)
     asked = translation.device.lower()
-    told = [*translation.remarks, *remarks]
+    remarks = [*translation.remarks, *remarks]
     if device is None and asked not in _SERVED and not runs:
-        told.append(f"the command asks for {translation.device}, which torch cannot serve: run.device is auto")
+        remarks.append(f"the command asks for {translation.device}, which torch cannot serve: run.device is auto")
         device = "auto"
     if device is None and asked not in _SERVED:
         raise UsageError(
@@ -56,9 +56,9 @@ def adapted(
     elif translation.verb in ("generate", "eval"):
         arguments += ["--device", chosen]
     elif translation.inside:  # there it is translated, with what is said here
-        said = [*(["--device", device] if device else []), *(["--shrink", "tiny"] if shrink else [])]
+        options = [*(["--device", device] if device else []), *(["--shrink", "tiny"] if shrink else [])]
         arguments += ["--gpus", "none"] if chosen == "cpu" else []
-        arguments += ["--", "gptworks", "run", *said, *(["--strict"] if strict else []), "--", *translation.inside]
+        arguments += ["--", "gptworks", "run", *options, *(["--strict"] if strict else []), "--", *translation.inside]
     if translation.stated:
         stated = shrinking.tiny(translation.stated) if shrink else translation.stated
         arguments += _as_options({key: stated[key] for key in translation.stated})
@@ -66,20 +66,20 @@ def adapted(
         small = shrinking.tiny(config)
         small |= vocabulary_of_data(config, folder) | heads_of_checkpoint(config, small, folder)
         small["train.log_every"] = 1  # so few are all shown
-        told.append(shrinking.describe(config, small))
+        remarks.append(shrinking.describe(config, small))
         if chosen == "cpu" and config.get("precision.compute") == "fp16":
-            told.append("fp16 on a CPU is many times slower than fp32; of a tiny model, too")
+            remarks.append("fp16 on a CPU is many times slower than fp32; of a tiny model, too")
         config = small
     elif shrink and "--model" in arguments:
         at = arguments.index("--model") + 1
-        found = shrinking.newest_step(arguments[at], folder)
-        if found != arguments[at]:
-            told.append(f"--shrink tiny: {arguments[at]} is not here; a shrunk run has fewer steps, so it is {found}")
-            arguments[at] = found
+        path = shrinking.newest_step(arguments[at], folder)
+        if path != arguments[at]:
+            remarks.append(f"--shrink tiny: {arguments[at]} is not here; a shrunk run has fewer steps, so it is {path}")
+            arguments[at] = path
     if shrink and "lambada" in arguments and "--shorten" not in arguments:
         arguments.append("--shorten")
-        told.append("--shrink tiny: the context of a shrunk model is short; longer passages lose their beginning")
+        remarks.append("--shrink tiny: the context of a shrunk model is short; longer passages lose their beginning")
     if shrink and "--max-new-tokens" in arguments:  # the context of a shrunk model is short
         at = arguments.index("--max-new-tokens") + 1
         arguments[at] = str(min(int(arguments[at]), shrinking.NEW_TOKENS))
-    return replace(translation, config=config, arguments=arguments, remarks=told)
+    return replace(translation, config=config, arguments=arguments, remarks=remarks)

@@ -74,18 +74,18 @@ def take_apart(parts: Sequence[str], environment: Mapping[str, str], folder: Pat
 
 def _launcher_options(launcher: str, words: list[str]) -> dict[str, str]:
     """Taken off the front of `words`."""
-    found = {}
+    flags = {}
     while words and words[0].startswith("--"):
         name, equals, value = words.pop(0).partition("=")
         if equals:
-            found[name] = value
+            flags[name] = value
         elif name in LAUNCHERS[launcher]:
             if not words:
                 raise UsageError(f"run: {launcher} {name}: no value.")
-            found[name] = words.pop(0)
+            flags[name] = words.pop(0)
         else:
-            found[name] = ""
-    return found
+            flags[name] = ""
+    return flags
 
 
 def emptied(words: Sequence[str], command: Command) -> list[str]:
@@ -104,7 +104,7 @@ def emptied(words: Sequence[str], command: Command) -> list[str]:
 
 def flags(words: Sequence[str], switches: Collection[str], *, several: Collection[str] = ()) -> dict[str, str]:
     """--name value pairs in text; of a switch the value is empty. `several`: flags that take words up to the next."""
-    found: dict[str, str] = {}
+    flags: dict[str, str] = {}
     left = list(words)
     while left:
         word = left.pop(0)
@@ -117,19 +117,19 @@ def flags(words: Sequence[str], switches: Collection[str], *, several: Collectio
             raise UsageError(f"run: {word!r} stands where a flag was expected.{hint}")
         name, equals, value = word.partition("=")
         if equals:
-            found[name] = value
+            flags[name] = value
         elif name in several:
             taken = []
             while left and not left[0].startswith("--"):
                 taken.append(left.pop(0))
-            found[name] = " ".join(taken)
+            flags[name] = " ".join(taken)
         elif name in switches:
-            found[name] = ""
+            flags[name] = ""
         elif left and not _is_flag(left[0]):
-            found[name] = left.pop(0)
+            flags[name] = left.pop(0)
         else:
-            found[name] = ""
-    return found
+            flags[name] = ""
+    return flags
 
 
 def _is_flag(word: str) -> bool:

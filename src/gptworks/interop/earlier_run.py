@@ -53,8 +53,8 @@ def node_rank(arguments: Sequence[str]) -> int:
     """Which of the machines of a run this is."""
     from gptworks.launch import nodes
 
-    given = dict(pairwise(arguments))
+    values = dict(pairwise(arguments))
     options = {"nnodes": "--nnodes", "master": "--master", "node_ips": "--node-ips"}
     options |= {"table": "--rank-table", "ranks": "--rank-range"}
-    rank = int(given["--node-rank"]) if "--node-rank" in given else None
-    return nodes.solve(**{key: given.get(name, "") for key, name in options.items()}, node_rank=rank).rank
+    rank = int(values["--node-rank"]) if "--node-rank" in values else None
+    return nodes.solve(**{key: values.get(name, "") for key, name in options.items()}, node_rank=rank).rank

@@ -64,8 +64,8 @@ def translate(command: Command, find: Any) -> Translation:
             raise UsageError(f"-o {text}: needed one =, as in -o Engine.max_steps=10.")
         _override(values, key, _evaluated(value))
     verb = PROGRAMS[Path(command.program).name]
-    found = translate_values(values, config, verb, command)
-    return replace(found, notes=_of_devices(devices, verb, command) + found.notes)
+    translation = translate_values(values, config, verb, command)
+    return replace(translation, notes=_of_devices(devices, verb, command) + translation.notes)
 
 
 def _of_devices(devices: str | None, verb: str, command: Command) -> list[Note]:
@@ -163,7 +163,7 @@ def translate_values(
 
 
 def _is_of_2023(settings: Settings) -> bool:
-    return any(name.startswith(("Data.Train.", "Global.global_b", "Global.local_b")) for name in settings.given)
+    return any(name.startswith(("Data.Train.", "Global.global_b", "Global.local_b")) for name in settings.texts)
 
 
 def _model(settings: Settings) -> None:
@@ -217,8 +217,8 @@ def _layout(settings: Settings, launched: int) -> int:
     settings.map("Distributed.sharding.sharding_offload", "parallel.offload")
     settings.map("Model.sequence_parallel", "parallel.sequence")
     virtual = settings["Model.virtual_pp_degree"]
-    told = {"parallel.virtual_stages": virtual, "parallel.schedule": "interleaved"} if virtual > 1 else {}
-    settings.map("Model.virtual_pp_degree", told or {"parallel.virtual_stages": 1})
+    ours = {"parallel.virtual_stages": virtual, "parallel.schedule": "interleaved"} if virtual > 1 else {}
+    settings.map("Model.virtual_pp_degree", ours or {"parallel.virtual_stages": 1})
     return int(dp * degree)
 
 
@@ -228,10 +228,10 @@ def _batch(settings: Settings, replicas: int) -> None:
         size: [f"Global.{size}_batch_size", f"Data.batch_size.{size}_batch_size"]
         for size in ("global", "local", "micro")
     }
-    found: dict[str, Any] = {
+    sizes: dict[str, Any] = {
         size: next((settings[key] for key in keys if settings[key]), None) for size, keys in names.items()
     }
-    whole_batch, local, micro = found["global"], found["local"], found["micro"] or 8
+    whole_batch, local, micro = sizes["global"], sizes["local"], sizes["micro"] or 8
     if whole_batch is None and local is None:
         raise ConfigError(settings.where, ["global_batch_size: neither it nor local_batch_size is given."])
     if whole_batch is None:
@@ -266,15 +266,15 @@ def _data(settings: Settings) -> None:
     settings.map([f"{old}.max_seq_len", f"{new}.max_seq_len"], {"data.seq_len": int(length)})
     # What follows an end of document is not scored; in 2023 a slip in their code makes that mask do nothing.
     settings.ours |= {"data.order": "paddle", "data.tokenizer": "gpt2", "data.mask_eod": not _is_of_2023(settings)}
-    for part in ("Train", "Eval", "Test"):
-        _data_of(settings, part, where, split, int(length))
+    for section in ("Train", "Eval", "Test"):
+        _data_of(settings, section, where, split, int(length))
 
 
-def _data_of(settings: Settings, part: str, where: str, split: str, length: int) -> None:
-    """A part of the data in the form of 2023: one data set is cut by `split` and read in FleetX's order."""
-    at = f"Data.{part}"
+def _data_of(settings: Settings, section: str, where: str, split: str, length: int) -> None:
+    """A section of the data in the form of 2023: one data set is cut by `split` and read in FleetX's order."""
+    at = f"Data.{section}"
     folder = settings[f"{at}.dataset.input_dir"]
-    if folder and Path(folder) != Path(where) and part == "Eval":
+    if folder and Path(folder) != Path(where) and section == "Eval":
         settings.map(
             f"{at}.dataset.input_dir", {"data.held_out_path": (folder,)}, why="all of it, not its second share"
         )
@@ -293,8 +293,8 @@ def _data_of(settings: Settings, part: str, where: str, split: str, length: int)
     }  # fmt: skip
     compared: dict[str, Callable[[Any], Any]] = {"dataset.input_dir": Path, "dataset.split": _shares}
     for key, (expected, otherwise) in usual.items():
-        given = settings[f"{at}.{key}"]
-        if given is None or compared.get(key, lambda value: value)(given) == expected:
+        value = settings[f"{at}.{key}"]
+        if value is None or compared.get(key, lambda value: value)(value) == expected:
             settings.same(f"{at}.{key}", "as it is here: one data set, cut by `split`, in FleetX's order (data.order)")
         else:
             settings.ignore(f"{at}.{key}", otherwise)
@@ -420,15 +420,15 @@ def _switched_off(settings: Settings, remarks: list[str]) -> None:
 
 def _go_on_from(settings: Settings, folder: Path) -> list[str]:
     """A step of ours that they would call step_N, which is resumed to the bit, or weights of their own."""
-    given = settings["Engine.save_load.ckpt_dir"]
-    if not given:
+    checkpoint = settings["Engine.save_load.ckpt_dir"]
+    if not checkpoint:
         settings.same("Engine.save_load.ckpt_dir", "empty: fresh weights")
         return []
-    named = re.fullmatch(r"(.*?)/?(?:epoch_\d+_)?step_(\d+)/?(?:mp_\d+_sharding_\d+_pp_\d+/?)?", str(given))
+    named = re.fullmatch(r"(.*?)/?(?:epoch_\d+_)?step_(\d+)/?(?:mp_\d+_sharding_\d+_pp_\d+/?)?", str(checkpoint))
     ours = Path(named[1] or ".") / run_paths.CHECKPOINTS / run_paths.step_name(int(named[2])) if named else None
     if ours is not None and (folder / ours).is_dir():
         settings.map("Engine.save_load.ckpt_dir", {"--resume": str(ours)})
         del settings.ours["--resume"]
         return ["--resume", str(ours)]
-    settings.map("Engine.save_load.ckpt_dir", {"init.checkpoint": given}, why="weights; the steps begin at 1")
+    settings.map("Engine.save_load.ckpt_dir", {"init.checkpoint": checkpoint}, why="weights; the steps begin at 1")
     return []

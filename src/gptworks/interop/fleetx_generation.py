@@ -35,19 +35,19 @@ def read(settings: Settings) -> None:
 
 
 def arguments(settings: Settings, folder: Path) -> list[str]:
-    given = settings["Engine.save_load.ckpt_dir"]
-    if not given:
+    checkpoint = settings["Engine.save_load.ckpt_dir"]
+    if not checkpoint:
         raise ConfigError(
             settings.where,
             ["Engine.save_load.ckpt_dir: empty. Give the folder of model.pdparams: -o Engine.save_load.ckpt_dir=DIR."],
         )
-    settings.map("Engine.save_load.ckpt_dir", {"--model": given})
-    arguments = ["--model", str(given), "--tokenizer", "gpt2"]
+    settings.map("Engine.save_load.ckpt_dir", {"--model": checkpoint})
+    arguments = ["--model", str(checkpoint), "--tokenizer", "gpt2"]
     for key, value in settings.ours.items():
         if key.startswith("generate."):
             option = "--" + key.removeprefix("generate.").replace("_", "-")
             arguments += [option, str(value).lower() if isinstance(value, bool) else str(value)]
-    if not _says_its_heads(folder / str(given)):
+    if not _says_its_heads(folder / str(checkpoint)):
         arguments += ["-o", f"model.num_heads={settings.ours['model.num_heads']}"]
     return [*arguments, "--log-style", "fleetx", "--prompt", PROMPT]
 

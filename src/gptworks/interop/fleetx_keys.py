@@ -72,8 +72,8 @@ KEYS = [
     Key("Data.dataset.split", parse_str),
     Key("Data.dataset.max_seq_len", parse_int),
     *[
-        Key(f"Data.{part}.{key}", _DATA_KINDS.get(key, parse_str), default=_DATA_DEFAULTS.get(key))
-        for part in ("Train", "Eval", "Test")
+        Key(f"Data.{section}.{key}", _DATA_KINDS.get(key, parse_str), default=_DATA_DEFAULTS.get(key))
+        for section in ("Train", "Eval", "Test")
         for key in (
             "dataset.name", "dataset.input_dir", "dataset.split", "dataset.max_seq_len", "dataset.mode",
             "dataset.num_samples", "dataset.model_type", "dataset.seed", "dataset.eos_id", "sampler.name",

@@ -61,10 +61,10 @@ def _make_way(written: Path, *, is_ours: bool) -> None:
 
 def _read(path: Path) -> dict[str, str]:
     try:
-        found = json_text.loads(path.read_text(encoding="utf-8"))
+        content = json_text.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _steps_per_epoch(run_folder: Path) -> int:

@@ -11,15 +11,15 @@ from gptworks.interop.pasted import Line
 from gptworks.interop.translation import Translation
 
 
-def translate(line: Line, given: Sequence[str]) -> tuple[Translation, list[str]]:
-    """What the line means, and what is to be said about it. `given`: the words that the user pasted."""
+def translate(line: Line, pasted_words: Sequence[str]) -> tuple[Translation, list[str]]:
+    """What the line means, and what is to be said about it. `pasted_words`: all that the user pasted."""
     command = line.command
     assert command is not None
     files = registry.Files(line.folder)
-    files.remarks += [*line.started.remarks, *command_line.emptied(list(given), command)]
-    found = registry.of_command(command).translate(command, files)
+    files.remarks += [*line.started.remarks, *command_line.emptied(list(pasted_words), command)]
+    translation = registry.of_command(command).translate(command, files)
     # NAME=value in front of it
-    return replace(found, environment={**command.environment, **found.environment}), files.remarks
+    return replace(translation, environment={**command.environment, **translation.environment}), files.remarks
 
 
 @contextmanager

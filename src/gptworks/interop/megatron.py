@@ -7,7 +7,7 @@ from typing import Any
 
 from gptworks import json_text
 from gptworks.errors import ConfigError, UsageError
-from gptworks.interop import command_line, megatron_flags, megatron_kinds, megatron_prepare, torch_launch
+from gptworks.interop import megatron_flags, megatron_kinds, megatron_prepare, torch_launch
 from gptworks.interop.megatron_flags import KERNEL, SHARED, on_command_line
 from gptworks.interop.settings import Key, Settings, parse_float, parse_int, parse_str
 from gptworks.interop.translation import AfterTraining, Command, Translation
@@ -164,12 +164,8 @@ def translate(command: Command, find: Any) -> Translation:
         return megatron_prepare.translate(command, NAME)
     if name in _GENERATORS:
         return _generate(command)
-    given = command_line.flags(
-        command.arguments,
-        {key.theirs for key in TRAINING if key.switch},
-        several={"--data-path", "--rampup-batch-size"},
-    )
-    settings = Settings(command.program, TRAINING, given, hints=_HINTS)
+    several = ("--data-path", "--rampup-batch-size")
+    settings = Settings.of_command(command, TRAINING, several=several, hints=_HINTS)
     _refuse_what_is_not_here(settings)
     start = torch_launch.read(command)
     remarks: list[str] = []
@@ -179,7 +175,7 @@ def translate(command: Command, find: Any) -> Translation:
     _precision(settings)
     _data(settings, command.folder)
     _recompute(settings)
-    out, resume, told = megatron_flags.checkpoints(settings, command.folder, "runs/megatron", NAME)
+    out, resume, more = megatron_flags.checkpoints(settings, command.folder, "runs/megatron", NAME)
     if settings.is_given("--finetune"):
         settings.map("--finetune", {"init.checkpoint": settings["--load"] or ""}, why="weights only; steps begin at 0")
         resume = ["--resume", "never"]
@@ -193,7 +189,7 @@ def translate(command: Command, find: Any) -> Translation:
     return Translation(
         NAME, "train", command.program, config=settings.ours, arguments=[*resume, *start.arguments],
         notes=[*start.notes, *settings.notes],
-        remarks=[*remarks, *told], after=after, device="gpu", their_names=settings.their_names,
+        remarks=[*remarks, *more], after=after, device="gpu", their_names=settings.their_names,
     )  # fmt: skip
 
 
@@ -205,11 +201,11 @@ _HINTS = {
 
 
 def _refuse_what_is_not_here(settings: Settings) -> None:
-    asked = {flag: what for flag, what in _NOT_HERE.items() if settings.is_given(flag)}
+    asked = {flag: feature for flag, feature in _NOT_HERE.items() if settings.is_given(flag)}
     if settings["--context-parallel-size"] != 1:
         asked["--context-parallel-size"] = "context parallelism"
     if asked:
-        raise ConfigError(settings.where, [f"{flag}: {what} is not supported." for flag, what in asked.items()])
+        raise ConfigError(settings.where, [f"{flag}: {feature} is not supported." for flag, feature in asked.items()])
     settings.same("--context-parallel-size", "1: none, as here")
 
 
@@ -322,9 +318,9 @@ def _precision(settings: Settings) -> None:
 def _data(settings: Settings, folder: Path) -> None:
     if not settings["--data-path"]:
         raise ConfigError(settings.where, ["--data-path: is required: X of a pair X.bin and X.idx."])
-    found = str(settings["--data-path"]).split()
-    weights = [float(text) for text in found[::2]] if len(found) > 1 and _all_numbers(found[::2]) else []
-    paths = found[1::2] if weights else found
+    words = str(settings["--data-path"]).split()
+    weights = [float(text) for text in words[::2]] if len(words) > 1 and _all_numbers(words[::2]) else []
+    paths = words[1::2] if weights else words
     blend = {"data.weights": tuple(weights)} if weights else {}
     settings.map("--data-path", {"data.path": tuple(paths), **blend})
     settings.ours["data.order"] = "megatron"
@@ -357,8 +353,7 @@ def _recompute(settings: Settings) -> None:
 
 
 def _generate(command: Command) -> Translation:
-    given = command_line.flags(command.arguments, {key.theirs for key in GENERATION if key.switch})
-    settings = Settings(command.program, GENERATION, given)
+    settings = Settings.of_command(command, GENERATION)
     if not settings["--load"]:
         raise ConfigError(command.program, ["--load: is required: the folder of a checkpoint."])
     source = settings["--sample-input-file"]

@@ -91,8 +91,8 @@ def batch(settings: Settings, world: int, accumulation: int | None = None) -> in
         whole_batch = micro * replicas * (accumulation or 1)
     if micro is None:
         micro = max(1, whole_batch // (replicas * (accumulation or 1)))
-    found = micro * replicas * (accumulation or max(1, whole_batch // (micro * replicas)))
-    if found != whole_batch:
+    product = micro * replicas * (accumulation or max(1, whole_batch // (micro * replicas)))
+    if product != whole_batch:
         times = accumulation or "a whole number"
         raise ConfigError(
             settings.where,
@@ -150,8 +150,8 @@ def precision(settings: Settings, *, bf16: bool = False) -> None:
     settings.map("--fp16", {"precision.compute": compute})
     fixed = settings["--loss-scale"]
     if fixed:
-        told = {"precision.scaler.init": fixed, "precision.scaler.growth": 1.0}
-        settings.map("--loss-scale", told, why="it never grows; an overflow halves it all the same")
+        scaler = {"precision.scaler.init": fixed, "precision.scaler.growth": 1.0}
+        settings.map("--loss-scale", scaler, why="it never grows; an overflow halves it all the same")
         settings.ignore("--initial-loss-scale", "--loss-scale keeps it at one value")
     else:
         settings.map("--initial-loss-scale", "precision.scaler.init")

@@ -135,13 +135,13 @@ def _biases(settings: Settings, norm: str) -> None:
 
 
 def _feed_forward(settings: Settings) -> None:
-    given, width = settings["--ffn-hidden-size"], settings["--hidden-size"]
+    ffn, width = settings["--ffn-hidden-size"], settings["--hidden-size"]
     if settings.is_given("--swiglu"):
         settings.map("--swiglu", {"model.mlp": "swiglu"})
         # Theirs is rounded down to a multiple of 64, ours up.
-        given = given or int(4 * width * 2 / 3) // 64 * 64
-    if given is not None:
-        settings.map("--ffn-hidden-size", {"model.ffn_size": given})
+        ffn = ffn or int(4 * width * 2 / 3) // 64 * 64
+    if ffn is not None:
+        settings.map("--ffn-hidden-size", {"model.ffn_size": ffn})
     settings.same("--ffn-hidden-size", "empty: four times --hidden-size")
 
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from gptworks.errors import ConfigError
-from gptworks.interop import command_line
 from gptworks.interop.megatron_flags import on_command_line
 from gptworks.interop.settings import Key, Settings, parse_int, parse_str
 from gptworks.interop.translation import Command, Translation
@@ -35,10 +34,7 @@ _PUBLISHED = {"gpt2-vocab.json", "vocab.json", "gpt2-merges.txt", "merges.txt"}
 
 
 def translate(command: Command, system: str) -> Translation:
-    given = command_line.flags(
-        command.arguments, {key.theirs for key in KEYS if key.switch}, several={"--json-keys", "--json-key"}
-    )
-    settings = Settings(command.program, KEYS, given)
+    settings = Settings.of_command(command, KEYS, several=("--json-keys", "--json-key"))
     needed = [name for name in ("--input", "--output-prefix") if not settings[name]]
     if needed:
         raise ConfigError(command.program, [f"{name}: is required." for name in needed])

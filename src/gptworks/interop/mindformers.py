@@ -34,9 +34,9 @@ def recognise_yaml(values: Mapping[str, Any]) -> bool:
     return "runner_config" in values or "base_config" in values or (isinstance(model, dict) and "model_config" in model)
 
 
-def read_yaml(path: Path, seen: tuple[Path, ...] = (), told: list[str] | None = None) -> dict[str, Any]:
+def read_yaml(path: Path, seen: tuple[Path, ...] = (), remarks: list[str] | None = None) -> dict[str, Any]:
     """With the files of `base_config`: of these a later one takes the place of a whole block; the file itself changes
-    single keys of what they give. One that is not there may be among those that ship with gptworks: `told` takes a
+    single keys of what they give. One that is not there may be among those that ship with gptworks: `remarks` takes a
     remark."""
     if path.resolve() in seen:
         raise ConfigError(str(path), ["base_config: the files include each other."])
@@ -46,10 +46,10 @@ def read_yaml(path: Path, seen: tuple[Path, ...] = (), told: list[str] | None = 
     for base in [bases] if isinstance(bases, str) else bases:
         below, ours = path.parent / str(base), registry.shipped(Path(str(base)).name)
         if not below.is_file() and ours is not None:
-            if told is not None:
-                told.append(f"base_config: {base} is not here; the one that comes with gptworks is used: {ours}")
+            if remarks is not None:
+                remarks.append(f"base_config: {base} is not here; the one that comes with gptworks is used: {ours}")
             below = ours
-        merged.update(read_yaml(below, (*seen, path.resolve()), told))
+        merged.update(read_yaml(below, (*seen, path.resolve()), remarks))
     return yaml_files.deep_merge(merged, values)
 
 
@@ -73,14 +73,14 @@ def translate(command: Command, find: Any) -> Translation:
     if name == "run_distribute.sh":
         return _distribute(command, find)
     if name == "run_standalone.sh":
-        given = dict(zip(("CONFIG_PATH", "DEVICE_ID", "RUN_STATUS"), command.arguments, strict=False))
+        words = dict(zip(("CONFIG_PATH", "DEVICE_ID", "RUN_STATUS"), command.arguments, strict=False))
         if len(command.arguments) != 3:
             raise UsageError(
                 f"{command.program}: got {len(command.arguments)} words; needs CONFIG_PATH DEVICE_ID RUN_STATUS."
             )
-        values = _read(given["CONFIG_PATH"], find)
+        values = _read(words["CONFIG_PATH"], find)
         stand_for = {"CONFIG_PATH": "", "DEVICE_ID": "context.device_id", "RUN_STATUS": "run_mode"}
-        return _translate(values, given, stand_for, given["CONFIG_PATH"], command)
+        return _translate(values, words, stand_for, words["CONFIG_PATH"], command)
     flags, overrides = _arguments(command)
     if not flags.get("--config"):
         raise UsageError(f"{command.program}: --config is missing. Needed: --config FILE.yaml.")
@@ -89,7 +89,7 @@ def translate(command: Command, find: Any) -> Translation:
 
 
 def _read(name: str, find: Any) -> dict[str, str]:
-    return keys_of(read_yaml(find(name), told=find.remarks if isinstance(find, registry.Files) else None))
+    return keys_of(read_yaml(find(name), remarks=find.remarks if isinstance(find, registry.Files) else None))
 
 
 def translate_yaml(path: Path) -> Translation:
@@ -133,15 +133,15 @@ def _example(flag: str) -> str:
 def _distribute(command: Command, find: Any) -> Translation:
     """run_distribute.sh RANK_TABLE_FILE CONFIG_PATH DEVICE_RANGE RUN_STATUS [RANK_SIZE]"""
     names = ("RANK_TABLE_FILE", "CONFIG_PATH", "DEVICE_RANGE", "RUN_STATUS", "RANK_SIZE")
-    given = dict(zip(names, command.arguments, strict=False))
+    words = dict(zip(names, command.arguments, strict=False))
     if len(command.arguments) not in (4, 5):
         raise UsageError(
             f"{command.program}: got {len(command.arguments)} words; needs {' '.join(names[:4])} and, if you like, "
             "RANK_SIZE. A range is one word: [0,8]."
         )
-    file = command.folder / given["RANK_TABLE_FILE"]
+    file = command.folder / words["RANK_TABLE_FILE"]
     if not file.is_file():
-        named = given["RANK_TABLE_FILE"]
+        named = words["RANK_TABLE_FILE"]
         place = "" if Path(named).is_absolute() else f" in {command.folder.resolve()}"
         raise UsageError(
             f"{'' if named == names[0] else f'{names[0]}: '}{named}: no such file{place}. Make one on each machine: "
@@ -149,21 +149,21 @@ def _distribute(command: Command, find: Any) -> Translation:
             "make one: gptworks launch --merge-rank-tables FILE FILE."
         )
     table = rank_table.read(file)
-    ranks = rank_table.parse_range(given["DEVICE_RANGE"], "DEVICE_RANGE")
+    ranks = rank_table.parse_range(words["DEVICE_RANGE"], "DEVICE_RANGE")
     if ranks.stop > table.world_size:
         raise UsageError(
-            f"DEVICE_RANGE: {given['DEVICE_RANGE']} needs {ranks.stop} ranks, but {given['RANK_TABLE_FILE']} has "
+            f"DEVICE_RANGE: {words['DEVICE_RANGE']} needs {ranks.stop} ranks, but {words['RANK_TABLE_FILE']} has "
             f"{table.world_size}. Merge the tables of all machines and use the same file on each: "
             "gptworks launch --merge-rank-tables FILE FILE."
         )
-    if given.get("RANK_SIZE", str(table.world_size)) != str(table.world_size):
+    if words.get("RANK_SIZE", str(table.world_size)) != str(table.world_size):
         raise UsageError(
-            f"RANK_SIZE: got {given['RANK_SIZE']}, but {given['RANK_TABLE_FILE']} has {table.world_size} ranks. "
+            f"RANK_SIZE: got {words['RANK_SIZE']}, but {words['RANK_TABLE_FILE']} has {table.world_size} ranks. "
             "Leave it out."
         )
-    values = _read(given["CONFIG_PATH"], find)
+    values = _read(words["CONFIG_PATH"], find)
     stand_for = {name: "run_mode" if name == "RUN_STATUS" else "" for name in names}
-    return _translate(values, given, stand_for, given["CONFIG_PATH"], command, table)
+    return _translate(values, words, stand_for, words["CONFIG_PATH"], command, table)
 
 
 def _translate(
@@ -231,13 +231,13 @@ def _translate(
 def _with_flags(notes: list[Note], flags: Mapping[str, str], sets: Mapping[str, str], in_yaml: set[str]) -> list[Note]:
     """A flag has the note of the key that it sets."""
     by_key = {note.theirs: note for note in notes}
-    told = []
+    own_notes = []
     for flag, value in flags.items():
         if sets[flag]:
-            told.append(replace(by_key[sets[flag]], theirs=flag, value=value.replace("\n", " ")))
+            own_notes.append(replace(by_key[sets[flag]], theirs=flag, value=value.replace("\n", " ")))
         elif flag in ("--config", "CONFIG_PATH"):
-            told.append(Note(flag, value, "mapped", "the settings below"))
-    return told + [note for note in notes if note.theirs in in_yaml]
+            own_notes.append(Note(flag, value, "mapped", "the settings below"))
+    return own_notes + [note for note in notes if note.theirs in in_yaml]
 
 
 def _names_with_flags(settings: Settings, sets: Mapping[str, str], command: Command | None) -> dict[str, str]:
@@ -253,17 +253,17 @@ def _placed(
     arguments: list[str], notes: list[Note], flags: Mapping[str, str], verb: str
 ) -> tuple[list[str], list[Note]]:
     """Which processes run here."""
-    told = []
+    own_notes = []
     options = {"RANK_TABLE_FILE": "--rank-table", "DEVICE_RANGE": "--rank-range"}
     for flag, option in options.items():
         if verb == "train":
             arguments = [*arguments, option, flags[flag]]
-            told.append(Note(flag, flags[flag], "mapped", f"{option} {flags[flag]}"))
+            own_notes.append(Note(flag, flags[flag], "mapped", f"{option} {flags[flag]}"))
         else:
-            told.append(Note(flag, flags[flag], "ignored", "", "one process is enough for this"))
+            own_notes.append(Note(flag, flags[flag], "ignored", "", "one process is enough for this"))
     if "RANK_SIZE" in flags:
-        told.append(Note("RANK_SIZE", flags["RANK_SIZE"], "mapped", "", "the rank table says it too"))
-    return arguments, told + notes
+        own_notes.append(Note("RANK_SIZE", flags["RANK_SIZE"], "mapped", "", "the rank table says it too"))
+    return arguments, own_notes + notes
 
 
 def _names(settings: Settings) -> list[AfterTraining]:
@@ -292,37 +292,37 @@ _LOADING = ["load_checkpoint", "resume_or_finetune_checkpoint"]
 def _start(settings: Settings, mode: str, folder: Path) -> list[str]:
     """Fresh weights, weights of a checkpoint, or where a run of ours has stopped."""
     settings.same("input_data", "for run_mode predict")
-    given = next((str(settings[name]) for name in _LOADING if settings[name]), "")
+    checkpoint = next((str(settings[name]) for name in _LOADING if settings[name]), "")
     named = settings[f"{M}.checkpoint_name_or_path"]
     asked = str(settings["resume_training"] or "false").lower()  # True, or the name of a file
     resumes = bool(settings["resume_or_finetune_checkpoint"]) or asked not in ("false", "no", "0")
-    if not given and mode == "finetune":
+    if not checkpoint and mode == "finetune":
         if not named:
             raise ConfigError(
                 settings.where, ["load_checkpoint: empty, and run_mode is finetune. Give --load_checkpoint FILE."]
             )
         settings.map(f"{M}.checkpoint_name_or_path", {"init.checkpoint": named})
     settings.same(f"{M}.checkpoint_name_or_path", "training begins afresh; run_mode finetune begins with these weights")
-    if not given:
+    if not checkpoint:
         settings.same([*_LOADING, "resume_training"], "empty: fresh weights")
         return []
-    ours = _our_step(settings, given, folder) if mode == "train" and resumes else None
+    ours = _our_step(settings, checkpoint, folder) if mode == "train" and resumes else None
     if ours is not None:
         settings.map([*_LOADING, "resume_training"], {"--resume": str(ours)})
         del settings.ours["--resume"]
         return ["--resume", str(ours)]
     why = "the weights only; their optimizer is not read" if mode == "train" and resumes else ""
-    settings.map([*_LOADING, "resume_training"], {"init.checkpoint": given}, why=why)
+    settings.map([*_LOADING, "resume_training"], {"init.checkpoint": checkpoint}, why=why)
     return []
 
 
-def _our_step(settings: Settings, given: str, folder: Path) -> Path | None:
+def _our_step(settings: Settings, path: str, folder: Path) -> Path | None:
     """Our checkpoint of the same step, where a run of ours wrote the file."""
     out = Path(str(settings["output_dir"]))
-    if (folder / given).is_dir():
-        inside = (folder / given).resolve() == (folder / out).resolve() or run_paths.is_checkpoint(folder / given)
-        return Path(given) if inside else None
-    name = re.search(r"-(\d+)_(\d+)\.ckpt$", given)
+    if (folder / path).is_dir():
+        inside = (folder / path).resolve() == (folder / out).resolve() or run_paths.is_checkpoint(folder / path)
+        return Path(path) if inside else None
+    name = re.search(r"-(\d+)_(\d+)\.ckpt$", path)
     if not name or not (per_epoch := _sink(settings)):
         return None
     step = (int(name[1]) - 1) * per_epoch + int(name[2])

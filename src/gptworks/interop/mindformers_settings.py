@@ -94,10 +94,10 @@ def layout(settings: Settings, table: RankTable | None, remarks: list[str]) -> N
         settings.same([*names, "parallel.parallel_mode"], "use_parallel is False: one process")
     elif plain:
         dp, tp, pp = world or dp, 1, 1
-        told = {"parallel.dp": dp}
-        settings.map("parallel.parallel_mode", told)
+        ours = {"parallel.dp": dp}
+        settings.map("parallel.parallel_mode", ours)
         if world is None:
-            settings.map(names[0], told)
+            settings.map(names[0], ours)
         settings.same(names, "parallel_mode 0 is plain data parallelism, as many replicas as there are devices")
     elif world is not None and dp * tp * pp != world:
         fits = f"data_parallel: {max(1, world // (tp * pp))}"
@@ -115,8 +115,8 @@ def layout(settings: Settings, table: RankTable | None, remarks: list[str]) -> N
     settings.map(names[2], {"parallel.pp": pp})
     shards = ["parallel.enable_parallel_optimizer", f"{PARALLEL}.optimizer_shard"]
     if any(settings[name] for name in shards) and dp > 1:
-        told = {"parallel.fsdp": dp, "parallel.dp": 1, "parallel.zero": 1}
-        settings.map([name for name in shards if settings[name]], told)
+        ours = {"parallel.fsdp": dp, "parallel.dp": 1, "parallel.zero": 1}
+        settings.map([name for name in shards if settings[name]], ours)
         settings.map(names[0], {"parallel.fsdp": dp})
         settings.same(shards, "the other of the two says to shard the optimizer, and one is enough")
     else:
@@ -134,15 +134,15 @@ def batch(settings: Settings) -> None:
     size, times = settings[f"{RUNNER}.batch_size"], settings[f"{PARALLEL}.micro_batch_num"]
     more = settings[f"{RUNNER}.gradient_accumulation_steps"]
     if ours["parallel.pp"] > 1:
-        told = {"batch.global_size": size * replicas * times}
-        settings.map(f"{PARALLEL}.micro_batch_num", told)
+        samples = {"batch.global_size": size * replicas * times}
+        settings.map(f"{PARALLEL}.micro_batch_num", samples)
         tell = settings.ignore if more > 1 else settings.same
         tell(f"{RUNNER}.gradient_accumulation_steps", "a pipeline has micro_batch_num in its place")
     else:
-        told = {"batch.global_size": size * replicas * more}
+        samples = {"batch.global_size": size * replicas * more}
         settings.same(f"{PARALLEL}.micro_batch_num", "only a pipeline (pipeline_stage above 1) has micro-batches")
-    settings.map(f"{RUNNER}.batch_size", {"batch.micro_size": size, **told})
-    settings.map(f"{RUNNER}.gradient_accumulation_steps", told)
+    settings.map(f"{RUNNER}.batch_size", {"batch.micro_size": size, **samples})
+    settings.map(f"{RUNNER}.gradient_accumulation_steps", samples)
 
 
 def data(settings: Settings, folder: Path, remarks: list[str]) -> None:

@@ -61,7 +61,7 @@ def translate(command: Command) -> Translation:
     return settings.translated(NAME, verb, command.program, arguments=arguments, remarks=remarks)
 
 
-def _told(settings: Settings, name: str, option: str, value: str) -> list[str]:
+def _option_words(settings: Settings, name: str, option: str, value: str) -> list[str]:
     """An option of ours, with the note."""
     settings.map(name, {option: value})
     del settings.ours[option]
@@ -76,7 +76,7 @@ def _needed(settings: Settings, name: str) -> str:
 
 
 def _make_table(settings: Settings, _: Path) -> tuple[str, list[str], list[str]]:
-    arguments = _told(settings, "--device_num", "--make-rank-table", str(settings["--device_num"]))
+    arguments = _option_words(settings, "--device_num", "--make-rank-table", str(settings["--device_num"]))
     visible = [text.strip() for text in str(settings["--visible_devices"] or "").split(",") if text.strip()]
     if visible and visible != [str(number) for number in range(len(visible))]:
         raise UsageError(
@@ -85,7 +85,7 @@ def _make_table(settings: Settings, _: Path) -> tuple[str, list[str], list[str]]
         )
     settings.ignore("--visible_devices", "these are the devices from 0 on, as --device_num counts them")
     if settings["--server_ip"]:
-        arguments += _told(settings, "--server_ip", "--server-ip", str(settings["--server_ip"]))
+        arguments += _option_words(settings, "--server_ip", "--server-ip", str(settings["--server_ip"]))
     settings.ignore("--server_ip", "empty: the address by which others reach this machine")
     return "launch", arguments, []
 
@@ -104,8 +104,8 @@ def _merge(command: Command) -> Translation:
 def _convert(settings: Settings, folder: Path) -> tuple[str, list[str], list[str]]:
     source = _needed(settings, "--torch_path")
     arguments = [
-        *_told(settings, "--torch_path", "SOURCE", source),
-        *_told(settings, "--mindspore_path", "DESTINATION", _needed(settings, "--mindspore_path")),
+        *_option_words(settings, "--torch_path", "SOURCE", source),
+        *_option_words(settings, "--mindspore_path", "DESTINATION", _needed(settings, "--mindspore_path")),
         *("--from", "hf", "--to", "mindspore"),
     ]
     remarks = [
@@ -141,9 +141,9 @@ def _rows(settings: Settings) -> list[str]:
     target = _needed(settings, "--output_file").removesuffix(".mindrecord")
     settings.ignore("--num_splits", "one file, as large as it gets" if settings["--num_splits"] > 1 else "one file")
     return [
-        *_told(settings, "--input_file", "INPUT", _needed(settings, "--input_file")),
-        *_told(settings, "--output_file", "--out", target),
-        *_told(settings, "--max_length", "--row-length", str(settings["--max_length"])),
+        *_option_words(settings, "--input_file", "INPUT", _needed(settings, "--input_file")),
+        *_option_words(settings, "--output_file", "--out", target),
+        *_option_words(settings, "--max_length", "--row-length", str(settings["--max_length"])),
         *_AS_ONE_TEXT,
     ]
 
@@ -162,7 +162,7 @@ def _lines(settings: Settings, folder: Path) -> tuple[str, list[str], list[str]]
     if any(is_here) or not all(files.values()):
         tokenizer = []
         for name in files:
-            tokenizer += _told(settings, name, name.replace("_", "-"), _needed(settings, name))
+            tokenizer += _option_words(settings, name, name.replace("_", "-"), _needed(settings, name))
     else:
         remarks.append(f"{' and '.join(files.values())} are not here: GPT-2's own, which ship with gptworks, are used.")
         settings.map(list(files), {"--tokenizer": "gpt2"})
@@ -174,17 +174,17 @@ def _lines(settings: Settings, folder: Path) -> tuple[str, list[str], list[str]]
 def _prepare(settings: Settings, _: Path) -> tuple[str, list[str], list[str]]:
     arguments = [
         *_rows(settings),
-        *_told(settings, "--tokenizer_type", "--tokenizer", str(settings["--tokenizer_type"])),
+        *_option_words(settings, "--tokenizer_type", "--tokenizer", str(settings["--tokenizer_type"])),
     ]
-    told = [
+    remarks = [
         "their script takes out the blanks of WikiText's own tokens (` @-@ `, ` , `) first; here the text is as it is"
     ]
     if not settings.is_given("--max_length"):
-        told.append(
+        remarks.append(
             f"--max_length is not given: rows of {settings['--max_length']} tokens, which is for evaluation. To train "
             f"with seq_length {settings['--max_length']}, give --max_length {settings['--max_length'] + 1}."
         )
-    return "prepare", arguments, told
+    return "prepare", arguments, remarks
 
 
 _TOOLS: dict[str, Callable[[Settings, Path], tuple[str, list[str], list[str]]]] = {

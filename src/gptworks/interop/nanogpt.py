@@ -125,19 +125,19 @@ def translate(command: Command, find: Any) -> Translation:
         return _prepare(command)
     keys = TRAINING if Path(command.program).name == "train.py" else SAMPLING
     remarks: list[str] = []
-    settings = Settings(command.program, keys, _given(command, find, keys, remarks))
+    settings = Settings(command.program, keys, _read_settings(command, find, keys, remarks))
     return _train(command, settings, remarks) if keys is TRAINING else _sample(command, settings, remarks)
 
 
 # Reading settings
 
 
-def _given(command: Command, find: Any, keys: list[Key], remarks: list[str]) -> dict[str, str]:
+def _read_settings(command: Command, find: Any, keys: list[Key], remarks: list[str]) -> dict[str, str]:
     """Files and --key=value, the later over the earlier, as their configurator takes them."""
-    given: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for place, word in enumerate(command.arguments):
         if not word.startswith("--"):
-            given |= _of_file(word, command, find, keys, remarks)
+            settings |= _of_file(word, command, find, keys, remarks)
             continue
         name, equals, value = word[2:].partition("=")
         if not equals:
@@ -146,8 +146,8 @@ def _given(command: Command, find: Any, keys: list[Key], remarks: list[str]) -> 
                 f"{command.program}: {word}: nanoGPT takes --key=value, with the equals sign: "
                 f"{word}={'True' if value.startswith('--') else value}"
             )
-        given[name] = value
-    return given
+        settings[name] = value
+    return settings
 
 
 def _of_file(name: str, command: Command, find: Any, keys: list[Key], remarks: list[str]) -> dict[str, str]:
@@ -159,7 +159,7 @@ def _of_file(name: str, command: Command, find: Any, keys: list[Key], remarks: l
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError) as error:
         raise ConfigError(name, [f"cannot be read as Python ({error})."]) from None
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     unused = {key.theirs for key in keys if key.ignored_because}
     for line in tree.body:
         if isinstance(line, ast.Import | ast.ImportFrom):
@@ -170,12 +170,12 @@ def _of_file(name: str, command: Command, find: Any, keys: list[Key], remarks: l
             raise ConfigError(name, [f"line {line.lineno}: needed KEY = VALUE. The file is read, it is not run."])
         key = line.targets[0].id
         try:
-            found[key] = _value(line.value, found)
+            values[key] = _value(line.value, values)
         except ValueError as error:
             if key not in unused:
                 raise ConfigError(name, [f"{key}: {error}. The file is read, it is not run."]) from None
-            found[key] = ast.unparse(line.value)
-    return {key: str(value) for key, value in found.items()}
+            values[key] = ast.unparse(line.value)
+    return {key: str(value) for key, value in values.items()}
 
 
 def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
@@ -379,8 +379,8 @@ def _tokenizer_of(folder: Path, file: str, remarks: list[str]) -> list[str]:
     from gptworks.checkpoint.formats import torch_file
 
     content = torch_file.read(folder / file).content
-    said = content.get("config") if isinstance(content, dict) else None
-    dataset = said.get("dataset") if isinstance(said, dict) else None
+    config = content.get("config") if isinstance(content, dict) else None
+    dataset = config.get("dataset") if isinstance(config, dict) else None
     meta = f"data/{dataset}/{nanogpt_meta.NAME}"
     if isinstance(dataset, str) and (folder / meta).is_file():
         return ["--tokenizer", meta]
@@ -392,8 +392,8 @@ def _tokenizer_of(folder: Path, file: str, remarks: list[str]) -> list[str]:
 
 def _prepare(command: Command) -> Translation:
     """Their script downloads a text; ours takes the one that lies there."""
-    found = _PREPARE.fullmatch(command.program)
-    assert found  # or it would not have been recognised
+    match = _PREPARE.fullmatch(command.program)
+    assert match  # or it would not have been recognised
     if command.arguments:
         raise UsageError(f"{command.program}: takes no arguments, got {command.arguments[0]}.")
     place = command.program.removesuffix("/prepare.py")
@@ -402,7 +402,7 @@ def _prepare(command: Command) -> Translation:
         raise UsageError(f"{command.program}: {text} is not here. Nothing is downloaded: put the text there.")
     arguments = [text, "--out", f"{place}/train", "--format", "nanogpt", "--doc-separator", ""]
     remarks = ["all of the text is in train.bin; without a val.bin, training keeps a tenth of it for evaluation."]
-    if found[1].endswith("_char"):
+    if match[1].endswith("_char"):
         arguments += ["--train-tokenizer", "chars"]
         remarks.append("its characters have the ids of the original; they are in train.tokenizer.json, not meta.pkl.")
     return Translation(NAME, "prepare", command.program, arguments=arguments, remarks=remarks)

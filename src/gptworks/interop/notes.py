@@ -20,12 +20,12 @@ class Note:
         return f"{self.theirs}{value}{arrow} ({self.how}{': ' + self.why if self.why else ''})"
 
 
-def shown(value: Any) -> str:
+def setting_text(value: Any) -> str:
     """A value as it is written in our YAML and on our command line."""
     if value is None:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(shown, value)) + "]"
+        return "[" + ", ".join(map(setting_text, value)) + "]"
     return f"{value:g}" if isinstance(value, float) else str(value)

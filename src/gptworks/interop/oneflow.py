@@ -114,14 +114,14 @@ def _of_script(name: str, command: Command) -> Translation:
     text = shared.read_text(encoding="utf-8")
     (started,) = shell_block.commands(text, shared.name, values, command.folder, lambda script, folder: None)
     inside = command_line.take_apart(started.words, command.environment, command.folder)
-    given = command_line.flags(inside.arguments, _SWITCHES)
+    flags = command_line.flags(inside.arguments, _SWITCHES)
     remarks = [
         f"{command.program} is not here: the settings of the original are used, which ship with gptworks: {shared}"
     ]
-    if int(given["--num-nodes"]) > 1 and "ONEFLOW_GPT_NODE_IPS" not in values:
-        machines = f"{given['--node-ips']} are the original's machines. Yours: ONEFLOW_GPT_NODE_IPS=A,B,... in front"
+    if int(flags["--num-nodes"]) > 1 and "ONEFLOW_GPT_NODE_IPS" not in values:
+        machines = f"{flags['--node-ips']} are the original's machines. Yours: ONEFLOW_GPT_NODE_IPS=A,B,... in front"
         remarks.append(f"{machines} of the command, the same on each.")
-    return _train(command, given, remarks)
+    return _train(command, flags, remarks)
 
 
 def _settings_in_name(name: str) -> dict[str, str]:
@@ -152,8 +152,8 @@ def _variables(settings: dict[str, str]) -> dict[str, str]:
 _SWITCHES = {key.theirs for key in TRAINING if key.switch}
 
 
-def _train(command: Command, given: dict[str, str], remarks: list[str]) -> Translation:
-    settings = Settings(command.program, TRAINING, given)
+def _train(command: Command, flags: dict[str, str], remarks: list[str]) -> Translation:
+    settings = Settings(command.program, TRAINING, flags)
     megatron_flags.model(settings)
     vocabulary = megatron_flags.padded(settings, settings["--vocab-size"])
     settings.map(["--vocab-size", "--make-vocab-size-divisible-by"], {"model.vocab_size": vocabulary})
@@ -178,7 +178,7 @@ def _train(command: Command, given: dict[str, str], remarks: list[str]) -> Trans
         )
     settings.same("--optimizer", "AdamW, the only one there and here")
     settings.same("--no-bias-gelu-fusion", KERNEL)
-    out, arguments, told = megatron_flags.checkpoints(settings, command.folder, str(settings["--log"]), NAME)
+    out, arguments, more = megatron_flags.checkpoints(settings, command.folder, str(settings["--log"]), NAME)
     if settings["--save"]:
         settings.ignore("--log", "logs are in the run folder, that of --save")
     else:
@@ -197,7 +197,7 @@ def _train(command: Command, given: dict[str, str], remarks: list[str]) -> Trans
         command.program,
         config=settings.ours,
         arguments=arguments,
-        remarks=remarks + told,
+        remarks=remarks + more,
         after=after,
         device="gpu",
     )
@@ -256,8 +256,7 @@ def _machines(settings: Settings, nodes: int) -> list[str]:
 
 
 def _container(command: Command) -> Translation:
-    given = command_line.flags(command.arguments, {key.theirs for key in CONTAINER if key.switch})
-    settings = Settings(command.program, CONTAINER, given)
+    settings = Settings.of_command(command, CONTAINER)
     if not settings["--cmd"]:
         raise ConfigError(command.program, ["--cmd: is required, the command to run in the container."])
     arguments = ["--image", settings["--image"]]

@@ -20,10 +20,10 @@ def num_processes(command: Command | None) -> int:
     for name in _DEVICES:
         if name in options:
             return len(_list(options[name])) * machines
-    given = options.get("--nproc_per_node", "0")
-    if not given.isdecimal():
-        raise UsageError(f"{command.launcher} --nproc_per_node={given}: needed a number of processes.")
-    return int(given) * machines
+    number = options.get("--nproc_per_node", "0")
+    if not number.isdecimal():
+        raise UsageError(f"{command.launcher} --nproc_per_node={number}: needed a number of processes.")
+    return int(number) * machines
 
 
 def _num_machines(command: Command) -> int:
@@ -86,17 +86,17 @@ def logs(command: Command | None) -> str:
 
 def notes(command: Command | None, verb: str = "train") -> list[Note]:
     """One for each option of the launcher."""
-    found = []
-    told = {}
+    notes = []
+    named = {}
     if command and command.launcher and verb == "train":
         words = _machines(command, _num_machines(command))
         ours = {"--ips": "--node-ips", "--nnodes": "--nnodes", "--master": "--master", "--rank": "--node-rank"}
-        told = {name: f"{option} {words[words.index(option) + 1]}" for name, option in ours.items() if option in words}
+        named = {name: f"{option} {words[words.index(option) + 1]}" for name, option in ours.items() if option in words}
     for name, value in (command.launcher_options if command else {}).items():
         if verb != "train":
-            found.append(Note(name, value, "mapped", "", "one process does it"))
+            notes.append(Note(name, value, "mapped", "", "one process does it"))
         elif name == "--log_dir":
-            found.append(
+            notes.append(
                 Note(
                     name,
                     value,
@@ -106,18 +106,18 @@ def notes(command: Command | None, verb: str = "train") -> list[Note]:
             )
         elif name in _DEVICES:
             count = len(_list(value))
-            found.append(Note(name, value, "mapped", f"{count} process{'es' if count > 1 else ''}"))
+            notes.append(Note(name, value, "mapped", f"{count} process{'es' if count > 1 else ''}"))
         elif name == "--nproc_per_node":
-            found.append(Note(name, value, "mapped", f"{value} processes"))
+            notes.append(Note(name, value, "mapped", f"{value} processes"))
         elif name == "--max_restart":
-            found.append(Note(name, value, "mapped", f"--max-restarts {value}"))
-        elif name in told:
-            found.append(Note(name, value, "mapped", told[name]))
+            notes.append(Note(name, value, "mapped", f"--max-restarts {value}"))
+        elif name in named:
+            notes.append(Note(name, value, "mapped", named[name]))
         elif name in ("--ips", "--nnodes", "--master", "--rank"):
-            found.append(Note(name, value, "mapped", "", "one machine: there is no other to connect to"))
+            notes.append(Note(name, value, "mapped", "", "one machine: there is no other to connect to"))
         else:
-            found.append(Note(name, value, "ignored", "", "gptworks starts the processes itself"))
-    return found
+            notes.append(Note(name, value, "ignored", "", "gptworks starts the processes itself"))
+    return notes
 
 
 def _list(text: str) -> list[str]:

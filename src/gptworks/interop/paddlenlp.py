@@ -75,10 +75,10 @@ def translate(command: Command, find: Any) -> Translation:
         )
     if Path(command.program).name == SCRIPT:
         command = _inside(find(command.program), command)
-    found: Translation = PROGRAMS[Path(command.program).name](command)
-    if found.verb == "train":
-        return found
-    return replace(found, notes=paddle_launch.notes(command, found.verb) + found.notes)
+    translation: Translation = PROGRAMS[Path(command.program).name](command)
+    if translation.verb == "train":
+        return translation
+    return replace(translation, notes=paddle_launch.notes(command, translation.verb) + translation.notes)
 
 
 def _inside(script: Path, command: Command) -> Command:
@@ -86,33 +86,27 @@ def _inside(script: Path, command: Command) -> Command:
     values = {**os.environ, **command.environment}
     text = script.read_text(encoding="utf-8")
     started = shell_block.commands(text, command.program, values, command.folder, lambda name, folder: None)
-    found = [command_line.take_apart(each.words, each.environment, each.folder) for each in started]
-    found = [each for each in found if Path(each.program).name in PROGRAMS]
-    if not found:
+    commands = [command_line.take_apart(each.words, each.environment, each.folder) for each in started]
+    commands = [each for each in commands if Path(each.program).name in PROGRAMS]
+    if not commands:
         raise UsageError(f"{script}: no line in it runs one of {', '.join(PROGRAMS)}.")
     if command.arguments:
         raise UsageError(
             f"{command.program}: {' '.join(command.arguments)} behind it: it reads no words. Run the command that is "
             "in it, with these words."
         )
-    return found[-1]
+    return commands[-1]
 
 
 def _settings(command: Command, keys: list[Key]) -> Settings:
-    given = command_line.flags(command.arguments, {key.theirs for key in keys if key.switch})
-    settings = Settings(command.program, keys, given, hints=_HINTS)
-    bare = [name for name, text in given.items() if text == "" and settings.keys[name].read is parse_bool]
-    for name in bare:  # their parser takes the bare flag for an empty text, which is false
+    settings = Settings.of_command(command, keys, hints=_HINTS)
+    for name in _bare(settings):  # their parser takes the bare flag for an empty text, which is false
         settings.values[name] = False
     return settings
 
 
 def _bare(settings: Settings) -> list[str]:
-    return [
-        f"{name} stands alone: PaddleNLP's parser reads that as false, and so do we. Write {name} true."
-        for name, text in settings.given.items()
-        if text == "" and settings.keys[name].read is parse_bool
-    ]
+    return [name for name, text in settings.texts.items() if text == "" and settings.keys[name].read is parse_bool]
 
 
 def _train(command: Command) -> Translation:
@@ -120,7 +114,10 @@ def _train(command: Command) -> Translation:
     needed = [name for name in ("--model_name_or_path", "--input_dir", "--output_dir") if not settings[name]]
     if needed:
         raise ConfigError(command.program, [f"{name}: is required." for name in needed])
-    remarks = _bare(settings)
+    remarks = [
+        f"{name} stands alone: PaddleNLP's parser reads that as false, and so do we. Write {name} true."
+        for name in _bare(settings)
+    ]
     output = str(settings["--output_dir"])
     _weights(settings, command.folder)
     _layout(settings, paddle_launch.num_processes(command))
@@ -145,8 +142,8 @@ def _weights(settings: Settings, folder: Path) -> None:
     if name in SHAPES:
         layers, width, heads, vocabulary = shape_of(name, settings["--mp_degree"], settings["--pp_degree"])
         shape = {"num_layers": layers, "hidden_size": width, "num_heads": heads, "vocab_size": vocabulary}
-        told = {f"model.{key}": value for key, value in shape.items()} | {"model.max_positions": 1024}
-        settings.map("--model_name_or_path", told)
+        ours = {f"model.{key}": value for key, value in shape.items()} | {"model.max_positions": 1024}
+        settings.map("--model_name_or_path", ours)
     elif (folder / name).exists():
         settings.map(
             "--model_name_or_path", {"init.checkpoint": name}, why="the weights; steps begin at 1, as theirs do"
@@ -189,12 +186,12 @@ def _layout(settings: Settings, launched: int) -> None:
     whole_batch = settings["--global_batch_size"] or (settings["--local_batch_size"] or micro) * replicas
     local = settings["--local_batch_size"]
     if whole_batch % (micro * replicas) or (local and local * replicas != whole_batch):
-        told = f" (local_batch_size {local})" if local else ""
+        remark = f" (local_batch_size {local})" if local else ""
         raise ConfigError(
             settings.where,
             [
                 f"--global_batch_size: {whole_batch} is not micro_batch_size {micro} x sharding_degree {sharded} x "
-                f"dp_degree {dp} x a whole number of accumulated micro-batches{told}."
+                f"dp_degree {dp} x a whole number of accumulated micro-batches{remark}."
             ],
         )
     settings.map(["--global_batch_size", "--local_batch_size"], {"batch.global_size": whole_batch})

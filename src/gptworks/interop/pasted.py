@@ -101,16 +101,16 @@ def _typed(text: str) -> str:
     return _TYPED_PROMPT.sub("", opened[1] if opened else text.strip())
 
 
-def check(found: Sequence[Line]) -> None:
+def check(lines: Sequence[Line]) -> None:
     """Before anything runs: each line is of a system that is known, or one that is answered."""
-    for line in found:
+    for line in lines:
         if line.command is not None:
             try:
                 registry.of_command(line.command)
             except UsageError as error:
-                hint = " If it is not a command, but what one has printed, leave it out." if len(found) > 1 else ""
+                hint = " If it is not a command, but what one has printed, leave it out." if len(lines) > 1 else ""
                 raise UsageError(f"{line.started.where}: {str(error).removeprefix('run: ')}{hint}") from None
-    if not found:
+    if not lines:
         raise UsageError("run: it starts no command. Needed: a command of a system that is known.")
 
 

@@ -12,7 +12,7 @@ _PADDLE = re.compile(r"^\s*import\s+paddle\s*$")
 def changes(text: str) -> list[str]:
     """A line for each import that has a name here: where it stands, what it is, what it becomes."""
     is_fleetx = "GPTGenerationModule" in text
-    found = []
+    changed = []
     for number, line in enumerate(text.splitlines(), 1):
         became = ""
         if of_mindformers := _MINDFORMERS.match(line):
@@ -24,18 +24,18 @@ def changes(text: str) -> list[str]:
         elif is_fleetx and _PADDLE.match(line):
             became = "from gptworks.compat import paddle"
         if became:
-            found.append(f"line {number}: {line.strip()}  ->  {became.strip()}")
-    return found
+            changed.append(f"line {number}: {line.strip()}  ->  {became.strip()}")
+    return changed
 
 
 def advice(program: Path) -> str:
     """What to do with a Python file of another system's imports; empty where there are none, or it is not here."""
     if program.suffix != ".py" or not program.is_file():
         return ""
-    found = changes(program.read_text(encoding="utf-8", errors="replace"))
-    if not found:
+    changed = changes(program.read_text(encoding="utf-8", errors="replace"))
+    if not changed:
         return ""
-    listed = "".join(f"\n  {each}" for each in found)
+    listed = "".join(f"\n  {each}" for each in changed)
     return (
         f"a Python program of another system. It runs here with other imports: change{listed}\nthen: python {program}"
     )

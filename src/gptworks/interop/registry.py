@@ -71,8 +71,8 @@ class Files:
             return here
         ours = shipped(Path(name).name)
         if ours is not None:
-            what = ours.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
-            self.remarks.append(f"{name} is not here: used is {what}. It comes with gptworks: {ours}")
+            title = ours.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+            self.remarks.append(f"{name} is not here: used is {title}. It comes with gptworks: {ours}")
             return ours
         place = "" if here.is_absolute() and Path(name).is_absolute() else f" in {self.folder.resolve()}"
         raise UsageError(f"{name}: no such file{place}.{_nearest(here)} Give its path, or --cwd DIR.")
@@ -80,8 +80,8 @@ class Files:
 
 def shipped(name: str) -> Path | None:
     """A file that a document names, of those that ship with gptworks."""
-    found = Path(str(resources.files("gptworks.interop"))) / "shipped" / name
-    return found if found.is_file() else None
+    path = Path(str(resources.files("gptworks.interop"))) / "shipped" / name
+    return path if path.is_file() else None
 
 
 def _nearest(path: Path) -> str:

@@ -14,7 +14,7 @@ import yaml
 
 from gptworks.config.derive import Layout, evaluate_every, has_held_out, plan_batch
 from gptworks.config.load import flatten, load, load_with_origins, nest
-from gptworks.config.schema import RunConfig
+from gptworks.config.schema import InitConfig, ModelConfig, OptimConfig, RunConfig
 from gptworks.errors import ConfigError, GPTWorksError, UsageError
 from gptworks.interop import command_line, fleetx, megatron_flags, paddlenlp, registry
 from gptworks.interop.paddlenlp_models import SHAPES
@@ -58,25 +58,20 @@ def _plain(keys: list[Key], config: RunConfig) -> TheirSettings:
     return {key.theirs: values[key.ours] for key in keys if key.ours}
 
 
-def _only_path(config: RunConfig, where: str) -> str:
-    if len(config.data.path) != 1:
-        raise ConfigError(where, [f"data.path: {len(config.data.path)} paths; the other system takes one."])
-    return config.data.path[0]
+def _only_path(paths: tuple[str, ...], where: str) -> str:
+    if len(paths) != 1:
+        raise ConfigError(where, [f"data.path: {len(paths)} paths; the other system takes one."])
+    return paths[0]
 
 
-def _shares(config: RunConfig) -> str:
-    return ",".join(f"{share:g}" for share in config.data.split)
+def _shares(split: tuple[float, ...]) -> str:
+    return ",".join(f"{share:g}" for share in split)
 
 
-def _decay(config: RunConfig) -> tuple[int, float]:
+def _decay(optim: OptimConfig, last_step: int) -> tuple[int, float]:
     """(steps of the decay, their share that is warmup)."""
-    steps = config.optim.decay_steps or config.train.steps
-    return steps, config.optim.warmup_steps / steps
-
-
-def _iterations(config: RunConfig, samples: int) -> int:
-    """The length of an evaluation of ours, in batches of theirs; the next whole number."""
-    return -(-config.evaluate.batches * _batch(config).global_size // samples)
+    steps = optim.decay_steps or last_step
+    return steps, optim.warmup_steps / steps
 
 
 def _every(config: RunConfig) -> int:
@@ -89,7 +84,7 @@ def _every(config: RunConfig) -> int:
 
 
 def _fleetx(config: RunConfig, where: str) -> str:
-    batch, decay, model = _batch(config), _decay(config), config.model
+    batch, decay, model = _batch(config), _decay(config.optim, config.train.steps), config.model
     recompute, half = config.train.recompute, config.precision.compute
     strategy = {"sampling": "sampling", "greedy": "greedy_search", "beam": "beam_search"}[config.generate.strategy]
     settings = _plain(fleetx.KEYS, config) | {
@@ -104,8 +99,8 @@ def _fleetx(config: RunConfig, where: str) -> str:
         "Data.batch_size.global_batch_size": batch.global_size,
         "Data.batch_size.local_batch_size": batch.global_size // batch.data_parallel,
         "Data.batch_size.micro_batch_size": batch.micro_size,
-        "Data.dataset.input_dir": _only_path(config, where),
-        "Data.dataset.split": _shares(config),
+        "Data.dataset.input_dir": _only_path(config.data.path, where),
+        "Data.dataset.split": _shares(config.data.split),
         "Data.dataset.max_seq_len": config.data.seq_len,
         "Model.vocab_size": model.vocab_size,
         "Model.ffn_hidden_size": model.ffn_size,
@@ -136,7 +131,7 @@ def _fleetx(config: RunConfig, where: str) -> str:
 
 
 def _paddlenlp(config: RunConfig, where: str) -> str:
-    model, batch, decay = config.model, _batch(config), _decay(config)
+    model, batch, decay = config.model, _batch(config), _decay(config.optim, config.train.steps)
     shape = (model.num_layers, model.hidden_size, model.num_heads)
     names = [name for name, preset in SHAPES.items() if preset[:3] == shape]
     if config.init.checkpoint:
@@ -155,7 +150,7 @@ def _paddlenlp(config: RunConfig, where: str) -> str:
     flags: TheirSettings = {
         "--model_type": "gpt",
         "--model_name_or_path": (exact or names)[0],
-        "--input_dir": _only_path(config, where),
+        "--input_dir": _only_path(config.data.path, where),
         "--output_dir": config.run.out or "output",
         "--global_batch_size": batch.global_size,
         "--max_lr": config.optim.lr,
@@ -174,11 +169,13 @@ def _paddlenlp(config: RunConfig, where: str) -> str:
         "--device": {"cpu": "cpu"}.get(config.run.device, "gpu"),
         "--eval_freq": _every(config),
     }
-    if config.evaluate.batches:
-        flags["--eval_iters"] = _iterations(config, batch.micro_size * batch.data_parallel)
+    if config.evaluate.batches:  # as long as one of ours, in batches of theirs
+        samples = config.evaluate.batches * batch.global_size
+        flags["--eval_iters"] = -(-samples // (batch.micro_size * batch.data_parallel))
     if config.train.recompute != "none":
         flags["--recompute_granularity"] = config.train.recompute
-    flags |= _plain(paddlenlp.TRAINING, config) | {"--split": _shares(config), "--micro_batch_size": batch.micro_size}
+    data_flags = {"--split": _shares(config.data.split), "--micro_batch_size": batch.micro_size}
+    flags |= _plain(paddlenlp.TRAINING, config) | data_flags
     processes = Layout.from_config(config.parallel).world_size
     devices = ",".join(map(str, range(processes)))
     start = f'python -u -m paddle.distributed.launch --gpus "{devices}" ' if processes > 1 else "python "
@@ -212,7 +209,7 @@ def _megatron(config: RunConfig, where: str) -> str:
         "--lr-decay-iters": config.optim.decay_steps or config.train.steps,
         "--lr-warmup-iters": round(config.optim.warmup_steps),
         "--data-path": " ".join(config.data.path),
-        "--split": _shares(config),
+        "--split": _shares(config.data.split),
         "--seed": config.train.seed,
         "--save": config.run.out or "checkpoints",
         "--save-interval": config.checkpoint.every,
@@ -306,7 +303,7 @@ def _mindformers(config: RunConfig, where: str) -> str:
             "total_steps": config.optim.decay_steps or config.train.steps,
         },
         "train_dataset": {
-            "data_loader": {"type": "MindDataset", "dataset_dir": _only_path(config, where), "shuffle": True},
+            "data_loader": {"type": "MindDataset", "dataset_dir": _only_path(config.data.path, where), "shuffle": True},
             "input_columns": ["input_ids"],
             "drop_remainder": True,
             "batch_size": batch.global_size // batch.data_parallel,
@@ -326,7 +323,7 @@ def _mindformers(config: RunConfig, where: str) -> str:
             "micro_batch_num": batch.accumulation,
         },
         "trainer": {"type": "CausalLanguageModelingTrainer", "model_name": "gpt2"},
-        "model": _mindformers_model(config, activation),
+        "model": _mindformers_model(model, config.init, config.precision.compute, activation),
     }
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
@@ -335,8 +332,7 @@ def _short(value: float) -> int | float:
     return int(value) if value == int(value) else value
 
 
-def _mindformers_model(config: RunConfig, activation: str) -> TheirSettings:
-    model = config.model
+def _mindformers_model(model: ModelConfig, init: InitConfig, compute: str, activation: str) -> TheirSettings:
     shape = {
         "type": "GPT2Config",
         "seq_length": model.max_positions,
@@ -349,9 +345,9 @@ def _mindformers_model(config: RunConfig, activation: str) -> TheirSettings:
         "dropout_prob": model.dropout_embed,
         "hidden_dropout_prob": model.dropout_hidden,
         "attention_probs_dropout_prob": model.dropout_attention,
-        "initializer_range": config.init.std,
-        "compute_dtype": "float32" if config.precision.compute == "fp32" else "float16",
-        "checkpoint_name_or_path": config.init.checkpoint,
+        "initializer_range": init.std,
+        "compute_dtype": "float32" if compute == "fp32" else "float16",
+        "checkpoint_name_or_path": init.checkpoint,
     }
     return {"model_config": shape, "arch": {"type": "GPT2LMHeadModel"}}
 
@@ -389,12 +385,12 @@ def _differences(system: str, text: str, config: RunConfig) -> list[str]:
             f"translate --to {system}: it cannot be said in these words; they would be refused there: "
             f"{' '.join(str(error).split())}"
         ) from None
-    found = []
+    differences = []
     for key, value in _flat(config).items():
         idle = key == "parallel.sequence" and config.parallel.tp == 1
         if back.get(key) != value and not idle and not key.startswith(_NOT_COMPARED):
-            found.append(f"{key}={_shown(value)}; there it is {_shown(back.get(key))}")
-    return found
+            differences.append(f"{key}={_as_json(value)}; there it is {_as_json(back.get(key))}")
+    return differences
 
 
 def _read_back(system: str, text: str) -> RunConfig:
@@ -411,7 +407,7 @@ def _read_back(system: str, text: str) -> RunConfig:
     return load_with_origins(values=values).config
 
 
-def _shown(value: Any) -> str:
+def _as_json(value: Any) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
 
 

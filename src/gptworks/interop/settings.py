@@ -4,13 +4,14 @@ Every given key ends in a note. A key that the table lacks is the user's mistake
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gptworks.errors import ConfigError
-from gptworks.interop.notes import Note, shown
-from gptworks.interop.translation import Translation
+from gptworks.interop import command_line
+from gptworks.interop.notes import Note, setting_text
+from gptworks.interop.translation import Command, Translation
 
 Read = Callable[[str], Any]
 
@@ -65,22 +66,31 @@ class Settings:
     """
 
     def __init__(
-        self, where: str, keys: Iterable[Key], given: Mapping[str, str], *, hints: Mapping[str, str] = {}
+        self, where: str, keys: Iterable[Key], texts: Mapping[str, str], *, hints: Mapping[str, str] = {}
     ) -> None:
-        """`given`: as written, in text; an empty text keeps their default. `hints`: answers to known misspellings."""
+        """`texts`: as written; an empty text keeps their default. `hints`: answers to known misspellings."""
         self.where = where
         self.keys = {key.theirs: key for key in keys}
-        self.given = dict(given)
+        self.texts = dict(texts)
         self.ours: dict[str, Any] = {}
         self.notes: list[Note] = []
         self.values: dict[str, Any] = {}
         self.their_names: dict[str, str] = {}  # a key of ours -> the one of theirs that sets it, given or not
         self._check(hints)
 
+    @classmethod
+    def of_command(
+        cls, command: Command, keys: Sequence[Key], *, several: Collection[str] = (), hints: Mapping[str, str] = {}
+    ) -> "Settings":
+        """From the flags of a command. `several`: those that take words up to the next."""
+        switches = {key.theirs for key in keys if key.switch}
+        flags = command_line.flags(command.arguments, switches, several=several)
+        return cls(command.program, keys, flags, hints=hints)
+
     def _check(self, hints: Mapping[str, str]) -> None:
         problems = []
         empty: list[str] = []
-        for name, text in self.given.items():
+        for name, text in self.texts.items():
             key = self.keys.get(name)
             if key is None and text == "" and any(known.startswith(f"{name}.") for known in self.keys):
                 empty.append(name)  # a section with nothing in it
@@ -97,15 +107,15 @@ class Settings:
         if problems:
             raise ConfigError(self.where, problems)
         for name in empty:
-            del self.given[name]
+            del self.texts[name]
 
     def __getitem__(self, name: str) -> Any:
         """What counts: the value given, else their default."""
-        found = self.values.get(name)
-        return self.keys[name].default if found is None or found == "" else found
+        value = self.values.get(name)
+        return self.keys[name].default if value is None or value == "" else value
 
     def is_given(self, name: str) -> bool:
-        return name in self.given
+        return name in self.texts
 
     def map(
         self, name: str | Iterable[str], ours: str | Mapping[str, Any], value: Any = None, *, why: str = ""
@@ -119,8 +129,8 @@ class Settings:
         for key in ours:
             if self.is_given(theirs) or key not in self.their_names:
                 self.their_names[key] = theirs
-        told = ", ".join(f"{key}={shown(each)}" for key, each in ours.items())
-        self._note(names, "approximated" if why else "mapped", told, why)
+        settings = ", ".join(f"{key}={setting_text(each)}" for key, each in ours.items())
+        self._note(names, "approximated" if why else "mapped", settings, why)
 
     def map_evaluation(self, name: str, samples: int, global_size: int) -> None:
         """An evaluation of so many samples in batches of ours, the next whole number of them."""
@@ -141,7 +151,7 @@ class Settings:
             if name not in self.keys:
                 raise KeyError(f"{name} is not in the table of {self.where}")
             if self.is_given(name) and name not in noted:
-                self.notes.append(Note(name, self.given[name], how, ours, why))
+                self.notes.append(Note(name, self.texts[name], how, ours, why))
 
     def map_plain(self) -> None:
         """All keys that take a value as it is, by their defaults where they were not given; and those nobody needs."""
@@ -154,7 +164,7 @@ class Settings:
                 self.same(name, key.same_effect)
             elif (
                 key.ignored_because
-                and self.given.get(name, "").lower() in ("", *key.harmless_values)
+                and self.texts.get(name, "").lower() in ("", *key.harmless_values)
                 and key.harmless_values
             ):
                 self.same(name, key.ignored_because)
@@ -169,9 +179,9 @@ class Settings:
     def require_noted(self) -> None:
         """Our own check: a key in the table that no rule looked at."""
         noted = {note.theirs for note in self.notes}
-        if left := [name for name in self.given if name not in noted]:
+        if left := [name for name in self.texts if name not in noted]:
             raise AssertionError(f"{self.where}: no note for {left}")
-        order = {name: number for number, name in enumerate(self.given)}
+        order = {name: number for number, name in enumerate(self.texts)}
         self.notes.sort(key=lambda note: order[note.theirs])  # as they were written
 
 

@@ -41,7 +41,7 @@ class Started:
     errors_too: bool = False  # 2>&1
     errors: str = ""  # the file that its errors go to
     appends_errors: bool = False
-    shown: bool = True  # False: to the file only
+    on_screen: bool = True  # too, beside the file
     remarks: list[str] = field(default_factory=list)
 
 
@@ -89,7 +89,7 @@ def _in_output_of(script: Started, each: Started) -> Started:
     """A command of a script, whose output goes where that of the script does unless it says otherwise."""
     if script.output and not each.output:
         both = script.errors_too or each.errors_too
-        each = replace(each, output=script.output, appends=script.appends, shown=script.shown, errors_too=both)
+        each = replace(each, output=script.output, appends=script.appends, on_screen=script.on_screen, errors_too=both)
     if script.errors and not each.errors:
         each = replace(each, errors=script.errors, appends_errors=script.appends_errors)
     return replace(each, remarks=[*script.remarks, *each.remarks])
@@ -165,28 +165,28 @@ class _Shell:
     def _started(self, words: list[str], in_front: dict[str, str], simple: Simple, remarks: list[str]) -> Started:
         if simple.in_background:
             remarks = [*remarks, "&: it is run in front here. To have it behind: gptworks run ... &"]
-        found = Started(
+        started = Started(
             words, self.scope.environment() | in_front, self.scope.folder, self.scope.at(simple.line), remarks=remarks
         )
         for redirection in simple.redirections:
             if redirection.target is None:
-                found = replace(found, errors_too=True)
+                started = replace(started, errors_too=True)
                 continue
             target = "".join(self.scope.expand(redirection.target, in_command=True))
             if redirection.operator == "<":
                 continue  # of /dev/null: others are not read
             if redirection.operator.startswith("2"):
-                found = replace(found, errors=target, appends_errors=">>" in redirection.operator)
+                started = replace(started, errors=target, appends_errors=">>" in redirection.operator)
             else:  # 2>&1 in front of it is about the terminal
                 both, appends = redirection.operator.startswith("&"), ">>" in redirection.operator
-                found = replace(found, output=target, appends=appends, errors_too=both, shown=False)
+                started = replace(started, output=target, appends=appends, errors_too=both, on_screen=False)
         if simple.tee is not None:
             options = [text for word in simple.tee.words[1:] for text in self.scope.expand(word, in_command=True)]
             files = [text for text in options if not text.startswith("-")]
             if len(files) != 1:
                 raise UsageError(f"{self.scope.at(simple.line)}: tee with {len(files)} files. Needed: one.")
-            found = replace(found, output=files[0], appends="-a" in options, shown=True)
-        return found
+            started = replace(started, output=files[0], appends="-a" in options, on_screen=True)
+        return started
 
     def _without_prefixes(self, words: list[str], in_front: dict[str, str]) -> tuple[list[str], list[str]]:
         """Words that say how a program is started, and not which."""

@@ -180,10 +180,10 @@ class _Parser:
             self.at += 1
         if self._keyword() in ("[", "[[", "test"):
             return self._test(negated)
-        found = self._simple()
+        command = self._simple()
         if negated:
-            raise refuse(self.name, found.line, "a command behind !")
-        return found
+            raise refuse(self.name, command.line, "a command behind !")
+        return command
 
     def _test(self, negated: bool) -> Test:
         line, opening = self.tokens[self.at].line, self._keyword()
@@ -219,8 +219,8 @@ class _Parser:
                 raise refuse(self.name, token.line, "a function")
             elif token.word is None:
                 break
-            elif (not words or words[0].literal in DECLARES) and (found := self._assignment()):
-                assignments.append(found)
+            elif (not words or words[0].literal in DECLARES) and (assignment := self._assignment()):
+                assignments.append(assignment)
             else:
                 words.append(self._take_word())
         if redirections and not words:
@@ -243,10 +243,10 @@ class _Parser:
         while self.at < len(self.tokens) - 1 and self.tokens[self.at].operator == "\n":
             self.at += 1
         line = self.tokens[self.at].line
-        found = self._simple()
-        if not found.words or found.words[0].literal != "tee":
+        tee = self._simple()
+        if not tee.words or tee.words[0].literal != "tee":
             raise refuse(self.name, line, "a pipe into anything but tee")
-        return found
+        return tee
 
     def _redirection(self) -> Redirection:
         token = self.tokens[self.at]

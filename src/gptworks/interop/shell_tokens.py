@@ -59,9 +59,9 @@ def alternative(text: str, name: str, *, quoted: bool) -> tuple[Piece, ...]:
     return _Lexer(text, name).alternative(quoted)
 
 
-def refuse(name: str, line: int, what: str) -> UsageError:
+def refuse(name: str, line: int, syntax: str) -> UsageError:
     return UsageError(
-        f"{name}, line {line}: {what} is not read here, so nothing of the block was run. Run it in your shell, and "
+        f"{name}, line {line}: {syntax} is not read here, so nothing of the block was run. Run it in your shell, and "
         "give gptworks the command that it starts."
     )
 
@@ -86,34 +86,34 @@ class _Lexer:
         self.at, self.line = 0, 1
 
     def tokens(self) -> list[Token]:
-        found: list[Token] = []
+        tokens: list[Token] = []
         while self.at < len(self.text):
             letter = self.text[self.at]
             if letter == "\n":
-                found.append(Token(self.line, "\n"))
+                tokens.append(Token(self.line, "\n"))
                 self._advance(1)
             elif letter in _BLANKS:
                 self._advance(1)
-                if found:
-                    found[-1].glued = False
+                if tokens:
+                    tokens[-1].glued = False
             elif self.text.startswith("\\\n", self.at):
                 self._advance(2)
-                if found:
-                    found[-1].glued = False
+                if tokens:
+                    tokens[-1].glued = False
             elif letter == "#":
                 end = self.text.find("\n", self.at)
                 self.at = len(self.text) if end < 0 else end
             elif match := self._redirection():
-                found.append(Token(self.line, match, redirection=True))
+                tokens.append(Token(self.line, match, redirection=True))
                 self._advance(len(match))
             elif operator := next((o for o in _OPERATORS if self.text.startswith(o, self.at)), ""):
                 if self.text.startswith("((", self.at):
                     raise refuse(self.name, self.line, "(( ... ))")
-                found.append(Token(self.line, operator, glued=True))
+                tokens.append(Token(self.line, operator, glued=True))
                 self._advance(len(operator))
             else:
-                found.append(Token(self.line, word=self._word(), glued=True))
-        return [*found, Token(self.line, "\n")]
+                tokens.append(Token(self.line, word=self._word(), glued=True))
+        return [*tokens, Token(self.line, "\n")]
 
     def _redirection(self) -> str:
         """A digit counts as a stream only where a word would begin."""
@@ -159,11 +159,11 @@ class _Lexer:
             return [Piece(plain, letter)]
         return [] if escaped == "\n" else [Piece("text", escaped, quoted=True)]
 
-    def _until(self, end: str, what: str) -> str:
+    def _until(self, end: str, syntax: str) -> str:
         """What lies between the mark here and the next one; both are passed."""
         close = self.text.find(end, self.at + 1)
         if close < 0:
-            raise UsageError(f"{self.name}, line {self.line}: {what} is opened and not closed. Close it.")
+            raise UsageError(f"{self.name}, line {self.line}: {syntax} is opened and not closed. Close it.")
         inside = self.text[self.at + 1 : close]
         self._advance(close + 1 - self.at)
         return inside
@@ -220,11 +220,11 @@ class _Lexer:
 
 def _joined(pieces: list[Piece]) -> tuple[Piece, ...]:
     """Neighbours of plain text as one."""
-    found: list[Piece] = []
+    joined: list[Piece] = []
     for piece in pieces:
-        last = found[-1] if found else None
+        last = joined[-1] if joined else None
         if last and last.kind == piece.kind and piece.kind in ("text", "result") and last.quoted == piece.quoted:
-            found[-1] = Piece(piece.kind, last.value + piece.value, piece.quoted)
+            joined[-1] = Piece(piece.kind, last.value + piece.value, piece.quoted)
         else:
-            found.append(piece)
-    return tuple(found)
+            joined.append(piece)
+    return tuple(joined)

@@ -40,16 +40,16 @@ class Scope:
 
     def sourced(self, name: str, arguments: Sequence[str]) -> "Scope":
         """The scope of a file that is read in the middle: the same names, and the words behind it if there are any."""
-        found = Scope(self.inherited, self.folder, name, [self.arguments[0], *(arguments or self.arguments[1:])])
-        found.values, found.exported = self.values, self.exported
-        return found
+        scope = Scope(self.inherited, self.folder, name, [self.arguments[0], *(arguments or self.arguments[1:])])
+        scope.values, scope.exported = self.values, self.exported
+        return scope
 
     def called(self, in_front: dict[str, str], name: str, arguments: Sequence[str]) -> "Scope":
         """What a script of its own sees: all that is exported."""
         seen = {each: self._text(each) for each in (*self.inherited, *self.exported) if each in self.values}
-        found = Scope(seen | in_front, self.folder, name, arguments)
-        found.exported = dict.fromkeys([*self.exported, *in_front])
-        return found
+        scope = Scope(seen | in_front, self.folder, name, arguments)
+        scope.exported = dict.fromkeys([*self.exported, *in_front])
+        return scope
 
     def at(self, line: int) -> str:
         return "run" if self.name == "command" else f"{self.name}, line {line}"
@@ -245,8 +245,8 @@ class Scope:
         return self._any_of(words, test.line) != test.negated
 
     def _test_word(self, word: Word, *, splits: bool) -> list[str]:
-        found = self.expand(word, splits=splits)
-        return found if splits or found else [""]
+        texts = self.expand(word, splits=splits)
+        return texts if splits or texts else [""]
 
     def _any_of(self, words: list[str], line: int) -> bool:
         groups = [list(group) for is_or, group in itertools.groupby(words, lambda w: w in ("||", "-o")) if not is_or]

@@ -41,7 +41,7 @@ def heads_of_checkpoint(config: Mapping[str, Any], small: Mapping[str, Any], fol
 
 def _size(sidecar: Path) -> int:
     try:
-        found = json_text.loads(sidecar.read_text(encoding="utf-8"))
-        return int(found["vocab_size"])
+        content = json_text.loads(sidecar.read_text(encoding="utf-8"))
+        return int(content["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0

@@ -39,10 +39,10 @@ def _by_value(text: str, translation: Translation) -> str:
     for note in notes:
         if note.value and PurePosixPath(note.value) == value:
             ours = next((key for key, theirs in names.items() if theirs == note.theirs), "")
-            told = f" ({ours})" if ours and ours != note.theirs else ""
-            return f"{begins['before']}{note.theirs} {begins['value']}{told}{rest}"
+            beside = f" ({ours})" if ours and ours != note.theirs else ""
+            return f"{begins['before']}{note.theirs} {begins['value']}{beside}{rest}"
     # A path of ours that stands for one of theirs, such as the checkpoint that a run goes on from.
-    option = next((key for key, given in pairwise(translation.arguments) if PurePosixPath(given) == value), "")
+    option = next((key for key, path in pairwise(translation.arguments) if PurePosixPath(path) == value), "")
     stands_for = [note for note in notes if option in names and names[option] == note.theirs]
     paths = [(note, PurePosixPath(note.value)) for note in notes if note.value not in ("", ".", "/")]
     around = [note for note, path in paths if path in value.parents]
@@ -53,17 +53,17 @@ def _by_value(text: str, translation: Translation) -> str:
 
 
 def _by_key(text: str, names: Mapping[str, str]) -> str:
-    told: set[str] = set()
+    named: set[str] = set()
 
-    def theirs(found: re.Match[str]) -> str:
-        ours = found[1]
+    def theirs(match: re.Match[str]) -> str:
+        ours = match[1]
         name = names.get("run.out" if ours == "--out" else ours)
-        bracketed = found.string[: found.start()].endswith("(") and found.string[found.end() :].startswith(")")
+        bracketed = match.string[: match.start()].endswith("(") and match.string[match.end() :].startswith(")")
         if name is None or name == ours or bracketed:
             return ours
-        if ours in told:
+        if ours in named:
             return name
-        told.add(ours)
+        named.add(ours)
         return f"{name} ({ours})"
 
     pieces = _QUOTED.split(text)

@@ -27,22 +27,22 @@ def read(command: Command) -> Start:
     options = {name.replace("_", "-"): value for name, value in command.launcher_options.items()}
     counts = {name: _count(command.launcher, name, options[name]) for name in _COUNTS if name in options}
     processes, machines = counts.get("--nproc-per-node", 1), counts.get("--nnodes", 1)
-    told: dict[str, list[str]] = {}  # their option -> ours
+    ours: dict[str, list[str]] = {}  # their option -> ours
     if machines > 1:
         address, _, port = options.get("--rdzv-endpoint", "").partition(":")
         master, port = options.get("--master-addr") or address, options.get("--master-port") or port
         if not master:
             raise UsageError(f"{command.launcher}: {machines} machines, so --master-addr is needed.")
-        told["--nproc-per-node"] = ["--nproc", str(processes)]
-        told["--nnodes"] = ["--nnodes", str(machines)]
+        ours["--nproc-per-node"] = ["--nproc", str(processes)]
+        ours["--nnodes"] = ["--nnodes", str(machines)]
         source = "--master-addr" if "--master-addr" in options else "--rdzv-endpoint"
-        told[source] = ["--master", master + (f":{port}" if port else "")]
+        ours[source] = ["--master", master + (f":{port}" if port else "")]
         if "--node-rank" in options:
-            told["--node-rank"] = ["--node-rank", options["--node-rank"]]
+            ours["--node-rank"] = ["--node-rank", options["--node-rank"]]
     if counts.get("--max-restarts"):
-        told["--max-restarts"] = ["--max-restarts", options["--max-restarts"]]
-    arguments = [word for words in told.values() for word in words]
-    notes = [_note(name, value, processes, machines, told) for name, value in command.launcher_options.items()]
+        ours["--max-restarts"] = ["--max-restarts", options["--max-restarts"]]
+    arguments = [word for words in ours.values() for word in words]
+    notes = [_note(name, value, processes, machines, ours) for name, value in command.launcher_options.items()]
     return Start(processes, machines, arguments, notes)
 
 
@@ -53,10 +53,10 @@ def _count(launcher: str, name: str, text: str) -> int:
     return int(last)
 
 
-def _note(written: str, value: str, processes: int, machines: int, told: dict[str, list[str]]) -> Note:
+def _note(written: str, value: str, processes: int, machines: int, ours: dict[str, list[str]]) -> Note:
     name = written.replace("_", "-")
-    if name in told:
-        return Note(written, value, "mapped", " ".join(told[name]))
+    if name in ours:
+        return Note(written, value, "mapped", " ".join(ours[name]))
     if name == "--nproc-per-node":
         return Note(written, value, "mapped", f"{processes} process{'es' if processes > 1 else ''}")
     if name == "--nnodes":

@@ -53,8 +53,8 @@ def _named(translation: Translation, node_rank: int) -> list[tuple[Path, Path]]:
         return []
     config = translation.config
     world = math.prod(config.get(f"parallel.{axis}", 1) for axis in ("dp", "fsdp", "tp", "pp"))
-    given = dict(zip(translation.arguments, translation.arguments[1:], strict=False))
-    here = int(given.get("--nproc", world))
+    options = dict(zip(translation.arguments, translation.arguments[1:], strict=False))
+    here = int(options.get("--nproc", world))
     folder = Path(str(config["run.out"])) / LOGS
     first = node_rank * here
     return [(log_file(folder, first + rank), Path(translation.logs.format(rank=rank))) for rank in range(here)]

@@ -20,9 +20,9 @@ def as_yaml(translation: Translation) -> str:
         if not note.ours:
             lines.append(_line(f"# {note.theirs}={note.value}: {became(note)}"))
             continue
-        for told in note.ours.split(", "):
+        for setting in note.ours.split(", "):
             reason = f" ({note.why})" if note.why else ""
-            origin.setdefault(told.partition("=")[0], _line(f"{note.theirs}={note.value}{reason}"))
+            origin.setdefault(setting.partition("=")[0], _line(f"{note.theirs}={note.value}{reason}"))
     for section, values in translation.sections().items():
         lines.append(f"{section}:")
         lines += _lines(values, section, origin, "  ")

@@ -12,14 +12,14 @@ from gptworks.errors import ConfigError
 
 def read(path: Path) -> dict[str, Any]:
     try:
-        found = yaml_text.read_plain(path)
+        values = yaml_text.read_plain(path)
     except FileNotFoundError:
         raise ConfigError(str(path), ["no such file."]) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(str(path), [f"cannot be read ({' '.join(str(error).split())})."]) from None
-    if not isinstance(found, dict):
-        raise ConfigError(str(path), [f"holds a {type(found).__name__}, needed keys and values."])
-    return found
+    if not isinstance(values, dict):
+        raise ConfigError(str(path), [f"holds a {type(values).__name__}, needed keys and values."])
+    return values
 
 
 def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any], mark: str = "") -> dict[str, Any]:

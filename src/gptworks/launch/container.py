@@ -52,10 +52,10 @@ def engine(asked: str | None, *, needed: bool) -> str:
         if needed and not shutil.which(asked):
             raise UsageError(f"--engine {asked}: is not on PATH. Install it, or look at the command with --dry-run.")
         return asked
-    found = next((name for name in ENGINES if shutil.which(name)), None)
-    if found is None and needed:
+    engine = next((name for name in ENGINES if shutil.which(name)), None)
+    if engine is None and needed:
         raise UsageError("launch --image: neither docker nor podman is on PATH. Install one, or use --dry-run.")
-    return found or ENGINES[0]
+    return engine or ENGINES[0]
 
 
 def usual_gpus() -> str:

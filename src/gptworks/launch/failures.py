@@ -61,21 +61,21 @@ def read(text: str) -> Failure:
 
 
 def read_all(folder: Path) -> dict[int, Failure]:
-    found = [read(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("rank-*.json"))]
-    return {failure.rank: failure for failure in found}
+    failures = [read(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("rank-*.json"))]
+    return {failure.rank: failure for failure in failures}
 
 
-def first(found: dict[int, Failure]) -> Failure | None:
+def first(failures: dict[int, Failure]) -> Failure | None:
     """The cause: the earliest failure that no other one has caused, as far as this machine knows."""
-    return min(found.values(), key=lambda failure: (failure.because_of is not None, failure.time), default=None)
+    return min(failures.values(), key=lambda failure: (failure.because_of is not None, failure.time), default=None)
 
 
-def named(found: dict[int, Failure], world_size: int) -> Failure:
+def named(failures: dict[int, Failure], world_size: int) -> Failure:
     """The cause, with the rank in front of its words where they do not speak of ranks themselves."""
-    cause = first(found)
+    cause = first(failures)
     assert cause is not None
     # All ranks can find the same mistake, such as missing data: then it is not one rank's.
-    same = len(found) == world_size > 1 and len({failure.message for failure in found.values()}) == 1
+    same = len(failures) == world_size > 1 and len({failure.message for failure in failures.values()}) == 1
     speaks_of_ranks = cause.because_of is not None or cause.message.startswith("rank ")
     where = "" if same or speaks_of_ranks else f"rank {cause.rank} of {world_size}: "
     return replace(cause, message=where + cause.message)
@@ -134,17 +134,17 @@ class Connection:
         again. more: seconds that the question itself takes."""
         if not self._answers:
             return otherwise
-        found: list[T] = []
+        answers: list[T] = []
 
         def ask() -> None:
             with suppress(RuntimeError):
-                found.append(question())
+                answers.append(question())
 
         thread = threading.Thread(target=ask, name="question", daemon=True)
         thread.start()
         thread.join(ANSWER + more)
         self._answers = not thread.is_alive()
-        return found[0] if found else otherwise
+        return answers[0] if answers else otherwise
 
     def _end_hung(self, place: str) -> None:
         """In a thread: the main one will not come back."""
@@ -220,10 +220,10 @@ def explain(error: Exception, rank: int, connection: Connection | None) -> Failu
     if cause is not None:
         return because_of_another(rank, cause)
     place = heartbeat.describe_traceback(broken.__traceback__)
-    said = str(broken).strip().splitlines()[0]
+    reason = str(broken).strip().splitlines()[0]
     if connection is None:
         return Failure(
-            rank, f"rank {rank} could not connect to the other ranks ({said}). Check that all of them started."
+            rank, f"rank {rank} could not connect to the other ranks ({reason}). Check that all of them started."
         )
     if _TIMED_OUT.search(str(broken)):
         return _explain_wait(rank, connection, place)
@@ -231,7 +231,7 @@ def explain(error: Exception, rank: int, connection: Connection | None) -> Failu
     who = f"rank {silent[0]}" if silent else "another rank"
     return Failure(
         rank,
-        f"stopped because {who} ended without a word, killed or its machine gone ({place}: {said})",
+        f"stopped because {who} ended without a word, killed or its machine gone ({place}: {reason})",
         because_of=silent[0] if silent else -1,
     )
 
@@ -256,16 +256,16 @@ def _cause(rank: int, connection: Connection | None, wait: float) -> Failure | N
     deadline = time.monotonic() + wait
     while True:
         known = read_all(Path(folder)) if folder else {}
-        told = connection.heard() if connection is not None else None
-        if told is not None:
-            known.setdefault(told.rank, told)
+        word = connection.heard() if connection is not None else None
+        if word is not None:
+            known.setdefault(word.rank, word)
         known.pop(rank, None)
         cause = first(known)
         if cause is not None and cause.because_of is None:
             return cause
         if time.monotonic() >= deadline:
             # A rank of the machine where it happened may know more than this one ever will.
-            return told if told is not None and told.rank != rank and told.because_of not in (None, -1, rank) else None
+            return word if word is not None and word.rank != rank and word.because_of not in (None, -1, rank) else None
         time.sleep(0.1)
 
 

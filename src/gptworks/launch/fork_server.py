@@ -75,20 +75,20 @@ class ForkServer:
     ) -> None:
         self.ranks = {rank: ForkedRank(self) for rank in ranks}
         self._heard = b""
-        self._news, told = os.pipe()
+        self._news, writer = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gptworks.launch.fork_server", str(told)],
+                [sys.executable, "-m", "gptworks.launch.fork_server", str(writer)],
                 env=environment,
                 stdin=subprocess.PIPE,
-                pass_fds=[told],
+                pass_fds=[writer],
                 start_new_session=True,  # a terminal's Ctrl-C goes to the launcher only, and is passed on once
             )
         except BaseException:
             os.close(self._news)
             raise
         finally:
-            os.close(told)
+            os.close(writer)
         self.pid = self._process.pid
         assert self._process.stdin is not None
         asked = {"command": list(command), "preload": list(preload), "ranks": {n: dict(e) for n, e in ranks.items()}}
@@ -99,15 +99,15 @@ class ForkServer:
         """Learn which ranks have begun or ended; wait so long for the first news."""
         while self._news >= 0 and select.select([self._news], [], [], seconds)[0]:
             seconds = 0
-            said = os.read(self._news, 65536)
-            *lines, self._heard = (self._heard + said).split(b"\n")
+            received = os.read(self._news, 65536)
+            *lines, self._heard = (self._heard + received).split(b"\n")
             for line in lines:
                 rank, what, number = json.loads(line)
                 if what == "begins":
                     self.ranks[rank].begins(number)
                 else:
                     self.ranks[rank].returncode = number
-            if not said or all(copy.returncode is not None for copy in self.ranks.values()):
+            if not received or all(copy.returncode is not None for copy in self.ranks.values()):
                 self._end()
 
     def _end(self) -> None:
@@ -122,8 +122,8 @@ class ForkServer:
 
 def main() -> None:
     rank_process.end_with_parent()
-    told = int(sys.argv[1])
-    os.set_inheritable(told, False)
+    pipe = int(sys.argv[1])
+    os.set_inheritable(pipe, False)
     asked = json.load(sys.stdin)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())
@@ -147,7 +147,7 @@ def main() -> None:
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, for_ranks)
             pid = os.fork()
         if pid == 0:
-            os.close(told)
+            os.close(pipe)
             os.setsid()
             for number in for_ranks:
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -157,20 +157,20 @@ def main() -> None:
             return
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         left[int(rank)] = pid
-        _tell(told, int(rank), "begins", pid)
+        _tell(pipe, int(rank), "begins", pid)
     while left:
         for rank, pid in list(left.items()):
             # It is looked at and left where it is, so that its number is not given to another process.
-            found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if found is not None:
-                code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-                _tell(told, rank, "ends", code)
+            state = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if state is not None:
+                code = state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
+                _tell(pipe, rank, "ends", code)
                 del left[rank]
         time.sleep(_POLL)
 
 
-def _tell(told: int, rank: int, what: str, number: int) -> None:
-    os.write(told, json.dumps([rank, what, number]).encode() + b"\n")
+def _tell(pipe: int, rank: int, event: str, number: int) -> None:
+    os.write(pipe, json.dumps([rank, event, number]).encode() + b"\n")
 
 
 if __name__ == "__main__":

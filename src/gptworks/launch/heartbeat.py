@@ -262,7 +262,7 @@ def write_trace(rank: int) -> str:
 
 def describe(frame: FrameType | None) -> str:
     """Such as "step 7, all_reduce in backward": the note, the collective, and the function of ours it is in."""
-    return _told(_outwards(frame))
+    return _place_in(_outwards(frame))
 
 
 def describe_traceback(traceback: TracebackType | None) -> str:
@@ -270,7 +270,7 @@ def describe_traceback(traceback: TracebackType | None) -> str:
     while traceback is not None:
         frames.append((traceback.tb_frame.f_globals.get("__name__", ""), traceback.tb_frame.f_code.co_name))
         traceback = traceback.tb_next
-    return _told(reversed(frames))
+    return _place_in(reversed(frames))
 
 
 def _outwards(frame: FrameType | None) -> Iterator[tuple[str, str]]:
@@ -287,7 +287,7 @@ _CALLED = {
 }
 
 
-def _told(calls: Any) -> str:
+def _place_in(calls: Any) -> str:
     """`calls`: (module, function) from the innermost outwards."""
     collective = function = ""
     for module, name in calls:

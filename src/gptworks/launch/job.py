@@ -26,14 +26,14 @@ class Job:
 
     def environment(self) -> dict[str, str]:
         """What the processes of the job are told, whoever starts them."""
-        told = {
+        environment = {
             # A rank that goes before another makes torch write pages about a broken pipe.
             "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
             rank_env.LOG_DIR: str(self.log_dir.absolute()),
         }
         if self.nodes.devices:
-            told["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in self.nodes.devices)
-        return told
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in self.nodes.devices)
+        return environment
 
 
 def make_log_dir(log_dir: Path) -> None:

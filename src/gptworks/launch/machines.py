@@ -121,8 +121,8 @@ class _Round:
         return cause
 
     def failure(self) -> Failure | None:
-        found, begun = failures.read_all(self.folder), self.begun()
-        return failures.named(found, next(iter(begun.values()))["world_size"]) if found and begun else None
+        known, begun = failures.read_all(self.folder), self.begun()
+        return failures.named(known, next(iter(begun.values()))["world_size"]) if known and begun else None
 
 
 class _Machine:
@@ -152,7 +152,7 @@ class _Machine:
         """Whether the agent has ended though it might have started the ranks again: it was killed, or it has lost the
         machine that keeps the rendezvous."""
         assert self.agent is not None
-        if self._told_to_stop() or self.member.refused or self._ended_well() or self.agent.returncode == 0:
+        if self._stop_signal() or self.member.refused or self._ended_well() or self.agent.returncode == 0:
             return False
         if FAILED in self.member.heard:
             return False
@@ -171,14 +171,14 @@ class _Machine:
         elif is_first:
             nodes.wait_until_known(job.nodes.master, say, self.received.leave_if_received)
             nodes.require_free(job.nodes.master, job.nodes.port)
-        told = torchrun.environment(job) | {rank_env.ROUNDS: str(self.folder)}
-        told[rank_env.TERMINAL] = str(self.stderr.path)
+        environment = torchrun.environment(job) | {rank_env.ROUNDS: str(self.folder)}
+        environment[rank_env.TERMINAL] = str(self.stderr.path)
         if not job.quiet:
             print(f"node {job.nodes.rank} of {job.nodes.count}: {torchrun.described(job)}", flush=True)
         with torchrun.log_file(job).open("ab") as log:
             self.agent = subprocess.Popen(
                 torchrun.command(job),
-                env=torchrun.inherited() | told,
+                env=torchrun.inherited() | environment,
                 stdin=subprocess.DEVNULL,
                 stderr=log,
                 start_new_session=True,  # a terminal's Ctrl-C comes here only, and is passed on once
@@ -244,13 +244,13 @@ class _Machine:
                     say(f"{signal.Signals(number).name}: the ranks of all machines finish the step, save and end")
                 self._to_pass_on = self._to_pass_on or number
         # Ranks that train hear of it from each other. Those that still wait for the others, who have ended, do not.
-        self._to_pass_on = self._to_pass_on or self._told_to_stop()
+        self._to_pass_on = self._to_pass_on or self._stop_signal()
         if self._to_pass_on and not self._has_passed_on and self.member.is_known(STOPPING):
             assert self.agent is not None
             self._has_passed_on = True  # at the third, the agent ends itself, and its ranks in the middle of a save
             self.agent.send_signal(self._to_pass_on)
 
-    def _told_to_stop(self) -> int:
+    def _stop_signal(self) -> int:
         """The signal's number, to whichever machine it came; 0: none has."""
         return next(iter(self.received.received), int(self.member.heard.get(STOPPING, "0")))
 
@@ -302,13 +302,13 @@ class _Machine:
             return
         present, failure = self.rounds[-1], self.rounds[-1].failure()
         if failure is None:
-            if self._told_to_stop() or not present.ended():
+            if self._stop_signal() or not present.ended():
                 return
             # All have saved and ended, and yet there is another start: the agent has asked them to.
             if present.ended_well(self.job.nproc) and not self._new_rounds():
                 return
             say("another node joins; so all start again.")
-        elif failure.can_restart and self._number(present) < self.job.max_restarts and not self._told_to_stop():
+        elif failure.can_restart and self._number(present) < self.job.max_restarts and not self._stop_signal():
             again = f"({self._number(present) + 1} of {self.job.max_restarts})"
             say(f"{failure.message}\nstarting again from the last checkpoint {again}")
         self._restarts_told = len(self.rounds)
@@ -350,7 +350,7 @@ class _Machine:
     def _ended_well(self) -> bool:
         """Not where the agent has ended its ranks for the sake of another start, and has then failed."""
         assert self.agent is not None
-        was_meant = self.agent.returncode == 0 or self._is_complete or bool(self._told_to_stop())
+        was_meant = self.agent.returncode == 0 or self._is_complete or bool(self._stop_signal())
         was_meant = was_meant and FAILED not in self.member.heard
         return was_meant and bool(self.rounds) and self.rounds[-1].ended_well(self.job.nproc)
 
@@ -362,7 +362,7 @@ class _Machine:
         if self._ended_well():
             # The same on all machines, of which only one may have got the signal.
             return (self.job.stopped_code or 0) if self.rounds[-1].was_stopped else 0
-        failure, stop = self._last_failure(), self._told_to_stop()
+        failure, stop = self._last_failure(), self._stop_signal()
         has_begun = bool(self.rounds) and self.rounds[-1].saves
         if stop and not has_begun and (failure is None or failure.can_restart):
             say(f"{signal.Signals(stop).name}: stopped before a step was done; there was nothing to save")
@@ -407,8 +407,8 @@ class _Machine:
         """The exit codes of processes that torchrun has seen end badly, by their numbers."""
         with torchrun.log_file(self.job).open("rb") as log:
             log.seek(self._log_start)
-            found = _EXIT_CODE.findall(log.read().decode(errors="replace"))
-        return {int(pid): int(code) for code, pid in found}
+            codes = _EXIT_CODE.findall(log.read().decode(errors="replace"))
+        return {int(pid): int(code) for code, pid in codes}
 
     def _wait_for_last_words(self) -> None:
         """The agent has gone, and its ranks with it or before it."""

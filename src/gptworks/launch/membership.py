@@ -35,7 +35,7 @@ class Membership:
         self.present: set[int] = set()
         self.all_done = False
         self.heard: dict[str, str] = {}  # of STOPPING and FAILED: after either no machine starts again
-        self._told: dict[str, tuple[str, float]] = {}  # and when
+        self._announced: dict[str, tuple[str, float]] = {}  # and when
         self._known: set[str] = set()  # to all that are there
         self._has_begun = self._is_done = self._has_written = False
         self._me, self._beats = uuid.uuid4().hex, 0
@@ -66,16 +66,16 @@ class Membership:
         """The ranks of this machine have ended well."""
         self._is_done = True
 
-    def tell(self, what: str, text: str = _YES) -> None:
+    def tell(self, news: str, text: str = _YES) -> None:
         """Something that ends the ranks of all machines, which are to know why before machine 0, perhaps, takes the
         store with it."""
-        self._told.setdefault(what, (text, time.monotonic()))
+        self._announced.setdefault(news, (text, time.monotonic()))
         self._wake.set()
 
-    def is_known(self, what: str) -> bool:
+    def is_known(self, news: str) -> bool:
         """Whether the others have heard what was told, or have had the time to."""
-        has_waited = what in self._told and time.monotonic() - self._told[what][1] > TELL_S
-        return what in self._known or self._store is None or has_waited
+        has_waited = news in self._announced and time.monotonic() - self._announced[news][1] > TELL_S
+        return news in self._known or self._store is None or has_waited
 
     def _stop(self) -> None:
         self._end.set()
@@ -149,9 +149,9 @@ class Membership:
         self._thread = threading.Thread(target=self._beat, args=(self._end,), name="membership", daemon=True)
         self._thread.start()
 
-    def _stranger(self, said: str) -> UsageError:
+    def _stranger(self, reason: str) -> UsageError:
         return UsageError(
-            f"--master: what listens at {self.where} is not node 0 of this run ({said}): another program uses that "
+            f"--master: what listens at {self.where} is not node 0 of this run ({reason}): another program uses that "
             "port. Needed: a free port, the same on all machines."
         )
 
@@ -188,7 +188,7 @@ class Membership:
                 "Needed: the same on all machines."
             )
         if self._changed_entry(node, STALE_S, idle) is not None:
-            self._refuse(self._told_twice(json.loads(self._store.get(f"node/{node}"))["host"]))
+            self._refuse(self._taken_message(json.loads(self._store.get(f"node/{node}"))["host"]))
 
     def _refuse(self, text: str) -> None:
         """On all machines, unless the run goes on already."""
@@ -227,13 +227,13 @@ class Membership:
         if self._has_written and self._store.check([key]):
             there = json.loads(self._store.get(key))
             if there["me"] != self._me:  # both came at the same moment
-                self.refused = self._told_twice(there["host"])
+                self.refused = self._taken_message(there["host"])
                 self._tell_refusal(self.refused)
                 return
         self._store.set(key, json.dumps(self._entry()))
         self._has_written = True
 
-    def _told_twice(self, host: str) -> str:
+    def _taken_message(self, host: str) -> str:
         return (
             f"--node-rank: node {self.nodes.rank} of {self.nodes.count} is taken already, by {host}; this is "
             f"{platform.node()}. Needed: another --node-rank on each machine."
@@ -258,20 +258,20 @@ class Membership:
 
     def _is_next(self, end: threading.Event) -> bool:
         """Waits for the next beat, which comes sooner while something is told that not all have heard."""
-        is_told = self._told.keys() - self._known
+        is_told = self._announced.keys() - self._known
         self._wake.wait(BEAT_S / 10 if is_told else BEAT_S if self._beats else 0)
         self._wake.clear()
         return not end.is_set()
 
     def _tell_and_hear(self) -> None:
-        for what in (STOPPING, FAILED):
-            if what in self._told:
-                self._store.set(what, self._told[what][0])
-            if what not in self.heard and self._store.check([what]):
-                self.heard[what] = self._store.get(what).decode()
-                self._store.add(f"know of {what}", 1)
-            if what in self.heard and self._store.add(f"know of {what}", 0) >= len(self.present):
-                self._known.add(what)
+        for news in (STOPPING, FAILED):
+            if news in self._announced:
+                self._store.set(news, self._announced[news][0])
+            if news not in self.heard and self._store.check([news]):
+                self.heard[news] = self._store.get(news).decode()
+                self._store.add(f"know of {news}", 1)
+            if news in self.heard and self._store.add(f"know of {news}", 0) >= len(self.present):
+                self._known.add(news)
 
     def _look(self, seen: dict[int, tuple[bytes, float]]) -> None:
         """Machine 0 asks for all the others; these ask machine 0, so that no machine has more to do where there are
@@ -279,7 +279,7 @@ class Membership:
         if self.nodes.rank:
             if self._store.check(["present"]):
                 self.present = set(json.loads(self._store.get("present")))
-            self.all_done = self._is_done and self._has_said("all done")
+            self.all_done = self._is_done and self._is_yes("all done")
             return
         there = [node for node in range(self.nodes.count) if self._store.check([f"node/{node}"])]
         now = time.monotonic()
@@ -288,8 +288,8 @@ class Membership:
                 seen[node] = (text, now)
         self.present = {node for node in there if now - seen[node][1] < STALE_S}
         self._store.set("present", json.dumps(sorted(self.present)))
-        self.all_done = self._is_done and all(self._has_said(f"done/{node}") for node in self.present)
+        self.all_done = self._is_done and all(self._is_yes(f"done/{node}") for node in self.present)
         self._store.set("all done", _YES if self.all_done else _NO)
 
-    def _has_said(self, key: str) -> bool:
+    def _is_yes(self, key: str) -> bool:
         return self._store.check([key]) and self._store.get(key) == _YES.encode()

@@ -44,13 +44,13 @@ def solve(
     ranks: str = "",
 ) -> Nodes:
     """From the options of the command line. At most one way of naming the machines."""
-    ways = [name for name, given in (("--nnodes", nnodes), ("--node-ips", node_ips), ("--rank-table", table)) if given]
+    ways = [name for name, value in (("--nnodes", nnodes), ("--node-ips", node_ips), ("--rank-table", table)) if value]
     if len(ways) > 1:
         raise UsageError(f"{' and '.join(ways)}: each says which machines there are. Give one of them.")
     if ranks and not table:
         raise UsageError("--rank-range: ranks of a rank table, and there is none. Give --rank-table too.")
     if not ways:
-        lonely = [name for name, given in (("--node-rank", node_rank is not None), ("--master", master)) if given]
+        lonely = [name for name, value in (("--node-rank", node_rank is not None), ("--master", master)) if value]
         if lonely:
             raise UsageError(f"{lonely[0]}: of how many machines? Give --nnodes or --node-ips too.")
         return Nodes()
@@ -117,13 +117,13 @@ def require_local_ranks(path: Path, ranks: str) -> None:
     mine = [server for server in table.servers if is_mine(_endpoint(server.address)[0])]
     if len(table.servers) == 1 or table.servers[rank] in mine:
         return
-    found = (
-        f"This one is {mine[0].address}, with {rank_table.shown(mine[0].ranks)}."
+    ours = (
+        f"This one is {mine[0].address}, with {rank_table.span(mine[0].ranks)}."
         if mine
         else f"None of its addresses ({', '.join(server.address for server in table.servers)}) is this machine's."
     )
     raise UsageError(
-        f"--rank-range: {ranks} of {path} is {table.servers[rank].address}, which is not this machine. {found} If it "
+        f"--rank-range: {ranks} of {path} is {table.servers[rank].address}, which is not this machine. {ours} If it "
         f"is this machine all the same, under another address, say so: `gptworks ... --node-rank {rank}`."
     )
 
@@ -149,7 +149,7 @@ def _require_addresses(texts: Sequence[str], source: str) -> None:
                 raise ValueError
         except ValueError:  # a UnicodeError is one
             raise UsageError(
-                f"{source}: {text!r} is no address. Needed: such as 10.0.0.1, or a machine's name."
+                f"{source}: {text!r} is not an address. Needed: such as 10.0.0.1, or a machine's name."
             ) from None
 
 
@@ -160,9 +160,9 @@ def _which_is_mine(addresses: Sequence[str], node_rank: int | None, source: str)
     mine = [number for number, address in enumerate(addresses) if is_mine(address)]
     if len(mine) == 1:
         return mine[0]
-    found = " and ".join(addresses[number] for number in mine) or "none"
+    names = " and ".join(addresses[number] for number in mine) or "none"
     raise UsageError(
-        f"{source}: {', '.join(addresses)}: {found} of them {'are' if mine else 'is'} this machine. "
+        f"{source}: {', '.join(addresses)}: {names} of them {'are' if mine else 'is'} this machine. "
         "Needed: one. Say which one it is: `gptworks ... --node-rank N`."
     )
 
@@ -170,10 +170,10 @@ def _which_is_mine(addresses: Sequence[str], node_rank: int | None, source: str)
 def is_mine(address: str) -> bool:
     """A socket can be bound to the addresses of this machine only."""
     try:
-        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+        candidates = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    for family, kind, protocol, _, where in found:
+    for family, kind, protocol, _, where in candidates:
         try:
             with socket.socket(family, kind, protocol) as trial:
                 trial.bind((where[0], 0))
@@ -269,8 +269,8 @@ def interface_towards(master: str, port: int) -> str:
     for _, name in socket.if_nameindex():
         with suppress(OSError), socket.socket() as trial:
             request = struct.pack("256s", name.encode())
-            found = fcntl.ioctl(trial.fileno(), _SIOCGIFADDR, request)[20:24]
-            if socket.inet_ntoa(found) == mine:
+            address = fcntl.ioctl(trial.fileno(), _SIOCGIFADDR, request)[20:24]
+            if socket.inet_ntoa(address) == mine:
                 return name
     return ""
 

@@ -59,8 +59,8 @@ def _limits() -> tuple[float, float]:
     resource = _resource()
     if resource is None:
         return math.inf, math.inf
-    found = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return tuple(math.inf if limit == resource.RLIM_INFINITY else limit for limit in found)  # type: ignore[return-value]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return tuple(math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)  # type: ignore[return-value]
 
 
 def _resource() -> Any:

@@ -90,7 +90,7 @@ def start(parallel: ParallelConfig, run: RunFolderConfig, identity: Mapping[str,
         base,
         place,
         prepare,
-        lambda found: f"{found[1].type} {devices.identity(found[1])}",
+        lambda started: f"{started[1].type} {devices.identity(started[1])}",
         timeout,
         _versions() | dict(identity),
     )
@@ -124,10 +124,10 @@ def refuse(problem: GPTWorksError, timeout: float) -> None:
 
 def _take_device(name: str, place: rank_env.Placement) -> torch.device:
     """Before anything else of this process asks CUDA for memory or a group, which it would get on device 0."""
-    found = devices.pick_device(name, place.local_rank if place.started_by else None, place.local_size)
-    if found.type == "cuda":
-        torch.cuda.set_device(found)
-    return found
+    device = devices.pick_device(name, place.local_rank if place.started_by else None, place.local_size)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
 
 
 def connection() -> Connection | None:

@@ -55,7 +55,7 @@ def pod_options(environment: Mapping[str, str]) -> dict[str, str]:
     if environment["PET_NNODES"] != "1" and missing:
         raise UsageError(
             f"{missing[0]}: not set beside PET_NNODES={environment['PET_NNODES']}. Needed: as a Kubeflow TrainJob sets "
-            f"it. Or let torchrun read what is there: torchrun -m gptworks train. {_told(environment)}"
+            f"it. Or let torchrun read what is there: torchrun -m gptworks train. {_variables_found(environment)}"
         )
     if environment["PET_NNODES"] == "1":
         options = {}
@@ -66,7 +66,7 @@ def pod_options(environment: Mapping[str, str]) -> dict[str, str]:
         if environment.get("WORLD_SIZE") == environment["PET_NNODES"] and environment.get("RANK", rank) != rank:
             raise UsageError(
                 f"PET_NODE_RANK: {rank}, but RANK is {environment['RANK']} of WORLD_SIZE {environment['WORLD_SIZE']}. "
-                f"Needed: the same, as a PyTorchJob sets them. {_told(environment)}"
+                f"Needed: the same, as a PyTorchJob sets them. {_variables_found(environment)}"
             )
         options = {"nnodes": environment["PET_NNODES"], "node_rank": rank, "master": master}
     if environment.get("PET_NPROC_PER_NODE", "").isdecimal():
@@ -167,23 +167,23 @@ def _read(environment: Mapping[str, str], starter: _Starter) -> Placement:
     elif not starter.master:
         wrong = starter.without_master
     if wrong:
-        raise UsageError(f"{wrong} {_told(environment)}")
+        raise UsageError(f"{wrong} {_variables_found(environment)}")
     port = number("MASTER_PORT", starter.port)
     if not 0 < port < 65536:
-        raise UsageError(f"MASTER_PORT: {port}. Needed: a port from 1 to 65535. {_told(environment)}")
+        raise UsageError(f"MASTER_PORT: {port}. Needed: a port from 1 to 65535. {_variables_found(environment)}")
     return Placement(rank, world_size, local_rank, here or world_size, starter.master, port, starter.name)
 
 
-_SHOWN = re.compile(
+_RANK_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|PET_\w+|SLURM_(PROCID|LOCALID|NODEID|STEP_\w+)"
 )
 
 
-def _told(environment: Mapping[str, str]) -> str:
+def _variables_found(environment: Mapping[str, str]) -> str:
     """All that was said to this process about its place."""
     mpi = {name for names in _MPI for name in names}
-    variables = [f"{name}={environment[name]}" for name in sorted(environment) if _SHOWN.fullmatch(name) or name in mpi]
-    return f"Found: {', '.join(variables)}."
+    names = sorted(name for name in environment if _RANK_VARIABLES.fullmatch(name) or name in mpi)
+    return f"Found: {', '.join(f'{name}={environment[name]}' for name in names)}."
 
 
 def _refuse_other_rank(environment: Mapping[str, str], placement: Placement) -> None:
@@ -197,7 +197,7 @@ def _refuse_other_rank(environment: Mapping[str, str], placement: Placement) -> 
         ):
             raise UsageError(
                 f"RANK: {placement.rank}, but {rank} is {environment[rank]}. Needed: the same. Leave RANK and "
-                f"WORLD_SIZE out: what {rank} says is understood. {_told(environment)}"
+                f"WORLD_SIZE out: what {rank} says is understood. {_variables_found(environment)}"
             )
 
 
@@ -217,7 +217,7 @@ def _tasks_here(environment: Mapping[str, str], world_size: int) -> int | None:
     if of_step and (sum(each) != world_size or node >= len(each)):
         raise UsageError(
             f"{_SRUN[3]}: {of_step}, which is {sum(each)} tasks on {len(each)} nodes, but {_SRUN[1]} is {world_size} "
-            f"and SLURM_NODEID is {node}. Needed: as srun sets them. {_told(environment)}"
+            f"and SLURM_NODEID is {node}. Needed: as srun sets them. {_variables_found(environment)}"
         )
     return each[node] if node < len(each) else None
 
@@ -228,6 +228,6 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int | None, st
         return otherwise
     if not text.isdecimal():
         got = repr(text) if text else "not set"
-        found = _told(environment)
-        raise UsageError(f"{name}: {got} in the environment. Needed: a number, as {started_by} sets it. {found}")
+        variables = _variables_found(environment)
+        raise UsageError(f"{name}: {got} in the environment. Needed: a number, as {started_by} sets it. {variables}")
     return int(text)

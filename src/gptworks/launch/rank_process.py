@@ -97,17 +97,17 @@ def _enter_round(rank: int) -> Path | None:
     """Under torchrun: tell what started it which rank this is. Each start of all ranks has a port of its own."""
     if rank_env.ROUNDS not in os.environ:
         return None
-    rounds, told = Path(os.environ[rank_env.ROUNDS]), os.environ
-    folder = rounds / f"{told['MASTER_PORT']}-{told.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    rounds, environment = Path(os.environ[rank_env.ROUNDS]), os.environ
+    folder = rounds / f"{environment['MASTER_PORT']}-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     folder.mkdir(exist_ok=True)
     earlier = [path for path in rounds.iterdir() if path.is_dir() and path != folder]
-    told[rank_env.FAILURES], told[rank_env.ATTEMPT] = str(folder), str(len(earlier))
+    environment[rank_env.FAILURES], environment[rank_env.ATTEMPT] = str(folder), str(len(earlier))
     begun = {
         "rank": rank,
-        "world_size": int(told["WORLD_SIZE"]),
-        "node": int(told["GROUP_RANK"]),
-        "num_nodes": int(told["GROUP_WORLD_SIZE"]),
-        "restarts": int(told.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        "world_size": int(environment["WORLD_SIZE"]),
+        "node": int(environment["GROUP_RANK"]),
+        "num_nodes": int(environment["GROUP_WORLD_SIZE"]),
+        "restarts": int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
         "pid": os.getpid(),
     }
     new = folder / f".{rank}.new"

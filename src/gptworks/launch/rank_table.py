@@ -44,21 +44,21 @@ class RankTable:
         for number, server in enumerate(self.servers):
             if server.ranks == ranks:
                 return number
-        fitting = " or ".join(shown(server.ranks) for server in self.servers)
-        raise UsageError(f"--rank-range: {shown(ranks)} are not the ranks of one machine of the table. Use {fitting}.")
+        fitting = " or ".join(span(server.ranks) for server in self.servers)
+        raise UsageError(f"--rank-range: {span(ranks)} are not the ranks of one machine of the table. Use {fitting}.")
 
 
 def parse_range(text: str, option: str) -> range:
     """[8,16], also [8,16) or 8,16: from the first up to the last, which is not included."""
-    found = re.fullmatch(r"\s*\[?\s*(\d+)\s*,\s*(\d+)\s*[\])]?\s*", text)
-    if not found or int(found[1]) >= int(found[2]):
+    match = re.fullmatch(r"\s*\[?\s*(\d+)\s*,\s*(\d+)\s*[\])]?\s*", text)
+    if not match or int(match[1]) >= int(match[2]):
         raise UsageError(
             f"{option}: '{text}' is not a range. Needed: [first,end] with first < end, end not included, such as [0,8]."
         )
-    return range(int(found[1]), int(found[2]))
+    return range(int(match[1]), int(match[2]))
 
 
-def shown(ranks: range) -> str:
+def span(ranks: range) -> str:
     return f"[{ranks.start},{ranks.stop}]"
 
 
@@ -154,8 +154,8 @@ def make(devices: Sequence[int], server: str, device_addresses: Sequence[str] = 
         raise UsageError(
             f"--device-ips: {len(device_addresses)} addresses for {len(devices)} devices. Needed: one for each device."
         )
-    found = dict(zip(devices, device_addresses, strict=True)) if device_addresses else _addresses_of_devices()
-    return _numbered([(server, [(device, found.get(device, server)) for device in devices])])
+    addresses = dict(zip(devices, device_addresses, strict=True)) if device_addresses else _addresses_of_devices()
+    return _numbered([(server, [(device, addresses.get(device, server)) for device in devices])])
 
 
 def merge(tables: Iterable[RankTable]) -> RankTable:
@@ -182,7 +182,7 @@ def describe(table: RankTable) -> str:
     lines = [f"{machines} machine{'s' * (machines > 1)}, {ranks} rank{'s' * (ranks > 1)}"]
     for number, server in enumerate(table.servers):
         ids = ", ".join(str(device.device) for device in server.devices)
-        lines.append(f"node {number}  {server.address}  ranks {shown(server.ranks)}  devices {ids}")
+        lines.append(f"node {number}  {server.address}  ranks {span(server.ranks)}  devices {ids}")
     return "\n".join(lines)
 
 

@@ -58,9 +58,9 @@ class Ranks:
             return [value]
         from torch import distributed
 
-        found: list[Any] = [None] * self.size
-        distributed.all_gather_object(found, value, group=self.group)
-        return found
+        values: list[Any] = [None] * self.size
+        distributed.all_gather_object(values, value, group=self.group)
+        return values
 
     def on_all(self, function: Callable[[], T]) -> T:
         """Call it on every rank, and fail on every rank if it fails on one. Messages inside it must not be left
@@ -82,17 +82,17 @@ class Ranks:
             return function()
         from torch import distributed
 
-        told: list[Any] = [None, None]
+        outcome: list[Any] = [None, None]
         mine = None
         if self.is_main:
             try:
-                told[0] = function()
+                outcome[0] = function()
             except Exception as error:
                 mine = _for_the_user(error)
-                told[1] = (type(mine).__name__, str(mine))
-        distributed.broadcast_object_list(told, src=0, group=self.group)
-        self._raise_first([told[1]] * self.size, mine)
-        return told[0]  # type: ignore[no-any-return]
+                outcome[1] = (type(mine).__name__, str(mine))
+        distributed.broadcast_object_list(outcome, src=0, group=self.group)
+        self._raise_first([outcome[1]] * self.size, mine)
+        return outcome[0]  # type: ignore[no-any-return]
 
     def _raise_first(self, failures: list[tuple[str, str] | None], mine: Exception | None) -> None:
         """What went wrong on the lowest rank that failed, as the same kind of error everywhere."""
@@ -105,10 +105,10 @@ class Ranks:
         if mine is not None and not isinstance(mine, GPTWorksError):
             raise mine  # a fault of ours: its traceback is here
         where = "" if failures == [first] * self.size else f" (rank {failed[0]} of {self.size})"
-        found = getattr(errors, kind, None)
-        if found is None:
+        error_type = getattr(errors, kind, None)
+        if error_type is None:
             raise TrainingError(f"rank {failed[0]} of {self.size}: {kind}: {text}")
-        error: GPTWorksError = found.__new__(found)
+        error: GPTWorksError = error_type.__new__(error_type)
         Exception.__init__(error, text + where)
         raise error from mine
 
@@ -128,6 +128,6 @@ def _for_the_user(error: Exception) -> Exception:
     message = file_errors.explain(error) if isinstance(error, OSError) else ""
     if not message:
         return error
-    told = TrainingError(message)
-    told.__cause__ = error
-    return told
+    raised = TrainingError(message)
+    raised.__cause__ = error
+    return raised

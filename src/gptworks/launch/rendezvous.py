@@ -79,15 +79,15 @@ def _wait_until_connected(place: Placement, timeout: float) -> None:
 
 def _connect(place: Placement, answer: float, timeout: float) -> Any:
     try:
-        found = store_client.connect(place.master, place.port, answer)
+        store = store_client.connect(place.master, place.port, answer)
     except RuntimeError as error:
         raise UsageError(
             f"MASTER_PORT: what listens at {place.master}:{place.port} is not rank 0 of this run "
             f"({first_line(error)}): another program uses that port. Needed: a free port, the same for every rank. "
             "Choose another MASTER_PORT."
         ) from None
-    found.set_timeout(timedelta(seconds=timeout))
-    return found
+    store.set_timeout(timedelta(seconds=timeout))
+    return store
 
 
 def agree(
@@ -107,10 +107,10 @@ def agree(
     from torch import distributed
 
     deadline = time.monotonic() + timeout
-    told = json.dumps(dict(identity)) if identity is not None else ""
-    leader = _lead(base, told) if place.rank == 0 else _find_leader(base, "", timeout)
+    settings = json.dumps(dict(identity)) if identity is not None else ""
+    leader = _lead(base, settings) if place.rank == 0 else _find_leader(base, "", timeout)
     while True:
-        attempt = _Attempt(base, leader, distributed.PrefixStore(leader, base), place, told)
+        attempt = _Attempt(base, leader, distributed.PrefixStore(leader, base), place, settings)
         try:
             return attempt.store, _agree(attempt, prepare, device_of, timeout)
         except _Superseded:
@@ -149,8 +149,8 @@ class _Attempt:
             left = max(0.0, deadline - time.monotonic())
             try:
                 self.store.wait(["verdict"], timedelta(seconds=min(1.0, left) if _is_agents_store() else left))
-                found: dict[str, str] = json.loads(self.store.get("verdict"))
-                return found
+                verdict: dict[str, str] = json.loads(self.store.get("verdict"))
+                return verdict
             except distributed.DistStoreError:
                 self.leave_if_over(0)
                 if time.monotonic() >= deadline:
@@ -198,8 +198,8 @@ def _agree(attempt: _Attempt, prepare: Callable[[], T], device_of: Callable[[T],
     except GPTWorksError as error:
         _refuse(store, place, f"{error} (rank {place.rank} of {place.world_size})")
         raise
-    told = {"process": process, "device": device, "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
-    store.set(f"rank/{place.rank}", json.dumps(told))
+    report = {"process": process, "device": device, "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    store.set(f"rank/{place.rank}", json.dumps(report))
     store.add("came", 1)
     _hear_verdict(attempt, timeout)
     return result
@@ -233,10 +233,10 @@ def _difference(attempt: _Attempt, process: str) -> str:
         return ""
     here, there = json.loads(attempt.identity), json.loads(theirs)
     names = [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
-    found = "; ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in names[:_LISTED])
+    pairs = "; ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in names[:_LISTED])
     more = f"; and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return (
-        f"rank {place.rank} ({process}) was started with other settings than rank 0 ({first}): {found}{more}. Needed: "
+        f"rank {place.rank} ({process}) was started with other settings than rank 0 ({first}): {pairs}{more}. Needed: "
         "the same versions and the same configuration on all machines. Install and copy them anew."
     )
 
@@ -279,35 +279,36 @@ def _judge(store: Any, world_size: int, timeout: float) -> dict[str, str]:
         time.sleep(_POLL)
     if store.check(["refused"]):  # by one too many
         return {"refused": store.get("refused").decode()}
-    said = store.multi_get([f"rank/{rank}" for rank in range(world_size)])
-    text = refused_devices([json.loads(each) for each in said])
+    reports = store.multi_get([f"rank/{rank}" for rank in range(world_size)])
+    text = refused_devices([json.loads(each) for each in reports])
     return {"refused": text} if text else {}
 
 
-def refused_devices(said: list[dict[str, Any]]) -> str:
+def refused_devices(ranks: list[dict[str, Any]]) -> str:
     """Why these ranks cannot work together: devices of two kinds, or one device for two of them. Empty: they can."""
     owner: dict[str, int] = {}
-    for rank, each in enumerate(said):
+    for rank, each in enumerate(ranks):
+        first = ranks[0]
         kind, _, name = each["device"].partition(" ")
-        first_kind = said[0]["device"].partition(" ")[0]
+        first_kind = first["device"].partition(" ")[0]
         if kind != first_kind:
             return (
-                f"run.device: rank {rank} ({each['process']}, {_seen(each)}) has {kind}, rank 0 ({said[0]['process']}, "
-                f"{_seen(said[0])}) has {first_kind}. Needed: the same kind everywhere. Let every process see its "
+                f"run.device: rank {rank} ({each['process']}, {_seen(each)}) has {kind}, rank 0 ({first['process']}, "
+                f"{_seen(first)}) has {first_kind}. Needed: the same kind everywhere. Let every process see its "
                 "device, or name one with --device."
             )
         other = owner.setdefault(name, rank) if name else rank
         if other != rank:
             return (
-                f"run.device: ranks {other} and {rank} share one device ({name}): {said[other]['process']} sees "
-                f"{_seen(said[other])}, {each['process']} sees {_seen(each)}. Needed: a device for each process. Let "
+                f"run.device: ranks {other} and {rank} share one device ({name}): {ranks[other]['process']} sees "
+                f"{_seen(ranks[other])}, {each['process']} sees {_seen(each)}. Needed: a device for each process. Let "
                 "all of them see all devices, or each exactly one (srun --gpus-per-task=1); or start fewer processes."
             )
     return ""
 
 
-def _seen(said: dict[str, Any]) -> str:
-    return "all devices" if said["visible"] is None else f"CUDA_VISIBLE_DEVICES={said['visible']}"
+def _seen(report: dict[str, Any]) -> str:
+    return "all devices" if report["visible"] is None else f"CUDA_VISIBLE_DEVICES={report['visible']}"
 
 
 def _tell_verdict(store: Any, num_others: int, verdict: dict[str, str]) -> None:

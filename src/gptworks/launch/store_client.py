@@ -20,20 +20,20 @@ def connect(address: str, port: int, answer: float) -> Any:
     nothing."""
     from torch import distributed
 
-    found: list[Any] = []
+    outcome: list[Any] = []
 
     def try_it() -> None:
         try:
             limit = timedelta(seconds=answer)
-            found.append(distributed.TCPStore(address, port, timeout=limit, wait_for_workers=False))
+            outcome.append(distributed.TCPStore(address, port, timeout=limit, wait_for_workers=False))
         except RuntimeError as error:
-            found.append(error)
+            outcome.append(error)
 
     thread = threading.Thread(target=try_it, name="connect", daemon=True)
     thread.start()
     thread.join(answer + 1)
-    if not found:
+    if not outcome:
         raise RuntimeError(f"no answer for {answer:g} s")
-    if isinstance(found[0], RuntimeError):
-        raise found[0]
-    return found[0]
+    if isinstance(outcome[0], RuntimeError):
+        raise outcome[0]
+    return outcome[0]

@@ -90,12 +90,12 @@ class _Ranks:
         self.wait(failures.GRACE_S)
         self._note_deaths()
         killed = self.kill()
-        found = failures.read_all(self.folder)
-        first = failures.first(found)
+        known = failures.read_all(self.folder)
+        first = failures.first(known)
         assert first is not None
         for rank in killed:
             self._write_log(rank, f"stopped by the launcher because rank {first.rank} failed: {first.message}")
-        return failures.named(found, self.job.nproc)
+        return failures.named(known, self.job.nproc)
 
     def _note_deaths(self) -> None:
         """A rank that ended without a word of its own gets one, which the others may be waiting for."""

@@ -54,7 +54,7 @@ def _name_for_order(machines: nodes.Nodes) -> str:
 
 def environment(job: Job) -> dict[str, str]:
     """What the agent and its ranks are told beside what they inherit."""
-    told = job.environment() | {
+    env = job.environment() | {
         # Without it torch 2.13 lets the ranks of a new start read addresses of the one before (pytorch issue 135712).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         # torchrun would say 1, and a page about it.
@@ -63,8 +63,8 @@ def environment(job: Job) -> dict[str, str]:
     if "GLOO_SOCKET_IFNAME" not in os.environ:
         interface = nodes.interface_towards(job.nodes.master, job.nodes.port)
         if interface:
-            told["GLOO_SOCKET_IFNAME"] = interface  # else gloo asks what this machine's name means, often 127.0.1.1
-    return told
+            env["GLOO_SOCKET_IFNAME"] = interface  # else gloo asks what this machine's name means, often 127.0.1.1
+    return env
 
 
 def inherited() -> dict[str, str]:

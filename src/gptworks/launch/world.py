@@ -25,10 +25,10 @@ class World:
     @property
     def coords(self) -> Layout:
         """The coordinate in each direction, from 0."""
-        rest, found = self.rank, {}
+        rest, coords = self.rank, {}
         for axis, size in reversed(vars(self.layout).items()):
-            rest, found[axis] = divmod(rest, size)
-        return Layout(**found)
+            rest, coords[axis] = divmod(rest, size)
+        return Layout(**coords)
 
     @property
     def data_rank(self) -> int:

@@ -51,12 +51,12 @@ class SampleLosses:
     the device. NOT_SCORED for a sample without a scored token."""
 
     wanted = False
-    found: Tensor | None = None
+    means_B: Tensor | None = None
 
     def keep(self, losses_R: Tensor, labels: Tensor) -> None:
         counts_B = (labels != IGNORED).sum(-1)
         means_B = losses_R.view(labels.shape).sum(-1) / counts_B.clamp(min=1)
-        self.found = means_B.masked_fill(counts_B == 0, NOT_SCORED)
+        self.means_B = means_B.masked_fill(counts_B == 0, NOT_SCORED)
 
 
 class LinearCrossEntropy(nn.Module):

@@ -56,7 +56,7 @@ class CommCounter(TorchDispatchMode):
         if operator in _RECEIVING:
             return
         kind, whole = _OPERATORS[operator]
-        boxed = next(given for given in args if isinstance(given, torch.ScriptObject) and _is_group(given))
+        boxed = next(argument for argument in args if isinstance(argument, torch.ScriptObject) and _is_group(argument))
         name = ProcessGroup.unbox(boxed).group_name
         key = self._axis_of.get(name, name), kind
         self.bytes[key] += _num_bytes(args[whole])
@@ -75,11 +75,11 @@ def around_shape_finding(context: AbstractContextManager[Any]) -> Iterator[None]
         ShardingPropagator._fake_mode_lock = before
 
 
-def _is_group(given: torch.ScriptObject) -> bool:
-    return "ProcessGroup" in str(given._type())
+def _is_group(argument: torch.ScriptObject) -> bool:
+    return "ProcessGroup" in str(argument._type())
 
 
-def _num_bytes(given: Any) -> int:
-    if isinstance(given, Tensor):
-        return given.numel() * given.element_size()
-    return sum(_num_bytes(one) for one in given)
+def _num_bytes(argument: Any) -> int:
+    if isinstance(argument, Tensor):
+        return argument.numel() * argument.element_size()
+    return sum(_num_bytes(one) for one in argument)

@@ -142,8 +142,8 @@ class SingleStage(Part):
             loss_sum = self.gpt(on_device.tokens, **on_device.keywords())
             (loss_sum * scale).backward()
             loss_sums.append(loss_sum.detach())
-            if (of_samples := self.gpt.loss_sum.of_samples).found is not None:
-                self.sample_losses.append(of_samples.found)
+            if (of_samples := self.gpt.loss_sum.of_samples).means_B is not None:
+                self.sample_losses.append(of_samples.means_B)
         return loss_sums
 
     def __call__(self, tokens: Tensor, *args: Any, **keywords: Any) -> Tensor:

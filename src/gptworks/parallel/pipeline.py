@@ -201,8 +201,8 @@ class Pipeline(Part):
                 for stage, part in zip(self.stages, self.parts, strict=True)
             ]
             # One object for a schedule of one stage per rank, a list for the others.
-            given = stages[0] if self.schedule in {"gpipe", "1f1b"} else stages
-            schedule = _SCHEDULES[self.schedule](given, len(micro_batches), loss_fn=self._scaled, scale_grads=False)
+            local = stages[0] if self.schedule in {"gpipe", "1f1b"} else stages
+            schedule = _SCHEDULES[self.schedule](local, len(micro_batches), loss_fn=self._scaled, scale_grads=False)
             self._prepared = (kind, schedule, stages)
         return self._prepared[1], self._prepared[2]
 
@@ -234,13 +234,13 @@ class Pipeline(Part):
         on_device = [batch.to(self.device) for batch in micro_batches]
         every = [batch.keywords() for batch in on_device]
         for name in every[0]:
-            given = [tensor for one in every if (tensor := one[name]) is not None]
-            if given and len(given) < len(every):
+            tensors = [tensor for one in every if (tensor := one[name]) is not None]
+            if tensors and len(tensors) < len(every):
                 raise UsageError(
-                    f"{len(given)} of {len(every)} micro-batches of a step have {name}; "
+                    f"{len(tensors)} of {len(every)} micro-batches of a step have {name}; "
                     "a pipeline needs all or none to."
                 )
-            keywords[name] = torch.cat(given) if given else None
+            keywords[name] = torch.cat(tensors) if tensors else None
         tokens = torch.cat([batch.tokens for batch in on_device])
         if keywords.get("positions") is None and (self.cfg.positions != "learned" or self.cfg.sliding_window):
             # Every stage needs them in attention, and hidden states may be a cut of the sequence.
@@ -255,10 +255,10 @@ class Pipeline(Part):
         # On every rank: if the first stage alone refused, the others would wait for it.
         require_positions(tokens.shape[1], self.cfg.max_positions)
         x, before, after = tokens, (self.pp_rank - 1) % self.pp, (self.pp_rank + 1) % self.pp
-        for stage, part, given in zip(self.stages, self.parts, keywords, strict=True):
+        for stage, part, keyword_tensors in zip(self.stages, self.parts, keywords, strict=True):
             if stage > 0:
                 x = self._receive(before)
-            x = part(x, **given)
+            x = part(x, **keyword_tensors)
             if stage + 1 < self.num_stages:
                 for tensor in (_header(x), x.contiguous()):
                     distributed.send(tensor, group=self.group, group_dst=after)

@@ -65,9 +65,9 @@ def region_of(tensor: Any) -> Region:
     # Not by the DTensor's own word: torch 2.13 is wrong about uneven cuts of one dim by two axes.
     place, offsets, sizes = tensor.device_mesh.get_coordinate(), [0] * tensor.ndim, list(tensor.shape)
     assert place is not None
-    for axis, parts in splits(tensor):
+    for axis, num_pieces in splits(tensor):
         dim = tensor.placements[axis].dim
-        step = -(-sizes[dim] // parts)
+        step = -(-sizes[dim] // num_pieces)
         begin = min(step * place[axis], sizes[dim])
         offsets[dim] += begin
         sizes[dim] = min(step, sizes[dim] - begin)
@@ -92,7 +92,7 @@ def copied_to_cpu(tensors: Mapping[str, Tensor | Pieces]) -> dict[str, Pieces]:
     """What is here now, whatever becomes of the tensors later."""
     on_cpu = {}
     for name, tensor in tensors.items():
-        copied = [Slice(part.here.to("cpu", copy=True), part.offsets, part.shape) for part in slices_of(tensor)]
+        copied = [Slice(piece.here.to("cpu", copy=True), piece.offsets, piece.shape) for piece in slices_of(tensor)]
         on_cpu[name] = Pieces(tuple(copied), tensor.shape, tensor.dtype)
     return on_cpu
 

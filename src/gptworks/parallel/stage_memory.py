@@ -50,8 +50,8 @@ class LeanStage(PipelineStage):
         output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if self.is_last:
             self.loss_sums.append(output.detach())
-            if self.of_samples.found is not None:
-                self.sample_losses.append(self.of_samples.found)
+            if self.of_samples.means_B is not None:
+                self.sample_losses.append(self.of_samples.means_B)
         # What backward needs of the input is held by the stage's own record of the micro-batch until then.
         _let_go(self.args_recv_info[fwd_chunk_id])
         return output

@@ -72,10 +72,10 @@ def smallest(
     workload: Workload, choice: LayoutChoice, budget: MemoryBudget, *, most: int = 3, may_add_devices: bool = True
 ) -> list[Change]:
     """At most so many that keep the global batch, the smallest first; then what makes another model of it."""
-    found = [*_of_the_run(workload, choice, budget, most)]
-    if len(found) < most and may_add_devices and budget.shared_by == 1:
-        found += _more_devices(workload, choice, budget)
-    return found + list(_another_model(workload, choice, budget))
+    changes = [*_of_the_run(workload, choice, budget, most)]
+    if len(changes) < most and may_add_devices and budget.shared_by == 1:
+        changes += _more_devices(workload, choice, budget)
+    return changes + list(_another_model(workload, choice, budget))
 
 
 def _of_the_run(workload: Workload, choice: LayoutChoice, budget: MemoryBudget, most: int) -> list[Change]:
@@ -143,9 +143,9 @@ def _turn(workload: Workload, choice: LayoutChoice, steps: tuple[_Step, ...]) ->
             return None
         layout |= {"tp": layout["tp"] * to["tp"], "dp": layout["dp"] // from_dp, "fsdp": layout["fsdp"] // from_fsdp}
         zero = zero if layout["fsdp"] > 1 else 0
-    given = {**layout, "zero": zero, "offload": to.get("offload", choice.parallel.offload)}
+    knobs = {**layout, "zero": zero, "offload": to.get("offload", choice.parallel.offload)}
     recompute = to.get("recompute", choice.recompute)
-    return rearranged(workload, choice, given, micro_size=to.get("micro", choice.batch.micro_size), recompute=recompute)
+    return rearranged(workload, choice, knobs, micro_size=to.get("micro", choice.batch.micro_size), recompute=recompute)
 
 
 def rearranged(

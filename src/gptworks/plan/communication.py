@@ -36,7 +36,7 @@ class Term:
     axis: str  # pp, dp, fsdp or tp
     kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all or send
     bytes: int
-    what: str
+    payload: str
     is_hidden: bool = False  # hidden states or their gradients, from one stage to another
 
 

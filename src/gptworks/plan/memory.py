@@ -176,12 +176,12 @@ def _walk(choice: LayoutChoice, stages: list[StageMemory], pp_rank: int, moments
     pp, micro_batches = choice.layout.pp, choice.batch.accumulation
     name = choice.parallel.schedule if pp > 1 else ""
     enough = schedule.enough(name, pp, micro_batches)
-    found, most_flying = schedule.passes(name, pp, len(stages), pp_rank, enough, choice.zero)
+    passes, most_flying = schedule.passes(name, pp, len(stages), pp_rank, enough, choice.zero)
     amounts = tuple(size for stage in stages for size in stage.amounts())
     # Passes of one kind through stages that are alike differ in what rests meanwhile, and in nothing else: the one that
     # finds most is looked at.
     fullest: dict[tuple[object, ...], tuple[int, str, int, bool, tuple[int, ...]]] = {}
-    for (kind, at, is_last, *own), states in found:
+    for (kind, at, is_last, *own), states in passes:
         stage = stages[at]
         alike = (kind, is_last, *own, stage.stage.is_first, stage.stage.is_last, stage.sizes.blocks)
         for state in states:

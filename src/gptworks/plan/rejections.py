@@ -23,7 +23,7 @@ class Reason(Enum):
 
 @dataclass(frozen=True)
 class Rejected:
-    what: str
+    layout: str
     reason: Reason
     text: str
     about: tuple[str, ...] = ()  # what tells two of one reason apart, beside numbers: the rules that refuse it, a mode
@@ -35,7 +35,7 @@ class Rejected:
         return self.reason is Reason.STATES
 
     def as_dict(self) -> dict[str, Any]:
-        return {"what": self.what, "reason": self.text, "needed": self.needed, "at_least": self.at_least}
+        return {"what": self.layout, "reason": self.text, "needed": self.needed, "at_least": self.at_least}
 
 
 @dataclass(frozen=True)

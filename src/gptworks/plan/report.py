@@ -153,12 +153,12 @@ def report(
     made = Report(workload, choice, device, link, memories, time, tokens, price, notes=notes)
     if made.fits:
         return made
-    found = smallest(workload, choice, made.budget)
+    changes = smallest(workload, choice, made.budget)
     times = []
-    for change in found:
+    for change in changes:
         there = hardware(change.devices) if hardware and change.devices != made.devices else (device, link)
         times.append(step_time(change.workload, change.choice, *there))
-    return replace(made, changes=found, times=times)
+    return replace(made, changes=changes, times=times)
 
 
 def _hints(workload: Workload, choice: LayoutChoice, device: Device, link: Link) -> list[str]:

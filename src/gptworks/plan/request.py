@@ -13,7 +13,7 @@ from gptworks.plan import search
 from gptworks.plan.devices import Device, Link
 from gptworks.plan.memory import peak_memory
 from gptworks.plan.report import Report
-from gptworks.plan.search import Fit, Found, Hardware
+from gptworks.plan.search import Fit, Hardware, SearchResult
 from gptworks.plan.time import step_time
 from gptworks.plan.workload import LayoutChoice, Workload
 
@@ -50,7 +50,7 @@ class Request:
 
     # The layout that is given
 
-    def given(self, source: str) -> tuple[LayoutChoice, list[str]]:
+    def configured_layout(self, source: str) -> tuple[LayoutChoice, list[str]]:
         """As a run would have it, also where the batch is left open; or what a run would refuse. And notes on it."""
         config = self.config
         layout = solve_layout(config.parallel, self.devices, partial(checks.suits, config))
@@ -64,11 +64,11 @@ class Request:
 
     def _about_batch(self, choice: LayoutChoice) -> list[str]:
         """What nobody chose, and a micro-batch that would be faster, or would fit."""
-        batch, given = choice.batch, self.config.batch
-        if given.micro_size or given.accumulation:
+        batch, asked = choice.batch, self.config.batch
+        if asked.micro_size or asked.accumulation:
             return []
-        notes = [] if given.global_size else [self._usual_batch(batch.global_size)]
-        if given.global_size and choice.layout.pp == 1:
+        notes = [] if asked.global_size else [self._usual_batch(batch.global_size)]
+        if asked.global_size and choice.layout.pp == 1:
             return notes  # one micro-batch, which has been said with the batch
         note = f"batch.micro_size is not set: {batch.micro_size} is taken, as `gptworks train` does."
         micro = search.best_micro_size(self.workload, choice, *self.here)
@@ -104,7 +104,7 @@ class Request:
         """Samples of a step: those of the configuration, or the usual ones."""
         return self.config.batch.global_size or search.usual_batch(self.workload, self.devices)
 
-    def search(self) -> tuple[Found, list[str]]:
+    def search(self) -> tuple[SearchResult, list[str]]:
         """All layouts of the devices, and notes on them."""
         notes = [] if self.config.batch.global_size else [self._usual_batch(self.global_size)]
         result = search.search(self.workload, *self.here, self.devices, self.global_size, fixed=self.fixed)

@@ -102,10 +102,10 @@ def passes(schedule: str, pp: int, virtual: int, rank: int, micro_batches: int, 
             mine[gathered] = 0
             left[at] = -1
 
-    def exceeded(some: tuple[int, ...], found: Iterable[tuple[int, ...]]) -> bool:
-        return any(other != some and all(map(ge, other, some)) for other in found)
+    def exceeded(some: tuple[int, ...], states: Iterable[tuple[int, ...]]) -> bool:
+        return any(other != some and all(map(ge, other, some)) for other in states)
 
-    kinds = [(kind, [some for some in found if not exceeded(some, found)]) for kind, found in seen.items()]
+    kinds = [(kind, [some for some in states if not exceeded(some, states)]) for kind, states in seen.items()]
     return kinds, most_flying
 
 

@@ -30,7 +30,7 @@ class Fit:
 
 
 @dataclass
-class Found:
+class SearchResult:
     fits: list[Fit] = field(default_factory=list)  # the fastest first
     rejected: list[Rejected] = field(default_factory=list)
 
@@ -59,9 +59,9 @@ class Search:
     link: Link
     global_size: int
     fixed: dict[str, Any] = field(default_factory=dict)
-    found: Found = field(default_factory=Found)
+    result: SearchResult = field(default_factory=SearchResult)
 
-    def run(self, devices: int) -> Found:
+    def run(self, devices: int) -> SearchResult:
         for parallel in self._parallels(devices):
             tp = Layout.from_config(parallel).tp
             if tp > self.device.per_node and "parallel.tp" not in self.fixed:
@@ -71,13 +71,13 @@ class Search:
             for choice in self._that_fit(parallel, self.batches(parallel)):
                 time = step_time(self.workload, choice, self.device, self.link)
                 speed = choice.batch.global_size * self.workload.seq_len / time.total
-                self.found.fits.append(Fit(choice, time, speed))
-        self.found.fits.sort(key=lambda fit: -fit.tokens_per_second)
-        return self.found
+                self.result.fits.append(Fit(choice, time, speed))
+        self.result.fits.sort(key=lambda fit: -fit.tokens_per_second)
+        return self.result
 
     def _reject(self, parallel: ParallelConfig, reason: Reason, text: str, needed: int | None = None) -> None:
         """All batches of it."""
-        self.found.rejected.append(Rejected(degrees_in_words(parallel), reason, text, needed=needed))
+        self.result.rejected.append(Rejected(degrees_in_words(parallel), reason, text, needed=needed))
 
     def _parallels(self, devices: int) -> Iterator[ParallelConfig]:
         """Degrees, sharding stage and stages per rank."""
@@ -92,10 +92,10 @@ class Search:
             for virtual in _virtual_stages(self.workload.model.num_layers, layout.pp):
                 schedule = _schedule(layout.pp, virtual, kept.get("schedule"))
                 for zero in zeros:
-                    given = {**vars(layout), "zero": zero, "schedule": schedule, "virtual_stages": virtual}
-                    if any(kept.get(key, value) != value for key, value in given.items() if key not in AXES):
+                    values = {**vars(layout), "zero": zero, "schedule": schedule, "virtual_stages": virtual}
+                    if any(kept.get(key, value) != value for key, value in values.items() if key not in AXES):
                         continue
-                    yield ParallelConfig(**kept | given)
+                    yield ParallelConfig(**kept | values)
 
     def batches(self, parallel: ParallelConfig) -> list[BatchPlan]:
         """By micro-batch, the smallest first; what a run would refuse goes to those rejected."""
@@ -111,8 +111,8 @@ class Search:
         micro_sizes = _micro_sizes(of_a_rank, *asked)
         if not micro_sizes:
             keys = ("batch.micro_size", "batch.accumulation")
-            given = " ".join(f"{key}={self.fixed[key]}" for key in keys if key in self.fixed)
-            self._reject(parallel, Reason.BATCH, f"{given} does not make {of_a_rank} samples of a rank")
+            settings = " ".join(f"{key}={self.fixed[key]}" for key in keys if key in self.fixed)
+            self._reject(parallel, Reason.BATCH, f"{settings} does not make {of_a_rank} samples of a rank")
         batches = [BatchPlan(self.global_size, micro, of_a_rank // micro, ranks) for micro in micro_sizes]
         return [batch for batch in batches if batch.micro_size == 1 or not self._is_refused(parallel, batch)]
 
@@ -122,7 +122,7 @@ class Search:
             micro = f", micro-batch {batch.micro_size}" if batch.micro_size > 1 else ""
             text = " ".join(problem.text for problem in problems)
             rules = tuple(problem.rule for problem in problems)
-            self.found.rejected.append(Rejected(f"{degrees_in_words(parallel)}{micro}", Reason.REFUSED, text, rules))
+            self.result.rejected.append(Rejected(f"{degrees_in_words(parallel)}{micro}", Reason.REFUSED, text, rules))
         return bool(problems)
 
     def _that_fit(self, parallel: ParallelConfig, batches: list[BatchPlan]) -> list[LayoutChoice]:
@@ -142,7 +142,7 @@ class Search:
     def _up_to_border(self, parallel: ParallelConfig, batches: list[BatchPlan]) -> list[LayoutChoice]:
         """More recomputation, or a smaller micro-batch, never holds more: only those at the border are computed."""
         fitting: list[LayoutChoice] = []
-        reject = self.found.rejected.append
+        reject = self.result.rejected.append
         for mode in self._modes():
             border = len(fitting)
             for number, batch in enumerate(batches):
@@ -180,7 +180,7 @@ def search(
     global_size: int,
     *,
     fixed: dict[str, Any] | None = None,
-) -> Found:
+) -> SearchResult:
     """`fixed`: dotted keys of parallel, batch and train that are to stay as they are."""
     return Search(workload, device, link, global_size, fixed or {}).run(devices)
 

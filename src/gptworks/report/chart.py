@@ -134,8 +134,8 @@ def log_axis(low: float, high: float) -> Axis:
     inside = [tick for tick in ticks if low <= tick <= high]
     below = max((tick for tick in ticks if tick <= low), default=10.0**first)
     above = min((tick for tick in ticks if tick >= high), default=10.0**last)
-    shown = [below, *[tick for tick in inside if below < tick < above], above]
-    return Axis(shown, below, above, is_log=True)
+    ticks = [below, *[tick for tick in inside if below < tick < above], above]
+    return Axis(ticks, below, above, is_log=True)
 
 
 def written(value: float) -> str:

@@ -41,16 +41,16 @@ class Followed:
         self.trouble = ""
 
     def _stamp(self) -> tuple[object, ...]:
-        found: list[object] = []
+        states: list[object] = []
         records = (metrics.NAME, metrics.NONFINITE, metrics.TEXTS, metrics.EVALUATIONS, event_file.NAME)
         for name in (*records, run_paths.CONFIG, run_paths.LATEST, run_paths.BEST):
             try:
                 facts = (self.folder / name).stat()
             except OSError:
-                found.append(None)
+                states.append(None)
                 continue
-            found.append((facts.st_mtime_ns, facts.st_size, facts.st_ino))
-        return tuple(found)
+            states.append((facts.st_mtime_ns, facts.st_size, facts.st_ino))
+        return tuple(states)
 
     def silence(self) -> float:
         """Seconds since the last line of metrics.jsonl."""
@@ -113,17 +113,17 @@ def numbers(run: RunData, silence: float = 0.0) -> list[str]:
         return ["no losses yet"]
     step, steps = int(losses[-1][0]), run.config.get("train.steps")
     total = steps if type(steps) is int else 0  # 0: not known
-    found = [f"step {step:,}" + (f" of {total:,}" if total > 0 else ""), f"loss {losses[-1][1]:.4f}"]
+    words = [f"step {step:,}" + (f" of {total:,}" if total > 0 else ""), f"loss {losses[-1][1]:.4f}"]
     rate, tokens = run.last("lr"), run.last("tokens")
-    found += [f"lr {rate:.3g}"] if rate is not None else []
-    found += [f"{speed:,.0f} tokens/s"] if speed else []
+    words += [f"lr {rate:.3g}"] if rate is not None else []
+    words += [f"{speed:,.0f} tokens/s"] if speed else []
     if speed and tokens and step and total > step:
         seconds_of_a_step = tokens / step / speed
         steps_of_a_line = step - (losses[-2][0] if len(losses) > 1 else 0)
         is_silent = silence > max(_PATIENCE, 10 * steps_of_a_line * seconds_of_a_step)
         left = f"{_duration((total - step) * seconds_of_a_step)} left"
-        found.append(f"nothing new for {_duration(silence)}" if is_silent else left)
-    return found
+        words.append(f"nothing new for {_duration(silence)}" if is_silent else left)
+    return words
 
 
 def _duration(seconds: float) -> str:

@@ -59,31 +59,31 @@ def written(runs: list[RunData], every: float = 0, troubles: Sequence[str] = ())
 def charts_of(runs: list[RunData]) -> dict[str, list[Curve]]:
     """The curves of each chart that has any."""
     most = max(100, min(600, _MOST_POINTS // len(runs)))
-    found: dict[str, list[Curve]] = {"loss": []}
+    curves_of: dict[str, list[Curve]] = {"loss": []}
     for number, run in enumerate(runs):
-        found["loss"] += _losses(run, number, most, is_alone=len(runs) == 1)
+        curves_of["loss"] += _losses(run, number, most, is_alone=len(runs) == 1)
     tasks = {f"{each['task']}_{name}" for run in runs for each in run.evaluations for name in each["values"]}
     for name in [*SINGLE, *sorted(name for name in tasks if not name.endswith(_COUNTED))]:
-        found[name] = [
+        curves_of[name] = [
             Curve(run.name, number, thinned(run.curves[name], most))
             for number, run in enumerate(runs)
             if run.curves.get(name)
         ]
-    return {name: curves for name, curves in found.items() if curves}
+    return {name: curves for name, curves in curves_of.items() if curves}
 
 
 def _losses(run: RunData, number: int, most: int, *, is_alone: bool) -> list[Curve]:
     prefix = "" if is_alone else f"{run.name}: "
     raw, held_out = run.curves.get("loss", []), run.curves.get("held_out_loss", [])
-    found = []
+    curves = []
     if raw:
         is_long = len(raw) >= _FEWEST_TO_SMOOTH
-        found.append(Curve(prefix + english("each step"), number, thinned(raw, most), "raw" if is_long else "smooth"))
+        curves.append(Curve(prefix + english("each step"), number, thinned(raw, most), "raw" if is_long else "smooth"))
         if is_long:
-            found.append(Curve(prefix + english("smoothed"), number, plot.smoothed(raw, most)))
+            curves.append(Curve(prefix + english("smoothed"), number, plot.smoothed(raw, most)))
     if held_out:
-        found.append(Curve(prefix + english("held out"), number, thinned(held_out, most), "mark"))
-    return found
+        curves.append(Curve(prefix + english("held out"), number, thinned(held_out, most), "mark"))
+    return curves
 
 
 def _figure(name: str, curves: list[Curve], runs: list[RunData]) -> str:
@@ -95,19 +95,19 @@ def _figure(name: str, curves: list[Curve], runs: list[RunData]) -> str:
         chart.svg(curves, title=english(title), is_log=is_log, flags=flags)
         for is_log in ([False, True] if has_log else [False])
     ]
-    shown = _legend(curves, has_flags=bool(flags)) if name == "loss" else ""
+    legend = _legend(curves, has_flags=bool(flags)) if name == "loss" else ""
     kinds = " ".join(kind for kind, is_it in (("has-log", has_log), ("first", name == "loss")) if is_it)
     return (
         f'<figure data-chart="{name}" class="{kinds}"><h3>{both(title)}</h3>{"".join(drawn)}'
-        f'<figcaption class="legend">{shown}{_extremes(name, runs)}</figcaption></figure>'
+        f'<figcaption class="legend">{legend}{_extremes(name, runs)}</figcaption></figure>'
     )
 
 
 def _flags(run: RunData, number: int) -> list[Flag]:
     """The bad steps of a run, and those that were not finite."""
-    told = {int(each["step"]): f"{run.name}: not finite, step {each['step']:,}" for each in run.nonfinite}
-    told |= {int(event["step"]): f"{run.name}: {event_file.in_words(event)}" for event in run.events}
-    return [Flag(number, step, text) for step, text in list(told.items())[:_MOST_FLAGS]]
+    texts = {int(each["step"]): f"{run.name}: not finite, step {each['step']:,}" for each in run.nonfinite}
+    texts |= {int(event["step"]): f"{run.name}: {event_file.in_words(event)}" for event in run.events}
+    return [Flag(number, step, text) for step, text in list(texts.items())[:_MOST_FLAGS]]
 
 
 def _legend(curves: list[Curve], *, has_flags: bool) -> str:

@@ -61,8 +61,8 @@ class RunData:
     @property
     def origins(self) -> dict[str, str]:
         """Where settings that are not defaults came from, as far as it was written down."""
-        found = self.environment.get("origins")
-        return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+        origins = self.environment.get("origins")
+        return {str(key): str(value) for key, value in origins.items()} if isinstance(origins, dict) else {}
 
     def last(self, name: str) -> float | None:
         points = self.curves.get(name)
@@ -134,14 +134,14 @@ def _config(folder: Path, notes: list[str]) -> dict[str, Any]:
         notes.append(f"{path}: not there")
         return {}
     try:
-        found = yaml_text.read_plain(path)
+        values = yaml_text.read_plain(path)
     except GPTWorksError as error:
         notes.append(str(error))
         return {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         notes.append(f"{path}: not YAML ({error})")
         return {}
-    return flatten(found) if isinstance(found, dict) else {}
+    return flatten(values) if isinstance(values, dict) else {}
 
 
 def _changed(config: dict[str, Any]) -> dict[str, Any]:
@@ -152,20 +152,20 @@ def _changed(config: dict[str, Any]) -> dict[str, Any]:
 def _environment(folder: Path, notes: list[str]) -> dict[str, Any]:
     path = folder / run_paths.ENVIRONMENT
     try:
-        found = json_text.loads_record(path.read_text(encoding="utf-8"))
+        content = json_text.loads_record(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         notes.append(f"{path}: not there")
         return {}
     except ValueError as error:
         notes.append(f"{path}: not JSON ({error})")
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _recorded_stores(environment: dict[str, Any]) -> list[StoreFacts]:
     """As they were when the run began: they may have gone since, or have been named from another folder."""
-    found = environment.get("data")
-    listed = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    stores = environment.get("data")
+    listed = [each for each in stores if isinstance(each, dict)] if isinstance(stores, list) else []
     return [StoreFacts(str(each.get("path")), _whole(each, "tokens"), _whole(each, "documents")) for each in listed]
 
 

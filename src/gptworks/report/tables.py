@@ -47,12 +47,12 @@ def all_of(runs: list[RunData]) -> list[str]:
     """What happened comes before what the runs were made of. Runs of which there is nothing to say are left out."""
     parts = _differences(runs) if len(runs) > 1 else []
     for title, of_run in _SECTIONS.items():
-        told = [(number, run.name, found) for number, run in enumerate(runs) if (found := of_run(run))]
+        filled = [(number, run.name, rows) for number, run in enumerate(runs) if (rows := of_run(run))]
         parts.append(_title(title))
-        parts += [] if told else [f"<p>{both('nothing' if title in _ALWAYS else 'no events')}</p>"]
-        for number, name, found in told:
+        parts += [] if filled else [f"<p>{both('nothing' if title in _ALWAYS else 'no events')}</p>"]
+        for number, name, rows in filled:
             head = f'<h3><span class="swatch run-{number}"></span>{escape(name)}</h3>' if len(runs) > 1 else ""
-            parts.append(f'<section class="of-run run-{number}">{head}{"".join(found)}</section>')
+            parts.append(f'<section class="of-run run-{number}">{head}{"".join(rows)}</section>')
     notes = [note for run in runs for note in _notes(run)]
     if notes:
         parts.append(f"{_title('notes')}<ul>{''.join(f'<li>{note}</li>' for note in notes)}</ul>")
@@ -136,8 +136,8 @@ def _checkpoints(run: RunData) -> list[str]:
 
 def _plan(run: RunData) -> list[str]:
     """Where the time of a step goes, and memory as the plan had it and as it was."""
-    found = run.environment.get("plan")
-    plan = found if isinstance(found, dict) else {}
+    written = run.environment.get("plan")
+    plan = written if isinstance(written, dict) else {}
     values = {
         name: [value for _, value in run.curves.get(name, [])]
         for name in ("data_seconds", "forward_backward_seconds", "optimizer_seconds", "saving_seconds")
@@ -169,8 +169,8 @@ def _evaluations(run: RunData) -> list[str]:
         path = data.get("path", "") if isinstance(data, dict) else ""
         limit = f" (limit {each['limit']:,})" if isinstance(each.get("limit"), int) else ""
         where = f"<code>{escape(str(path))}</code>{escape(limit)}"
-        told = [escape(text) for text in (str(each.get("task")), values, str(each.get("protocol", "")))]
-        rows.append([f"{each['step']:,}", *told, where])
+        cells = [escape(text) for text in (str(each.get("task")), values, str(each.get("protocol", "")))]
+        rows.append([f"{each['step']:,}", *cells, where])
     heads = [both(head) for head in ("step", "task", "result", "protocol", "data")]
     return [_table(heads, rows, numbers=(0,))] if rows else []
 
@@ -189,24 +189,24 @@ def _events(run: RunData) -> list[str]:
     rows = []
     for event in run.events[:_MOST_ROWS]:
         culprit = event.get("culprit")
-        shown = ""
+        culprit_cell = ""
         if event_file.is_sample(culprit):
             text = "".join(str(piece.get("text") or "") for piece in culprit["pieces"])
-            shown = f"{escape(event_file.where(culprit))}<br>{_value(_short(text))}"
-        rows.append([f"{event['step']:,}", _found(event), _done(event), shown])
+            culprit_cell = f"{escape(event_file.where(culprit))}<br>{_value(_short(text))}"
+        rows.append([f"{event['step']:,}", _finding(event), _done(event), culprit_cell])
     heads = [both(head) for head in ("step", "found", "done", "culprit")]
     left = f"<p>... {len(run.events) - _MOST_ROWS:,}</p>" if len(run.events) > _MOST_ROWS else ""
     return [_table(heads, rows, numbers=(0,)) + left] if rows else []
 
 
-def _found(event: dict[str, Any]) -> str:
+def _finding(event: dict[str, Any]) -> str:
     """The rule, and by how much each number was beyond the usual."""
     parts = [f"<b>{both(_known(event.get('rule'), 'rule'))}</b>"]
     for name in ("loss", "grad_norm"):
         value, usual = event.get(name), event.get(f"usual_{name}")
         beside = f" ({both('usual')} {_number(usual)})" if isinstance(usual, float) else ""
-        shown = _number(value) if isinstance(value, float) else escape(str(value))
-        parts.append(f"{both(f'event {name}')} {shown}{beside}{_deviations(event, name)}")
+        figure = _number(value) if isinstance(value, float) else escape(str(value))
+        parts.append(f"{both(f'event {name}')} {figure}{beside}{_deviations(event, name)}")
     parts += [
         f"{both(f'event {name}')}{z}" for name in ("sample_high", "sample_low") if (z := _deviations(event, name))
     ]
@@ -250,13 +250,13 @@ def _nonfinite(run: RunData) -> list[str]:
 def _environment(run: RunData) -> list[str]:
     if not run.environment:
         return []
-    found = {key: value for key, value in run.environment.items() if key not in ("origins", "plan", "data")}
-    command = found.pop("command", None)
+    facts = {key: value for key, value in run.environment.items() if key not in ("origins", "plan", "data")}
+    command = facts.pop("command", None)
     if isinstance(command, list):
-        found = {"command": shlex.join(str(word) for word in command), **found}
+        facts = {"command": shlex.join(str(word) for word in command), **facts}
     rows = [
         [f'<code class="key">{escape(str(key))}</code>', _value(_listed(value))]
-        for key, value in found.items()
+        for key, value in facts.items()
         if value not in (None, "", {}, [])
     ]
     return [_table([both("key"), both("value")], rows)]

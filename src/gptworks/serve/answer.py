@@ -69,11 +69,11 @@ class Answer(ABC):
         cfg, number = self.rows[0].cfg, self.body.n or 1
         if not cfg.best_of:
             return self.rows
-        found = []
+        best = []
         for begin in range(0, len(self.rows), cfg.best_of):
             of_prompt = self.rows[begin : begin + cfg.best_of]
-            found += sorted(of_prompt, key=lambda row: -row.row.result().score)[:number]
-        return found
+            best += sorted(of_prompt, key=lambda row: -row.row.result().score)[:number]
+        return best
 
     def usage(self) -> dict[str, int]:
         """A prompt counts once, however many texts it has; a token that ends a document was written."""
@@ -90,13 +90,13 @@ class Answer(ABC):
 
 
 def _joined(news: list[Progress]) -> list[Progress]:
-    found: dict[int, Progress] = {}
+    merged: dict[int, Progress] = {}
     for each in news:
-        old = found.get(id(each.request))
+        old = merged.get(id(each.request))
         if old is None:
-            found[id(each.request)] = each
+            merged[id(each.request)] = each
         else:
-            found[id(each.request)] = Progress(
+            merged[id(each.request)] = Progress(
                 each.request, old.text + each.text, old.tokens + each.tokens, each.finish
             )
-    return list(found.values())
+    return list(merged.values())

@@ -101,8 +101,8 @@ class _Endpoints:
             raise ApiError(400, "prompt: needs a text here, or messages, and not both.", param="prompt")
         tokens = await _beside(size, _tokens, served, body)
         texts = [served.token_texts.text_of(token) for token in tokens]
-        found = {"tokens": tokens, "token_strs": texts, "count": len(tokens), "max_model_len": served.context}
-        return json_response(found)
+        counts = {"tokens": tokens, "token_strs": texts, "count": len(tokens), "max_model_len": served.context}
+        return json_response(counts)
 
     async def detokenize(self, request: Request) -> Response:
         body, _ = await self._body(request, DetokenizeRequest)

@@ -21,12 +21,12 @@ def prompt_of(served: ServedModel, messages: list[ChatMessage]) -> list[int]:
             param="model",
             code="no_chat_template",
         )
-    said = [_plain(message) for message in messages]
+    turns = [_plain(message) for message in messages]
     if "developer" not in (served.tokenizer.special.chat_template or ""):
         # OpenAI's new word for it, which a template that does not know it leaves out or refuses.
-        said = [{**each, "role": "system"} if each["role"] == "developer" else each for each in said]
+        turns = [{**each, "role": "system"} if each["role"] == "developer" else each for each in turns]
     try:
-        text = chat.render(served.tokenizer, said, add_generation_prompt=True)
+        text = chat.render(served.tokenizer, turns, add_generation_prompt=True)
     except GPTWorksError as error:
         raise ApiError(400, f"messages: {error}", param="messages") from None
     return tokens_of(served, text, 1)
@@ -34,13 +34,13 @@ def prompt_of(served: ServedModel, messages: list[ChatMessage]) -> list[int]:
 
 def _plain(message: ChatMessage) -> dict[str, Any]:
     """Content may come as a list of parts; templates want text."""
-    found = message.model_dump(exclude_unset=True)
+    plain = message.model_dump(exclude_unset=True)
     if isinstance(message.content, list):
         parts = message.content
         if any(part.get("type") != "text" or not isinstance(part.get("text"), str) for part in parts):
             raise ApiError(400, "messages: a part of the content is not text, and only text is read.", param="messages")
-        found["content"] = "".join(part["text"] for part in parts)
-    return found
+        plain["content"] = "".join(part["text"] for part in parts)
+    return plain
 
 
 def answer_to(call: Call, body: ChatRequest, prompt: list[int]) -> "ChatAnswer":
@@ -83,5 +83,5 @@ class ChatAnswer(Answer):
         return {"content": content, "refusal": None}
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        found = {"token": self.texts.text_of(token), "logprob": logprob, "bytes": list(self.texts.bytes_of(token))}
-        return {**found, **({"id": token} if self.body.return_token_ids else {})}
+        entry = {"token": self.texts.text_of(token), "logprob": logprob, "bytes": list(self.texts.bytes_of(token))}
+        return {**entry, **({"id": token} if self.body.return_token_ids else {})}

@@ -50,8 +50,8 @@ class CompletionAnswer(Answer):
         prompt = self._prompt_text(row) if self.body.echo else ""
         scores = [*self._prompt_scores(row), *row.scores]
         begin = len(self._prompt_text(row)) if self._wants_logprobs and not self.body.echo else 0
-        found = {"index": index, "text": prompt + self.text(row), "logprobs": self._logprobs(scores, begin)}
-        return {**found, **self.end_of(row), **self._ids(row)}
+        choice = {"index": index, "text": prompt + self.text(row), "logprobs": self._logprobs(scores, begin)}
+        return {**choice, **self.end_of(row), **self._ids(row)}
 
     def piece(self, index: int, progress: Progress, *, is_first: bool) -> dict[str, Any]:
         row = progress.request
@@ -108,7 +108,7 @@ class CompletionAnswer(Answer):
 
     def _alternatives(self, score: ScoredToken) -> dict[str, float]:
         """The likeliest tokens; two that look the same cannot both be named, and the likelier one is."""
-        found: dict[str, float] = {}
+        logprobs: dict[str, float] = {}
         for token, logprob in score.alternatives:
-            found.setdefault(self.texts.text_of(token), logprob)
-        return found
+            logprobs.setdefault(self.texts.text_of(token), logprob)
+        return logprobs

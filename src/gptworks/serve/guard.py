@@ -72,13 +72,13 @@ class Guard:
     def _require_key(self, scope: Scope) -> None:
         if not self.keys or scope["path"] in self.open_paths:
             return
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        kind, _, key = given.partition(b" ")
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        kind, _, key = header.partition(b" ")
         # All are compared, each in a time that does not tell how much of it is right.
         matches = [hmac.compare_digest(key.strip(), known) for known in self.keys]
         if kind.lower() != b"bearer" or not any(matches):
-            what = "The key is not known" if given else "A key is needed"
-            raise ApiError(401, f"{what}. Send it as `Authorization: Bearer KEY`.", code="invalid_api_key")
+            problem = "The key is not known" if header else "A key is needed"
+            raise ApiError(401, f"{problem}. Send it as `Authorization: Bearer KEY`.", code="invalid_api_key")
 
     def _require_host(self, scope: Scope) -> None:
         if not self.is_local:
@@ -109,9 +109,9 @@ def read_keys(file: str) -> list[bytes]:
     keys = [line.strip().encode() for line in lines if line.strip() and not line.startswith("#")]
     short = next((number for number, key in enumerate(keys, start=1) if len(key) < 16 or b" " in key), None)
     if not keys or short:
-        what = f"key number {short} is shorter than 16 characters or has a space" if short else "no key in it"
+        problem = f"key number {short} is shorter than 16 characters or has a space" if short else "no key in it"
         raise UsageError(
-            f"--api-key {file}: {what}. Needed: a key of 16 characters or more in each line, such as "
+            f"--api-key {file}: {problem}. Needed: a key of 16 characters or more in each line, such as "
             "`python -c 'import secrets; print(secrets.token_urlsafe())'` writes."
         )
     return keys

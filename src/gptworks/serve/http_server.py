@@ -181,10 +181,10 @@ async def follow(service: Service, options: LoadOptions, every: float = WATCH_SE
                     print(f"gptworks serve: {description(newer)}", flush=True)
                 troubles.pop(served.name, None)
             except Exception as error:  # deleted while it was read, damaged, or no room for it
-                told = f"gptworks serve: {served.name} stays at {served.checkpoint.name}: {_in_words(error)}"
-                if troubles.get(served.name) != told:
-                    print(told, file=sys.stderr, flush=True)
-                troubles[served.name] = told
+                trouble = f"gptworks serve: {served.name} stays at {served.checkpoint.name}: {_in_words(error)}"
+                if troubles.get(served.name) != trouble:
+                    print(trouble, file=sys.stderr, flush=True)
+                troubles[served.name] = trouble
 
 
 def _in_words(error: Exception) -> str:

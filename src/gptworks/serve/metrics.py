@@ -50,7 +50,7 @@ class Histogram:
     def lines(self) -> Iterator[str]:
         yield from _heading(self.name, self.about, "histogram")
         total = 0
-        for bound, count in zip((*map(_shown, self.bounds), "+Inf"), self._counts, strict=True):
+        for bound, count in zip((*map("{:g}".format, self.bounds), "+Inf"), self._counts, strict=True):
             total += count
             yield f'{self.name}_bucket{{le="{bound}"}} {total}'
         yield f"{self.name}_sum {_exactly(self._sum)}"
@@ -87,7 +87,3 @@ def _heading(name: str, about: str, kind: str) -> Iterator[str]:
 def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
     escaped = [value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for value in values]
     return "{" + ",".join(f'{n}="{v}"' for n, v in zip(names, escaped, strict=True)) + "}" if names else ""
-
-
-def _shown(bound: float) -> str:
-    return f"{bound:g}"

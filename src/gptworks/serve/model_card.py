@@ -34,7 +34,7 @@ class ModelCards:
                 self._origins[served.checkpoint] = origin = Origin(served)
             shape = served.card()["gptworks"]
             run = self._run_of(served.checkpoint, shape["step"])
-        return {"id": served.name, **shape, "architecture": _architecture(served), **origin.told(), "run": run}
+        return {"id": served.name, **shape, "architecture": _architecture(served), **origin.as_dict(), "run": run}
 
     def _run_of(self, checkpoint: Path, step: int | None) -> dict[str, Any] | None:
         if not run_paths.is_checkpoint(checkpoint) or checkpoint.parent.name != run_paths.CHECKPOINTS:
@@ -74,17 +74,17 @@ class Origin:
         threading.Thread(target=self._hash, args=(list(opened.files),), name="hashes", daemon=True).start()
 
     def _hash(self, files: list[Path]) -> None:
-        found = []
+        hashes = []
         for path in sorted(files):
             try:
                 with path.open("rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
-                found.append({"name": path.name, "bytes": path.stat().st_size, "sha256": digest})
+                hashes.append({"name": path.name, "bytes": path.stat().st_size, "sha256": digest})
             except OSError:  # removed meanwhile; the others are told
                 continue
-        self.files = found
+        self.files = hashes
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """`files` is None until the hashes are known."""
         return {**self.facts, "files": self.files}
 
@@ -99,8 +99,8 @@ def _architecture(served: ServedModel) -> dict[str, Any]:
     """What of the model's section differs from a plain GPT-2, with its sizes."""
     cfg = served.model.cfg
     usual = type(cfg)().model_dump(mode="json")
-    given = cfg.model_dump(mode="json")
-    return {key: value for key, value in given.items() if value != usual.get(key) and not isinstance(value, dict)}
+    values = cfg.model_dump(mode="json")
+    return {key: value for key, value in values.items() if value != usual.get(key) and not isinstance(value, dict)}
 
 
 def _run_facts(run: RunData, served: int | None) -> dict[str, Any]:
@@ -116,15 +116,15 @@ def _run_facts(run: RunData, served: int | None) -> dict[str, Any]:
         "loss": _short(thinned(losses, _MOST_POINTS)),
         "smoothed": _short(plot.smoothed(losses, _MOST_POINTS)) if len(losses) > _FEW_POINTS else [],
         "held_out": _short(thinned(held_out, _MOST_POINTS)),
-        "last": _told_at(losses, held_out, None),
-        "served": _told_at(losses, held_out, served),
+        "last": _losses_at(losses, held_out, None),
+        "served": _losses_at(losses, held_out, served),
         "checkpoints": [{"step": each.step, "held_out_loss": each.held_out_loss} for each in run.checkpoints],
         "newest": latest,
         "best": best,
     }
 
 
-def _told_at(losses: Points, held_out: Points, step: int | None) -> dict[str, list[float] | None]:
+def _losses_at(losses: Points, held_out: Points, step: int | None) -> dict[str, list[float] | None]:
     """What was known at a step: each number with its own step, the nearest at or before. None: at the last one."""
     known, tested = ([point for point in points if step is None or point[0] <= step] for points in (losses, held_out))
     if len(losses) > _FEW_POINTS:  # as the curve is drawn

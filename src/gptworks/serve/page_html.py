@@ -22,10 +22,10 @@ def words_of(script: str) -> dict[str, list[str]]:
 def written(files: dict[str, bytes], language: str) -> bytes:
     """page.html in a language, with the files in it that hold up the first paint."""
     page = files["page.html"].decode()
-    page = _LINK.sub(lambda found: f"<style>{files[found[1]].decode()}</style>", page)
-    page = _SCRIPT.sub(lambda found: f"<script>{files[found[1]].decode()}</script>", page)
+    page = _LINK.sub(lambda match: f"<style>{files[match[1]].decode()}</style>", page)
+    page = _SCRIPT.sub(lambda match: f"<script>{files[match[1]].decode()}</script>", page)
     words, at = words_of(files["words.js"].decode()), list(LANGUAGES).index(language)
-    page = _SPEAKING.sub(lambda found: found["tag"] + html.escape(words[found["key"]][at], quote=False), page)
+    page = _SPEAKING.sub(lambda match: match["tag"] + html.escape(words[match["key"]][at], quote=False), page)
     return page.replace('<html lang="en">', f'<html lang="{LANGUAGES[language]}">').encode()
 
 

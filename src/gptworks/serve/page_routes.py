@@ -32,8 +32,8 @@ _HEADERS = {
 def files() -> dict[str, bytes]:
     """Name -> contents of all that the page is made of."""
     folder = resources.files("gptworks.serve").joinpath("page")
-    found = sorted(each.name for each in folder.iterdir() if "." + each.name.rpartition(".")[2] in _KINDS)
-    return {name: folder.joinpath(name).read_bytes() for name in found}
+    names = sorted(each.name for each in folder.iterdir() if "." + each.name.rpartition(".")[2] in _KINDS)
+    return {name: folder.joinpath(name).read_bytes() for name in names}
 
 
 def routes(service: Service) -> list[Route]:
@@ -43,12 +43,12 @@ def routes(service: Service) -> list[Route]:
         name = request.path_params["name"]
         if name not in service.models:
             raise ApiError(404, f"There is no model {name[:100]!r}.", param="model", code="model_not_found")
-        found = await asyncio.to_thread(cards.card, service.models[name])
+        facts = await asyncio.to_thread(cards.card, service.models[name])
         _, port = request.scope.get("server") or ("", None)  # its own, whatever stands between it and the browser
-        return json_response({**found, "port": port}, headers={"cache-control": "no-store"})
+        return json_response({**facts, "port": port}, headers={"cache-control": "no-store"})
 
-    found = files()
-    return [*(_file_route(name, text, found) for name, text in found.items()), Route("/card/{name:path}", card)]
+    contents = files()
+    return [*(_file_route(name, text, contents) for name, text in contents.items()), Route("/card/{name:path}", card)]
 
 
 def open_paths() -> set[str]:

@@ -20,21 +20,21 @@ _FIELDS = {"temperature": "temperature", **FIELDS, "logit_bias": "logit_bias", "
 def settings_from(body: Sampling, max_tokens: int, best_of: int | None = None) -> GenerateConfig:
     """The request in the settings of `gptworks generate`. Temperature 0 is greedy."""
     values = {key: getattr(body, field) for key, field in _FIELDS.items()}
-    given: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
-    given = {"seed": secrets.randbelow(2**31), **given, "stop": body.stops, "max_new_tokens": max(1, max_tokens)}
+    settings: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
+    settings = {"seed": secrets.randbelow(2**31), **settings, "stop": body.stops, "max_new_tokens": max(1, max_tokens)}
     if body.temperature == 0:
-        given |= {"strategy": "greedy"}
-        del given["temperature"]
+        settings |= {"strategy": "greedy"}
+        del settings["temperature"]
         if (best_of or 1) > (body.n or 1):
             raise ApiError(400, f"best_of: {best_of} with temperature 0, which has one text only.", param="best_of")
     else:
-        given |= {"num_return_sequences": body.n or 1}
+        settings |= {"num_return_sequences": body.n or 1}
         if best_of is not None and best_of < (body.n or 1):
             raise ApiError(400, f"best_of: got {best_of}; needs at least n, which is {body.n}.", param="best_of")
         if best_of is not None and best_of > (body.n or 1):
-            given |= {"best_of": best_of}
+            settings |= {"best_of": best_of}
     try:
-        return settings_of(given)
+        return settings_of(settings)
     except ConfigError as error:
         raise ApiError(400, _in_api_words(error.problems[0]), param=_field_of(error.problems[0])) from None
 

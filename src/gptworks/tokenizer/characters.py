@@ -43,12 +43,12 @@ class CharacterTokenizer(Tokenizer):
     @classmethod
     def learn(cls, texts: Iterable[str], *, with_eod: bool = False, name: str = "characters") -> "CharacterTokenizer":
         """All characters of the texts in the order of their numbers, and behind them an end of document."""
-        found: set[str] = set()
+        letters: set[str] = set()
         for text in texts:
-            found.update(text)
-        if not found:
+            letters.update(text)
+        if not letters:
             raise TokenizerError("a vocabulary of characters: the text has none. Give text with at least one.")
-        return cls.from_ids({character: i for i, character in enumerate(sorted(found))}, name=name, with_eod=with_eod)
+        return cls.from_ids({character: i for i, character in enumerate(sorted(letters))}, name=name, with_eod=with_eod)
 
     @classmethod
     def from_ids(cls, ids: Mapping[str, int], *, name: str, with_eod: bool = False) -> "CharacterTokenizer":

@@ -51,10 +51,10 @@ def _cutter() -> Callable[[str], Iterable[str]]:
         ) from None
     file = Path(jieba.__file__).with_name("dict.txt")
     content = file.read_bytes() if file.is_file() else b""
-    found = hashlib.sha256(content).hexdigest()
-    if found != _DICTIONARY_SHA256:
+    sha256 = hashlib.sha256(content).hexdigest()
+    if sha256 != _DICTIONARY_SHA256:
         raise TokenizerError(
-            f"{file}: sha256 {found[:12]}..., needed {_DICTIONARY_SHA256[:12]}...: with other words the ids would be "
+            f"{file}: sha256 {sha256[:12]}..., needed {_DICTIONARY_SHA256[:12]}...: with other words the ids would be "
             f"others. Install the version that CPM's ids are known for: pip install --force-reinstall {_JIEBA}"
         )
     # Not jieba's own start: it trusts a cache that anybody may have put into the folder for temporary files.

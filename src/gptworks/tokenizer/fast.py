@@ -43,8 +43,8 @@ def fast_encoder(tokenizer: Tokenizer) -> FastEncoder | None:
 
 
 def agrees(encoder: FastEncoder, tokenizer: Tokenizer, text: str) -> bool:
-    found, _ = encoder.encode([text.encode()])
-    return found.tolist() == tokenizer.encode(text)
+    ids, _ = encoder.encode([text.encode()])
+    return ids.tolist() == tokenizer.encode(text)
 
 
 def is_plain_byte_level(tokenizer: Tokenizer) -> bool:

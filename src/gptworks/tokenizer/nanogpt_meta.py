@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gptworks.errors import CheckpointError, TokenizerError
-from gptworks.pickle_values import shown
+from gptworks.pickle_values import brief
 from gptworks.safe_pickle import PickleMachine
 from gptworks.tokenizer.characters import CharacterTokenizer
 
@@ -28,8 +28,8 @@ class Meta:
 def read(path: Path) -> Meta:
     """What the file says, checked."""
 
-    def broken(what: str) -> TokenizerError:
-        return TokenizerError(f"{path}: {what}. {_NEEDED}.")
+    def broken(problem: str) -> TokenizerError:
+        return TokenizerError(f"{path}: {problem}. {_NEEDED}.")
 
     size = path.stat().st_size
     if size > _MOST_BYTES:
@@ -39,20 +39,20 @@ def read(path: Path) -> Meta:
     except CheckpointError as error:
         raise TokenizerError(f"{error} {_NEEDED}.") from None
     if not isinstance(content, dict):
-        raise broken(f"holds {shown(content)}")
+        raise broken(f"holds {brief(content)}")
     vocab_size, ids = content.get("vocab_size"), content.get("stoi")
     if ids is None:
         if not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or vocab_size < 1:
-            raise broken(f"vocab_size is {shown(vocab_size)}")
+            raise broken(f"vocab_size is {brief(vocab_size)}")
         return Meta(vocab_size, {})
     if not isinstance(ids, dict) or not ids:
-        raise broken(f"stoi is {shown(ids)}")
+        raise broken(f"stoi is {brief(ids)}")
     for token, i in ids.items():
         if not isinstance(token, str) or len(token) != 1 or not _is_id(i):
-            raise broken(f"stoi has {shown(token)}: {shown(i)}, where a character and its id belong")
+            raise broken(f"stoi has {brief(token)}: {brief(i)}, where a character and its id belong")
     if sorted(ids.values()) != list(range(len(ids))) or vocab_size not in (None, len(ids)):
         raise broken(
-            f"stoi has {len(ids)} characters with ids up to {max(ids.values())}, and vocab_size is {shown(vocab_size)}"
+            f"stoi has {len(ids)} characters with ids up to {max(ids.values())}, and vocab_size is {brief(vocab_size)}"
         )
     letters = content.get("itos")
     backwards = dict(enumerate(letters)) if isinstance(letters, list) else letters

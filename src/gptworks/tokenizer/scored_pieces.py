@@ -37,7 +37,7 @@ def tokenizer_of(
 
 def _merges(pieces: Mapping[str, int], scores: Mapping[str, float], name: str) -> list[tuple[str, str]]:
     """Every way to put a piece together from two, best pieces first."""
-    found = []
+    merges = []
     for piece, score in scores.items():
         if len(piece) > _LONGEST:
             raise TokenizerError(
@@ -46,9 +46,9 @@ def _merges(pieces: Mapping[str, int], scores: Mapping[str, float], name: str) -
         for cut in range(1, len(piece)):
             left, right = piece[:cut], piece[cut:]
             if left in pieces and right in pieces:
-                found.append((-score, pieces[piece], pieces[left], pieces[right], left, right))
-    found.sort()
-    return [(left, right) for *_, left, right in found]
+                merges.append((-score, pieces[piece], pieces[left], pieces[right], left, right))
+    merges.sort()
+    return [(left, right) for *_, left, right in merges]
 
 
 def is_of_this_kind(spec: Mapping[str, Any]) -> bool:

@@ -26,8 +26,8 @@ def model_in(folder: Path) -> Path | None:
     for name in _KNOWN_NAMES:
         if (folder / name).is_file():
             return folder / name
-    found = sorted(path for path in folder.glob("*.model") if path.is_file())
-    return found[0] if len(found) == 1 else None
+    models = sorted(path for path in folder.glob("*.model") if path.is_file())
+    return models[0] if len(models) == 1 else None
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -82,11 +82,11 @@ class SentencePieceTokenizer(Tokenizer):
         return self.backend.encode([cpm.to_words(text) for text in texts] if self.rules == "cpm" else texts)
 
     def decode(self, ids: Iterable[int]) -> str:
-        given = [int(i) for i in ids]
-        beyond = next((i for i in given if not 0 <= i < self.vocab_size), None)
+        known = [int(i) for i in ids]
+        beyond = next((i for i in known if not 0 <= i < self.vocab_size), None)
         if beyond is not None:
             raise TokenizerError(f"{self.name}: the id {beyond} is not in its {self.vocab_size} tokens.")
-        text = self.backend.decode(given)
+        text = self.backend.decode(known)
         return cpm.from_words(text) if self.rules == "cpm" else text
 
     def _added_before(self) -> list[int]:

@@ -25,12 +25,12 @@ class SpecialTokens:
     adds_bos: bool | None = None
     chat_template: str | None = None
 
-    def as_said(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Without what nobody says."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
-    def from_said(cls, values: Mapping[str, Any]) -> "SpecialTokens":
+    def from_dict(cls, values: Mapping[str, Any]) -> "SpecialTokens":
         """The reverse. ValueError where it is something else."""
         for name, value in values.items():
             if name not in cls.__dataclass_fields__ or not isinstance(value, bool if name == "adds_bos" else str):
@@ -39,15 +39,15 @@ class SpecialTokens:
 
     def as_config(self, eod_token: str | None) -> dict[str, Any]:
         """For tokenizer_config.json. Where nothing is known of it, the end of document is everything, as in GPT-2."""
-        found: dict[str, Any] = {role: token for role in _ROLES if (token := getattr(self, role)) is not None}
+        config: dict[str, Any] = {role: token for role in _ROLES if (token := getattr(self, role)) is not None}
         if eod_token:
-            others = found or dict.fromkeys(("bos_token", "unk_token"), eod_token)
-            found = {"eos_token": eod_token, **others}
+            others = config or dict.fromkeys(("bos_token", "unk_token"), eod_token)
+            config = {"eos_token": eod_token, **others}
         if self.adds_bos is not None:
-            found["add_bos_token"] = self.adds_bos
+            config["add_bos_token"] = self.adds_bos
         if self.chat_template is not None:
-            found["chat_template"] = self.chat_template
-        return found
+            config["chat_template"] = self.chat_template
+        return config
 
 
 def read_config(config_file: Path) -> dict[str, Any]:
@@ -94,10 +94,10 @@ def _chat_template(config: dict[str, Any], config_file: Path) -> str | None:
             return beside.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise TokenizerError(f"{beside}: not UTF-8. Fix or remove it.") from None
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
-        found = named.get("default")
-    if not isinstance(found, str | None):
-        raise TokenizerError(f"{config_file}: chat_template is {json.dumps(found)[:80]}, needed a text. Fix it.")
-    return found
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
+        template = named.get("default")
+    if not isinstance(template, str | None):
+        raise TokenizerError(f"{config_file}: chat_template is {json.dumps(template)[:80]}, needed a text. Fix it.")
+    return template

@@ -64,13 +64,13 @@ def known() -> str:
 
 def split_of(spec: dict[str, Any]) -> Split | None:
     """The one whose rules a tokenizer.json has, to the letter; None where it cuts text otherwise than all of them."""
-    found = _without_offsets(spec["pre_tokenizer"]), _plain_normalizer(spec["normalizer"])
+    parts = _without_offsets(spec["pre_tokenizer"]), _plain_normalizer(spec["normalizer"])
     for each in ALL:
         made = tokenizers.Tokenizer(tokenizers.models.BPE())
         made.pre_tokenizer = each.pre_tokenizer()
         rules = _without_offsets(_json(made)["pre_tokenizer"])
         is_whole = bool(spec["model"].get("ignore_merges"))
-        if found == (rules, "NFC" if each.composed else None) and is_whole == each.whole_words:
+        if parts == (rules, "NFC" if each.composed else None) and is_whole == each.whole_words:
             return each
     return None
 

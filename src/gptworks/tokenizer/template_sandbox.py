@@ -80,13 +80,13 @@ def _weigh(value: Any) -> None:
     """Before it becomes a text: a list that holds another twice, and that one another twice, is longer than it is."""
     stack, size = [value], 0
     while stack:
-        found = stack.pop()
+        value = stack.pop()
         WORK.spend(1)
-        if isinstance(found, dict):
-            stack += [*found.keys(), *found.values()]
-        elif isinstance(found, list | tuple | set):
-            stack += found
-        size += len(found) if isinstance(found, str) else 4
+        if isinstance(value, dict):
+            stack += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple | set):
+            stack += value
+        size += len(value) if isinstance(value, str) else 4
         require_short(size)
 
 
@@ -134,11 +134,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
             require_short(len(left) + len(right))
         if operator == "%" and isinstance(left, str):
             raise TooMuchError("it formats text with %, which is not allowed: a width may be anything")
-        found = super().call_binop(context, operator, left, right)
-        if isinstance(found, int) and found.bit_length() > _LARGEST_NUMBER:
+        value = super().call_binop(context, operator, left, right)
+        if isinstance(value, int) and value.bit_length() > _LARGEST_NUMBER:
             raise TooMuchError(f"it makes a number of more than {_LARGEST_NUMBER:,} bits")
-        WORK.spend(1 + (len(found) // 100 if isinstance(found, _SIZED) else 0))
-        return found
+        WORK.spend(1 + (len(value) // 100 if isinstance(value, _SIZED) else 0))
+        return value
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> Any:
         """Texts that are put together by ~ are counted as those by +, and what loops go through is counted."""
@@ -180,10 +180,10 @@ class _Counting(jinja2.visitor.NodeTransformer):
     def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Expr:
         parts = [self.visit(part) for part in node.nodes]
         texts = [jinja2.nodes.Filter(part, "string", [], [], None, None, lineno=node.lineno) for part in parts]
-        found: jinja2.nodes.Expr = texts[0]
+        joined: jinja2.nodes.Expr = texts[0]
         for text in texts[1:]:
-            found = jinja2.nodes.Add(found, text, lineno=node.lineno)
-        return found
+            joined = jinja2.nodes.Add(joined, text, lineno=node.lineno)
+        return joined
 
     def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.For:
         self.generic_visit(node)
@@ -200,10 +200,10 @@ def _paying(function: Any) -> Any:
         value: Any = args[place] if len(args) > place else ()
         size = len(value) if hasattr(value, "__len__") else 0
         WORK.spend(1 + (size // 10 if isinstance(value, str) else size))
-        found = function(*args, **kwargs)
-        if isinstance(found, _SIZED):
-            require_short(len(found))
-        return found
+        result = function(*args, **kwargs)
+        if isinstance(result, _SIZED):
+            require_short(len(result))
+        return result
 
     return paying
 

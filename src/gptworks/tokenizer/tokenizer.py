@@ -351,11 +351,11 @@ class Tokenizer:
         """The tokenizer in one file, which `from_pretrained` reads; not its choice of the end of document."""
         self.backend.save(str(path))
 
-    def require(self, identity: str, *, what: str) -> None:
-        """Stop unless this is the tokenizer that `what` was made with."""
+    def require(self, identity: str, *, source: str) -> None:
+        """Stop unless this is the tokenizer that `source` was made with."""
         if identity and identity != self.identity:
             raise TokenizerError(
-                f"{what} was made with another tokenizer: got {self.name} ({self.identity[:12]}), "
+                f"{source} was made with another tokenizer: got {self.name} ({self.identity[:12]}), "
                 f"needed {identity[:12]}. Prepare the data again with this tokenizer, or use the one it was made with."
             )
 
@@ -396,14 +396,14 @@ def _require_few_gaps(vocab: dict[str, int], vocab_size: int, name: str) -> None
 
 
 @contextmanager
-def _refusing(what: str) -> Iterator[None]:
+def _refusing(action: str) -> Iterator[None]:
     """The library raises bare Exception, or panics, which is not even that."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        raise TokenizerError(f"{what}: {error}") from None
+        raise TokenizerError(f"{action}: {error}") from None
 
 
 def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:

@@ -54,7 +54,7 @@ def decide(run: "Run", step: int, gradients: Gradients) -> Decision:
         more = {"decision": decision.action, **run.guard.expected(), **_of_rollback(run, decision)}
         event = run.events.record(step, gradients, verdict, sample_ids, **more)
     if decision.action == STOP:
-        raise TrainingError(_told(run, step, gradients, verdict, decision.why, sample_ids))
+        raise TrainingError(_stop_text(run, step, gradients, verdict, decision.why, sample_ids))
     if decision.action == UPDATE:
         run.guard.learn(*numbers)
     run.console.say(f"step {step}: {verdict}, {_in_words(run, decision)}; {_samples_in(run, event)}")
@@ -139,7 +139,7 @@ def _samples_in(run: "Run", event: dict[str, Any] | None) -> str:
     return f"samples in {run.folder / event['samples']}, the worst of {event_file.where(event['culprit'])}"
 
 
-def _told(run: "Run", step: int, gradients: Gradients, verdict: Verdict, why: str, sample_ids: list[int]) -> str:
+def _stop_text(run: "Run", step: int, gradients: Gradients, verdict: Verdict, why: str, sample_ids: list[int]) -> str:
     """Why training stops, and how to go on."""
     ids = ", ".join(str(i) for i in sample_ids[:8]) + (", ..." if len(sample_ids) > 8 else "")
     details = run.folder / (NONFINITE if verdict.rule == guard.NONFINITE else event_file.NAME)

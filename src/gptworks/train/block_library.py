@@ -3,7 +3,6 @@
 import ctypes
 import functools
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,7 @@ from typing import Any
 import torch
 
 from gptworks import cpu
-from gptworks.compilers import cxx_compilers
-from gptworks.generate.kernel_library import OFF, InstructionSet, library_of, no_place, possible, reason_of
+from gptworks.generate.kernel_library import OFF, InstructionSet, first_opened, library_of, no_place
 
 SOURCE = Path(__file__).parent / "kernels" / "block.cpp"
 # Sums keep their order; products are fused into them where the processor can.
@@ -44,14 +42,7 @@ def loaded(trial: Trial) -> tuple[Functions | None, str]:
         return None, f"{OFF}=off"
     if reason := no_place():
         return None, reason
-    reasons = []
-    for compiler in cxx_compilers():
-        for instructions in possible():
-            try:
-                return _opened(compiler, instructions, trial), ""
-            except (OSError, subprocess.SubprocessError) as error:
-                reasons.append(f"{compiler} ({instructions.name}): {reason_of(error)}")
-    return None, "; ".join(reasons) or "no C++ compiler found (g++)"
+    return first_opened(lambda compiler, instructions: _opened(compiler, instructions, trial))
 
 
 def _opened(compiler: str, instructions: InstructionSet, trial: Trial) -> Functions:

@@ -108,10 +108,10 @@ class TrainConsole:
         if self.progress is not None:
             self.progress.update(self.task, completed=number, doing="")
 
-    def doing(self, what: str) -> None:
+    def doing(self, activity: str) -> None:
         """Beside the bar until the next step is done."""
         if self.progress is not None:
-            self.progress.update(self.task, doing=what)
+            self.progress.update(self.task, doing=activity)
 
     def close(self) -> None:
         if self.progress is not None:

@@ -45,7 +45,8 @@ def evaluate(run: "Run") -> None:
             f"{before or 'an unknown number'}: the best so far is chosen anew"
         )
     progress.held_out_loss = held_out.loss if math.isfinite(held_out.loss) else None
-    is_best = progress.see(run.cfg.checkpoint.best_by, measured, higher_is_better=is_higher_better(run.cfg))
+    best_by = run.cfg.checkpoint.best_by
+    is_best = progress.see(best_by, measured, higher_is_better=is_higher_better(best_by))
     run.metrics.log(progress.step, {**measured, "held_out_tokens": held_out.tokens})
     listed = "".join(f", {name} {_short(value)}" for name, value in measured.items() if _is_result(name))
     run.console.say(
@@ -112,16 +113,16 @@ def _whole_weights(run: "Run") -> Iterator[Path]:
 
 
 def _measure_tasks(run: "Run", folder: Path) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for request in what_is_measured.requests(run.cfg, run.setup.world.device.type):
+    measured: dict[str, float] = {}
+    for request in what_is_measured.requests(run.cfg.evaluate, run.setup.world.device.type):
         name = request.task
         result = evaluating.evaluate([str(folder)], request)
         row = result["rows"][0]
         values = {metric: row[metric] for metric in registry.find(name).metrics if row.get(metric) is not None}
         entry = {"step": run.progress.step, **{key: result[key] for key in ("task", "protocol", "data", "limit")}}
         jsonl.append(run.folder / EVALUATIONS, {**entry, "values": values})
-        found |= {f"{name}_{metric}": float(value) for metric, value in values.items()}
-    return found
+        measured |= {f"{name}_{metric}": float(value) for metric, value in values.items()}
+    return measured
 
 
 def _write_texts(run: "Run", folder: Path) -> None:

@@ -64,9 +64,9 @@ def in_words(event: dict[str, Any]) -> str:
     numbers = []
     for name, title in (("loss", "loss"), ("grad_norm", "gradient norm")):
         value, usual, z = event.get(name), event.get(f"usual_{name}"), event.get(f"{name}_z")
-        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+        written = f"{value:.4g}" if isinstance(value, float) else str(value)
         is_known = isinstance(usual, float) and isinstance(z, float)
-        numbers.append(f"{title} {shown}" + (f" (usual {usual:.4g}, {z:+.1f} deviations)" if is_known else ""))
+        numbers.append(f"{title} {written}" + (f" (usual {usual:.4g}, {z:+.1f} deviations)" if is_known else ""))
     for name, title in (("sample_high", "highest"), ("sample_low", "lowest")):
         if isinstance(z := event.get(f"{name}_z"), float) and z > _WORTH_SAYING:
             numbers.append(f"{title} sample {z:+.1f} deviations from the others")
@@ -86,8 +86,8 @@ def share_of_variety(event: dict[str, Any]) -> float | None:
 
 def passed_over(event: dict[str, Any]) -> list[tuple[int, int]]:
     """Ranges of samples, (first, end), that the run has passed over up to this event, as far as they can be read."""
-    found = event.get("passed_over")
-    pairs = [each for each in found if isinstance(each, list) and len(each) == 2] if isinstance(found, list) else []
+    spans = event.get("passed_over")
+    pairs = [each for each in spans if isinstance(each, list) and len(each) == 2] if isinstance(spans, list) else []
     return [(first, end) for first, end in pairs if type(first) is type(end) is int]
 
 

@@ -40,13 +40,13 @@ class Verdict:
             return "not finite"
         if self.rule == VARIETY:
             return f"a sample that repeats itself, with {self.share_of_variety:.0%} of the usual variety of tokens"
-        what = {
+        texts = {
             LOSS: "loss {} deviations above the usual",
             GRAD_NORM: "gradient norm {} deviations above the usual",
             SAMPLE_HIGH: "the loss of a sample {} deviations above those beside it",
             SAMPLE_LOW: "the loss of a sample {} deviations below those beside it",
         }
-        return what[self.rule].format(f"{self.deviations[self.rule]:.1f}")
+        return texts[self.rule].format(f"{self.deviations[self.rule]:.1f}")
 
 
 class Guard:

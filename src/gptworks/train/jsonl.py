@@ -82,13 +82,13 @@ def keep(path: Path, is_kept: Callable[[dict[str, Any]], bool]) -> tuple[list[di
     and how many lines were none."""
     if not path.exists():
         return [], 0
-    found, bad = entries(path)
+    lines, bad = entries(path)
     if bad:
         with aside(path).open("ab") as file:
             file.write(b"\n".join(bad) + b"\n")
-    kept = [entry for entry in found if is_kept(entry)]
+    kept = [entry for entry in lines if is_kept(entry)]
     rewrite(path, kept)
-    return [entry for entry in found if not is_kept(entry)], len(bad)
+    return [entry for entry in lines if not is_kept(entry)], len(bad)
 
 
 def aside(path: Path) -> Path:

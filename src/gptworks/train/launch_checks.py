@@ -58,7 +58,7 @@ def checked_launch(options: LaunchOptions, config: RunConfig) -> tuple[Nodes, in
         nodes.require_local_ranks(Path(options.rank_table), options.rank_range)
     if options.max_restarts < 0:
         raise UsageError(f"--max-restarts: {options.max_restarts}. Needed: 0 or more.")
-    nproc = _num_processes(int(pod["nproc"]) if "nproc" in pod else options.nproc, machines, config)
+    nproc = _num_processes(int(pod["nproc"]) if "nproc" in pod else options.nproc, machines, config.parallel)
     _refuse_unfit(config, machines, nproc)
     if config.run.device == "cuda":
         from gptworks.launch import devices
@@ -77,10 +77,10 @@ def _pod_options(options: LaunchOptions) -> dict[str, str]:
         return {}
     pod = rank_env.pod_options(os.environ)
     for name, variable in (("nnodes", "PET_NNODES"), ("node_rank", "PET_NODE_RANK"), ("nproc", "PET_NPROC_PER_NODE")):
-        given = getattr(options, name)
-        if name in pod and given not in (None, "") and str(given) != pod[name]:
+        value = getattr(options, name)
+        if name in pod and value not in (None, "") and str(value) != pod[name]:
             option = "--" + name.replace("_", "-")
-            raise UsageError(f"{option}: {given}, but {variable} is {pod[name]}. Needed: the same. Leave {option} out.")
+            raise UsageError(f"{option}: {value}, but {variable} is {pod[name]}. Needed: the same. Leave {option} out.")
     return pod
 
 
@@ -105,7 +105,7 @@ def _refuse_unfit(config: RunConfig, machines: Nodes, nproc: int) -> None:
         )
 
 
-def _num_processes(asked: int | None, machines: Nodes, config: RunConfig) -> int:
+def _num_processes(asked: int | None, machines: Nodes, parallel: ParallelConfig) -> int:
     """On this machine."""
     if asked is not None and asked < 1:
         raise UsageError(f"--nproc: {asked}. Needed: 1 or more.")
@@ -116,7 +116,7 @@ def _num_processes(asked: int | None, machines: Nodes, config: RunConfig) -> int
         return here
     if asked is not None:
         return asked
-    processes = processes_of_layout(config.parallel)
+    processes = processes_of_layout(parallel)
     if processes and processes % machines.count == 0:
         return processes // machines.count
     raise UsageError(f"--nproc: not given, and parallel does not tell for {machines.count} machines. Say how many.")

@@ -65,7 +65,7 @@ def train(
     with ExitStack() as opened:
         ranks.on_main(lambda: _take(folder, resume_from, opened))
         run_folder.refuse_private(folder, ranks)
-        opened.enter_context(memory.explained(cfg, setup, predicted))
+        opened.enter_context(memory.explained(setup.world, lambda: memory.predict(cfg, setup), predicted))
         interrupts = opened.enter_context(Interrupts())
         provenance = {"command": command or sys.argv, "origins": dict(origins or {}), "plan": predicted}
         run = opened.enter_context(Run(cfg, setup, folder, resume_from, provenance, ranks, observers))

@@ -4,7 +4,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ from gptworks.config.schema import RunConfig
 from gptworks.errors import TrainingError
 from gptworks.launch import rank_env
 from gptworks.launch.ranks import Ranks
+from gptworks.launch.world import World
 from gptworks.plan import changes, devices, machine
 from gptworks.plan.budget import MemoryBudget, amount, breakdown
 from gptworks.plan.memory import RankMemory, rank_memories
@@ -129,14 +130,14 @@ def _warning(predicted: Prediction, too_small: list[int], ranks: Ranks) -> str:
 
 
 @contextmanager
-def explained(cfg: RunConfig, setup: Setup, known: Prediction | None = None) -> Iterator[None]:
+def explained(world: World, predict: Callable[[], Prediction], known: Prediction | None = None) -> Iterator[None]:
     """Around all that takes memory: running out of it is told with what was predicted, and what would be smaller."""
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:
         if not is_out_of_memory(error):
             raise
-        raise TrainingError(_explain(error, cfg, setup, known)) from error
+        raise TrainingError(_explain(error, world, known or predict(), known)) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -147,11 +148,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
 
 
-def _explain(error: BaseException, cfg: RunConfig, setup: Setup, known: Prediction | None) -> str:
-    world = setup.world
+def _explain(error: BaseException, world: World, predicted: Prediction, known: Prediction | None) -> str:
     who = f"rank {world.rank}, " if world.layout.world_size > 1 else ""
     reason = " ".join(str(error).split())[:240] or type(error).__name__
-    predicted = known or predict(cfg, setup)
     mine = predicted.of_rank(world.rank)
     # What is free now says little: the failed step may still hold its tensors.
     capacity = predicted.budget.capacity if known and not known.fits else predicted.needed * _LESS

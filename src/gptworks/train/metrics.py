@@ -66,8 +66,8 @@ class Metrics:
         if self.file is None:
             return
         # JSON has no NaN: a loss that is not finite is written as text, which every reader can see.
-        shown = {k: v if math.isfinite(v) else str(v) for k, v in values.items()}
-        self.file.write(json.dumps({"step": step, **shown}) + "\n")
+        finite = {k: v if math.isfinite(v) else str(v) for k, v in values.items()}
+        self.file.write(json.dumps({"step": step, **finite}) + "\n")
         self.file.flush()
         for tracker in list(self.trackers):
             self._follow(tracker, lambda each: each.log(step, values))
@@ -125,8 +125,8 @@ def read_texts(run: Path) -> list[dict[str, Any]]:
 
 def read_evaluations(run: Path) -> list[dict[str, Any]]:
     """Results of tasks during training: step, task, protocol, data, values."""
-    found = jsonl.entries(run / EVALUATIONS)[0]
-    return [each for each in found if isinstance(each.get("values"), dict) and isinstance(each.get("task"), str)]
+    lines = jsonl.entries(run / EVALUATIONS)[0]
+    return [each for each in lines if isinstance(each.get("values"), dict) and isinstance(each.get("task"), str)]
 
 
 def num_unreadable(run: Path) -> int:

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from gptworks import architecture
 from gptworks.architecture import Known
-from gptworks.config.schema import ModelConfig, OptimConfig, RunConfig
+from gptworks.config.schema import ModelConfig, OptimConfig, TrainConfig
 from gptworks.generate.kernel_library import OFF
 from gptworks.model import GPT
 from gptworks.model.cache import LayerCache
@@ -116,8 +116,8 @@ class NativeBlock:
         if not is_known:
             return self.original(x, mask, turns, cache)
         cos, sin = (None, None) if turns is None else (each.contiguous() for each in turns)
-        found: Tensor = _BlockFunction.apply(self, x.contiguous(), mask, cos, sin, *self.weights)
-        return found
+        y: Tensor = _BlockFunction.apply(self, x.contiguous(), mask, cos, sin, *self.weights)
+        return y
 
     def describe(
         self, x: Tensor, y: Tensor, first: Tensor | None, cos: Any, sin: Any, weights: tuple[Tensor | None, ...]
@@ -164,16 +164,16 @@ class NativeBlock:
         work = _Memory(sizes, x)
         grad_x = torch.empty_like(x)
         grads = [None if weight is None else torch.empty_like(weight) for weight in weights]
-        given = _Gradients(y=grad_y.data_ptr(), x=grad_x.data_ptr(), weights=_addresses(grads), **work.addresses)
-        self.functions.backward(ctypes.byref(block), ctypes.byref(given))
+        gradients = _Gradients(y=grad_y.data_ptr(), x=grad_x.data_ptr(), weights=_addresses(grads), **work.addresses)
+        self.functions.backward(ctypes.byref(block), ctypes.byref(gradients))
         return grad_x, grads
 
 
 def _parameter(block: nn.Module, name: str) -> nn.Parameter | None:
     module, _, kind = name.rpartition(".")
     owner = dict(block.named_modules()).get(module)
-    found: nn.Parameter | None = getattr(owner, kind, None)
-    return found
+    parameter: nn.Parameter | None = getattr(owner, kind, None)
+    return parameter
 
 
 def _address(tensor: Tensor | None) -> int | None:
@@ -187,33 +187,33 @@ def _addresses(tensors: Any) -> Any:
 # Whether it is used
 
 
-def use_where_known(cfg: RunConfig, part: Part, optimizer: AdamW) -> str:
+def use_where_known(part: Part, optimizer: AdamW, train: TrainConfig, compute: str) -> str:
     """In one process on a CPU C++ functions compute blocks and updates from now on, if the blocks are known and the
     functions can be built. Returns a line for the user that says who computes; empty where there was no choice."""
     if part.world.device.type != "cpu" or part.world.mesh is not None:
         return ""
-    if reason := why_not(cfg):
+    if reason := why_not(part.cfg, train, compute):
         return f"blocks: torch, because of {reason}"
-    is_narrow = cfg.precision.compute == "bf16"
+    is_narrow = compute == "bf16"
     functions = use_in(part.parts[0], is_narrow=is_narrow)
     optimizer.native = NativeUpdate(functions)
     products = ", products of bf16" if is_narrow else ""
     return f"blocks: a C++ function ({functions.instructions}{products}); {OFF}=off leaves them to torch"
 
 
-def why_not(cfg: RunConfig) -> str:
+def why_not(model: ModelConfig, train: TrainConfig, compute: str) -> str:
     """Why torch computes the blocks in one process on a CPU; empty where the C++ function does."""
-    if cfg.train.compile:
+    if train.compile:
         return "train.compile"
     functions, reason = block_library.loaded(compute_a_little)
     known = ("fp32", "bf16") if functions and functions.knows_bf16 else ("fp32",)
-    if cfg.precision.compute not in known:
-        return f"precision.compute: {cfg.precision.compute} (known here: {' and '.join(known)})"
-    if cfg.train.recompute != "none":
-        return f"train.recompute: {cfg.train.recompute} (known: none)"
-    if cfg.model.attention == "math":
+    if compute not in known:
+        return f"precision.compute: {compute} (known here: {' and '.join(known)})"
+    if train.recompute != "none":
+        return f"train.recompute: {train.recompute} (known: none)"
+    if model.attention == "math":
         return "model.attention: math"
-    return unknown(cfg.model) or reason
+    return unknown(model) or reason
 
 
 def unknown(model: ModelConfig) -> str:

@@ -9,10 +9,11 @@ from gptworks.checkpoint import manifest as manifests
 from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.checkpoint.manifest import Manifest
 from gptworks.checkpoint.pretrained import Pretrained, fields_not_stored
-from gptworks.config.schema import RunConfig
+from gptworks.config.schema import ModelConfig, RunConfig
 from gptworks.errors import CheckpointError, DamagedCheckpoint, DataError
 from gptworks.launch.ranks import Ranks
 from gptworks.parallel.build import WeightSource
+from gptworks.tokenizer import Tokenizer
 from gptworks.train import resume
 from gptworks.train.setup import Setup
 
@@ -84,22 +85,23 @@ def _accepted(path: Path, cfg: RunConfig, setup: Setup, ranks: Ranks) -> Manifes
             "Point data.path at the same store, or start anew in another --out with init.checkpoint."
         )
     if setup.dataset.tokenizer:
-        setup.dataset.tokenizer.require(manifest.tokenizer_identity, what=str(path))
+        setup.dataset.tokenizer.require(manifest.tokenizer_identity, source=str(path))
     manifests.verify(path, manifest, share=ranks.rank, shares=ranks.size)
     return manifest
 
 
-def weights_to_tune(cfg: RunConfig, setup: Setup) -> WeightSource:
-    opened = open_to_tune(cfg)
-    if opened.tokenizer and setup.dataset.tokenizer:
-        setup.dataset.tokenizer.require(opened.tokenizer.identity, what=str(opened.folder))
+def weights_to_tune(checkpoint: str, model: ModelConfig, tokenizer: Tokenizer | None) -> WeightSource:
+    """`tokenizer`: of the data."""
+    opened = open_to_tune(checkpoint, model)
+    if opened.tokenizer and tokenizer:
+        tokenizer.require(opened.tokenizer.identity, source=str(opened.folder))
     return opened.weights
 
 
-def open_to_tune(cfg: RunConfig) -> Pretrained:
+def open_to_tune(checkpoint: str, model: ModelConfig) -> Pretrained:
     """`init.checkpoint`, which must hold the model of the configuration."""
-    mine = cfg.model.model_dump()
-    opened = Pretrained.open(cfg.init.checkpoint, shape=fields_not_stored(mine))
+    mine = model.model_dump()
+    opened = Pretrained.open(checkpoint, shape=fields_not_stored(mine))
     theirs = opened.model.model_dump() | opened.weights.conflicts
     different = [
         f"  model.{name}: {theirs[name]} there, {mine[name]} here"
@@ -108,7 +110,7 @@ def open_to_tune(cfg: RunConfig) -> Pretrained:
     ]
     if different:
         raise CheckpointError(
-            f"{cfg.init.checkpoint}: holds another model:\n" + "\n".join(different) + "\n"
+            f"{checkpoint}: holds another model:\n" + "\n".join(different) + "\n"
             "Leave out --preset and these keys: the model section is then that of the checkpoint."
         )
     return opened

@@ -53,8 +53,8 @@ def changes(before: dict[str, Any], now: RunConfig) -> list[Change]:
     try:
         model = ModelConfig.model_validate(before.get("model", {})).model_dump(mode="json")
     except ValueError as error:
-        told = " ".join(str(error).split())[:300]
-        raise DamagedCheckpoint(f"the manifest's config.model is no model: {told}") from None
+        reason = " ".join(str(error).split())[:300]
+        raise DamagedCheckpoint(f"the manifest's config.model is not a model: {reason}") from None
     old = flatten({"model": model}) | old
     return [Change(key, old.get(key), new.get(key)) for key in sorted(old | new) if old.get(key) != new.get(key)]
 

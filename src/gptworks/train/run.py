@@ -71,7 +71,7 @@ class Run:
         observers: Sequence[Observer] = (),
     ) -> None:
         self.cfg, self.setup, self.folder, self.ranks = cfg, setup, folder, ranks
-        self.saving = Saving(cfg, setup, folder, say=lambda text: self.console.say(text))
+        self.saving = Saving(cfg.checkpoint, cfg.model, setup, folder, say=lambda text: self.console.say(text))
         checkpoints = self.saving.checkpoints
         ranks.on_main(checkpoints.remove_leftovers)
         ranks.on_all(lambda: opening.refuse_different_data(setup, ranks))
@@ -86,7 +86,7 @@ class Run:
         weights = None if source else self._first_weights()  # what a checkpoint fills is not drawn before
         self.part = ranks.on_all(lambda: build_part(cfg, setup.world, setup.parallel, weights))
         self.optimizer = optim.build(self.part, cfg.optim)
-        self.who_computes = native_blocks.use_where_known(cfg, self.part, self.optimizer)
+        self.who_computes = native_blocks.use_where_known(self.part, self.optimizer, cfg.train, cfg.precision.compute)
         self.scaler = LossScaler(cfg.precision.scaler, enabled=cfg.precision.compute == "fp16")
         self.progress, self.losses, self.guard = Progress(), SmoothedLoss(), Guard(cfg.train.guard)
         if cfg.train.guard.action != "off":
@@ -105,9 +105,9 @@ class Run:
 
     def _first_weights(self) -> WeightSource:
         """The weights that training begins with where no checkpoint of this run has any."""
-        cfg = self.cfg
+        cfg, tokenizer = self.cfg, self.setup.dataset.tokenizer
         if cfg.init.checkpoint:
-            return self.ranks.on_all(lambda: opening.weights_to_tune(cfg, self.setup))
+            return self.ranks.on_all(lambda: opening.weights_to_tune(cfg.init.checkpoint, cfg.model, tokenizer))
         return FreshWeights(cfg.init, cfg.model.num_layers, cfg.train.seed)
 
     def _begin_writing(self, source: Source | None, provenance: dict[str, Any], observers: Sequence[Observer]) -> None:

@@ -12,7 +12,7 @@ from gptworks.checkpoint import retention
 from gptworks.checkpoint.background import Background
 from gptworks.checkpoint.folder import CheckpointFolder
 from gptworks.checkpoint.manifest import Manifest
-from gptworks.config.schema import RunConfig
+from gptworks.config.schema import CheckpointConfig, ModelConfig
 from gptworks.launch.job import SAVE_TIMEOUT_S
 from gptworks.launch.ranks import Ranks
 from gptworks.parallel.slices import Pieces, copied_to_cpu
@@ -43,8 +43,10 @@ class SmoothedLoss:
 class Saving:
     """On every rank; each writes its own files, and the main process all else."""
 
-    def __init__(self, cfg: RunConfig, setup: Setup, folder: Path, say: Callable[[str], None]) -> None:
-        self.cfg, self.tokenizer, self.say = cfg, setup.dataset.tokenizer, say
+    def __init__(
+        self, cfg: CheckpointConfig, model: ModelConfig, setup: Setup, folder: Path, say: Callable[[str], None]
+    ) -> None:
+        self.cfg, self.model, self.tokenizer, self.say = cfg, model, setup.dataset.tokenizer, say
         # Saving has a group of its own: it may be going on in a thread, and a slow disk is not a rank that hangs.
         self.checkpoints = CheckpointFolder(folder, Ranks.shared(setup.world, timedelta(seconds=SAVE_TIMEOUT_S)))
         self._background = Background(setup.world.device)
@@ -56,7 +58,7 @@ class Saving:
     def save(self, manifest: Manifest, tensors: Tensors, loss: SmoothedLoss, *, is_best: bool) -> None:
         """Come back when the checkpoint is whole, or, when asynchronous, when a copy of the state is made."""
         recent, loss.untried = loss.recent, True
-        if self.cfg.checkpoint.asynchronous:
+        if self.cfg.asynchronous:
             copies = copied_to_cpu(tensors)
             self._background.start(lambda: self._write(manifest, copies, recent, is_best=is_best))
         else:
@@ -80,19 +82,19 @@ class Saving:
         stops, if there is one: what follows from it must not depend on when a run was stopped."""
         self.wait()
         recent = math.inf if loss.untried else loss.recent
-        every = self.cfg.checkpoint.every
+        every = self.cfg.every
 
         def find() -> Path | None:
             steps = {step: path for step, path in self.checkpoints.steps().items() if path not in without}
             losses = {step: each for step, each in self.checkpoints.smoothed_losses().items() if step in steps}
-            found = None
+            sound = None
             if scheduled and every:
                 regular = {step: each for step, each in losses.items() if step % every == 0}
                 is_newest = bool(losses) and max(losses) in regular
-                found = retention.newest_sound(regular, recent if is_newest else loss.recent)
-            if found is None:
-                found = retention.newest_sound(losses, recent)
-            return None if found is None else steps[found]
+                sound = retention.newest_sound(regular, recent if is_newest else loss.recent)
+            if sound is None:
+                sound = retention.newest_sound(losses, recent)
+            return None if sound is None else steps[sound]
 
         return self.checkpoints.ranks.on_main(find)
 
@@ -110,10 +112,10 @@ class Saving:
 
     def _save(self, manifest: Manifest, tensors: Tensors, *, apart: bool = False) -> Path:
         weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
-        portable = weights if self.cfg.checkpoint.portable else None
-        return self.checkpoints.save(manifest, tensors, portable, self.cfg.model, self.tokenizer, apart=apart)
+        portable = weights if self.cfg.portable else None
+        return self.checkpoints.save(manifest, tensors, portable, self.model, self.tokenizer, apart=apart)
 
     def _retain(self, recent: float | None) -> None:
         checkpoints = self.checkpoints
-        for path in checkpoints.ranks.on_main(lambda: checkpoints.retain(self.cfg.checkpoint, recent)):
+        for path in checkpoints.ranks.on_main(lambda: checkpoints.retain(self.cfg, recent)):
             self.say(f"kept beyond checkpoint.keep_last: {path}, because the loss has become much worse since")

@@ -15,7 +15,7 @@ from gptworks.data.loader import Batches
 from gptworks.data.mixture import Stage
 from gptworks.data.passed_over import PassedOver
 from gptworks.data.windows import LocatedSamples, OrderedSamples
-from gptworks.errors import CheckpointError, ConfigError, EmptyPartError
+from gptworks.errors import CheckpointError, ConfigError, EmptySplitError
 from gptworks.launch import process_group
 from gptworks.launch.world import World
 from gptworks.plan import sizes
@@ -76,7 +76,8 @@ def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
     if world.computes_on_cpu:
         cpu.require(DTYPES[cfg.precision.compute])
     parallel = fit_layout(cfg, world.layout)
-    _require_portable(cfg)
+    if cfg.checkpoint.portable:
+        _require_portable(cfg.model)
     dataset = Dataset(cfg.data, vocab_size=cfg.model.vocab_size, seed=cfg.train.seed)
     what_is_measured.check(cfg, dataset.tokenizer)
     trackers.require_installed(cfg.run.track)
@@ -86,14 +87,14 @@ def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
     _refuse_end_of_stages(cfg.data, last_step * batch.global_size * cfg.data.seq_len)
     every = evaluate_every(cfg.evaluate, last_step, cfg.train.log_every)
     asked = {
-        part: foreign_order.num_samples(
-            part,
+        split: foreign_order.num_samples(
+            split,
             steps=last_step,
             global_size=batch.global_size,
             evaluate_every=every,
             evaluate_batches=cfg.evaluate.batches,
         )
-        for part in ("train", "held_out")
+        for split in ("train", "held_out")
         if dataset.has_foreign_order
     }
     train_samples = dataset.samples("train", asked.get("train"))
@@ -131,12 +132,10 @@ def _refuse_end_of_stages(data: DataConfig, tokens: int) -> None:
         )
 
 
-def _require_portable(cfg: RunConfig) -> None:
+def _require_portable(model: ModelConfig) -> None:
     """Not at the first checkpoint, after hours."""
-    if not cfg.checkpoint.portable:
-        return
     try:
-        family_of(cfg.model)
+        family_of(model)
     except CheckpointError as error:
         raise ConfigError(
             "checkpoint",
@@ -166,7 +165,7 @@ def _held_out(cfg: RunConfig, dataset: Dataset, asked: int | None) -> tuple[Orde
     try:
         samples = dataset.samples("held_out", asked)
         return samples, [f"not evaluated on: {reason}" for reason in dataset.not_measured("held_out")]
-    except EmptyPartError as error:
+    except EmptySplitError as error:
         needs_it = cfg.checkpoint.keep_best or cfg.evaluate.patience
         if not is_auto or needs_it:
             raise
@@ -219,16 +218,16 @@ def show_first_batch(setup: Setup) -> str:
     batch = setup.batches().next_step()[0]
     tokenizer = setup.dataset.tokenizer
 
-    def shown(ids: list[int]) -> str:
+    def text(ids: list[int]) -> str:
         return tokenizer.decode(ids) if tokenizer else " ".join(str(i) for i in ids)
 
     lines = []
     for row in range(len(batch.tokens)):
         tokens, labels = batch.tokens[row].tolist(), batch.labels[row].tolist()
         scored = [label for label in labels if label >= 0]
-        lines += [f"--- sample {int(batch.sample_ids[row])}: {len(tokens)} tokens, {len(scored)} scored", shown(tokens)]
+        lines += [f"--- sample {int(batch.sample_ids[row])}: {len(tokens)} tokens, {len(scored)} scored", text(tokens)]
         if len(scored) < len(tokens):
-            lines += ["--- scored:", shown(scored)]
+            lines += ["--- scored:", text(scored)]
         if batch.positions is not None:
             lines.append(f"--- positions start again {int((batch.positions[row, 1:] == 0).sum())} times")
         if batch.segments is not None:

@@ -60,12 +60,12 @@ class Stopwatch:
         self.tokens += tokens
 
     @contextmanager
-    def timed(self, what: str) -> Iterator[None]:
+    def timed(self, phase: str) -> Iterator[None]:
         """A GPU works behind this process: the time of the optimizer is that of asking for it, and the rest of it is in
         the forward and backward passes of the next step."""
         before = time.perf_counter()
         yield
-        self.seconds[what] += time.perf_counter() - before
+        self.seconds[phase] += time.perf_counter() - before
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -41,13 +41,13 @@ def prepared(cfg: RunConfig, resume: str, *, tokenizer: Tokenizer | None = None)
     texts = _texts_in(cfg.data)
     if not texts:
         return cfg
-    changed = _with_stores(cfg, texts, Path(cfg.run.out) / FOLDER)
-
-    _require_device(cfg)
+    folder = Path(cfg.run.out) / FOLDER
+    changed = cfg.model_copy(update={"data": _with_stores(cfg.data, texts, folder)})
+    _require_device(cfg.run.device)
 
     def write() -> None:
         refuse_foreign(Path(cfg.run.out), resume)
-        _write(cfg, texts, Path(cfg.run.out) / FOLDER, tokenizer)
+        _write(cfg, texts, folder, tokenizer)
 
     on_main(cfg, write)
     return changed
@@ -67,15 +67,16 @@ def for_trial(cfg: RunConfig) -> Iterator[RunConfig]:
     with tempfile.TemporaryDirectory() as folder:
         if texts:
             require_end(cfg.train)  # before the text is prepared, which takes its time
-            _require_device(cfg)
+            _require_device(cfg.run.device)
             _write(cfg, texts, Path(folder), None, is_kept=False)
-        yield _with_stores(cfg, texts, Path(folder)) if texts else cfg
+            cfg = cfg.model_copy(update={"data": _with_stores(cfg.data, texts, Path(folder))})
+        yield cfg
 
 
-def _require_device(cfg: RunConfig) -> None:
+def _require_device(device: str) -> None:
     """Asks for the device before the text is prepared. Of several processes each asks for its own, once connected."""
     if rank_env.read(os.environ).world_size == 1:
-        pick_device(cfg.run.device)
+        pick_device(device)
 
 
 def _texts_in(data: DataConfig) -> dict[str, str]:
@@ -95,13 +96,13 @@ def _name_of(path: str) -> str:
     return name if name and matching(name) is None else "text"
 
 
-def _with_stores(cfg: RunConfig, texts: dict[str, str], folder: Path) -> RunConfig:
+def _with_stores(data: DataConfig, texts: dict[str, str], folder: Path) -> DataConfig:
     changes = {
-        key: tuple(str(folder / texts[path]) if path in texts else path for path in getattr(cfg.data, key))
+        key: tuple(str(folder / texts[path]) if path in texts else path for path in getattr(data, key))
         for key in ("path", "held_out_path")
     }
-    known = {"tokenizer": _named(cfg.data), "key": ""}  # what the stores say themselves is not repeated
-    return cfg.model_copy(update={"data": cfg.data.model_copy(update={**changes, **known})})
+    known = {"tokenizer": _named(data), "key": ""}  # what the stores say themselves is not repeated
+    return data.model_copy(update={**changes, **known})
 
 
 def _named(data: DataConfig) -> str:
@@ -119,7 +120,7 @@ def _write(
     sources = {path: _source(path) for path in texts}
     missing = [path for path, name in texts.items() if not _is_there(path, folder / name, sources[path])]
     for path in missing:
-        _refuse_large(path, sources[path], cfg)
+        _refuse_large(path, sources[path], _by_hand(path, cfg))
     if not missing:
         return
     with _options_named(missing[0], cfg):
@@ -136,11 +137,11 @@ def _write(
         _note_of(prefix).write_text(json.dumps(sources[path]) + "\n", encoding="utf-8")
 
 
-def tell(what: str, summary: Summary, tokenizer: Tokenizer, pieces: int, *, is_kept: bool = True) -> None:
+def tell(source: str, summary: Summary, tokenizer: Tokenizer, pieces: int, *, is_kept: bool = True) -> None:
     """What text has become, on the lines with which a run begins. `pieces`: into which it was cut by position."""
     where = f"prepared as {summary.prefix}" if is_kept else "prepared for this look only"
     print(
-        f"data:  {what}: {counted(summary.documents, 'document')}, {counted(summary.tokens, 'token')} "
+        f"data:  {source}: {counted(summary.documents, 'document')}, {counted(summary.tokens, 'token')} "
         f"{_vocabulary(tokenizer)}, {where}",
         flush=True,
     )
@@ -185,12 +186,12 @@ def _is_there(path: str, prefix: Path, source: list[list[Any]]) -> bool:
     return True
 
 
-def _refuse_large(path: str, source: list[list[Any]], cfg: RunConfig) -> None:
+def _refuse_large(path: str, source: list[list[Any]], by_hand: str) -> None:
     size = sum(size for _, size, _ in source)
     if size > MOST_BYTES:
         raise DataError(
             f"data.path: {path} is {size / 1e6:,.0f} MB of text; up to {MOST_BYTES / 1e6:,.0f} MB are prepared on the "
-            f"way. {_by_hand(path, cfg)}"
+            f"way. {by_hand}"
         )
 
 
@@ -199,7 +200,7 @@ def _by_hand(path: str, cfg: RunConfig, key: str = "") -> str:
     command = ["gptworks", "prepare", path]
     if key or cfg.data.key:
         command += ["--key", key or cfg.data.key]
-    learned = _size_to_learn(cfg)
+    learned = _size_to_learn(cfg.data.tokenizer, cfg.model.vocab_size)
     if cfg.data.tokenizer not in ("", CHARACTERS) or cfg.init.checkpoint:
         command += ["--tokenizer", cfg.data.tokenizer or cfg.init.checkpoint]
     elif learned:
@@ -221,11 +222,11 @@ def _options_named(path: str, cfg: RunConfig) -> Iterator[None]:
         raise DataError(f"data.path: {problem} {_by_hand(path, cfg, key)}") from None
 
 
-def _size_to_learn(cfg: RunConfig) -> int | str:
+def _size_to_learn(tokenizer: str, vocab_size: int) -> int | str:
     """The size of a vocabulary for the text; 0 where GPT-2's fits the model."""
-    if cfg.data.tokenizer == CHARACTERS:
+    if tokenizer == CHARACTERS:
         return CHARACTERS
-    return cfg.model.vocab_size if cfg.model.vocab_size < SIZE else 0
+    return vocab_size if vocab_size < SIZE else 0
 
 
 def choose_tokenizer(cfg: RunConfig, folder: Path, in_memory: Iterable[str] | None = None) -> Tokenizer:
@@ -244,7 +245,7 @@ def choose_tokenizer(cfg: RunConfig, folder: Path, in_memory: Iterable[str] | No
                 "data.tokenizer=gpt2 or data.tokenizer=FOLDER, or put tokenizer.json beside the weights."
             )
         return opened.require_tokenizer()
-    size = _size_to_learn(cfg)
+    size = _size_to_learn(cfg.data.tokenizer, cfg.model.vocab_size)
     if in_memory is not None:
         return learn_tokenizer(in_memory, size) if size else Tokenizer.from_pretrained("gpt2")
     for path in (*cfg.data.path, *cfg.data.held_out_path):

@@ -100,8 +100,8 @@ class MLflow:
 
         self._client, self._metric = MlflowClient(), Metric
         if self.name not in begun.ids:
-            found = self._client.get_experiment_by_name(begun.project)
-            experiment = found.experiment_id if found else self._client.create_experiment(begun.project)
+            known = self._client.get_experiment_by_name(begun.project)
+            experiment = known.experiment_id if known else self._client.create_experiment(begun.project)
             made = self._client.create_run(experiment, run_name=begun.folder.name)
             begun.ids[self.name] = made.info.run_id
             settings = {key: str(value)[:_LONGEST_PARAMETER] for key, value in flatten(begun.config).items()}
@@ -166,23 +166,23 @@ class Begun:
         self.environment: dict[str, Any] = {}
         self.ids: dict[str, str] = {}
         with suppress(OSError, ValueError):
-            found = json_text.loads_record((folder / run_paths.ENVIRONMENT).read_text(encoding="utf-8"))
-            self.environment = found if isinstance(found, dict) else {}
+            content = json_text.loads_record((folder / run_paths.ENVIRONMENT).read_text(encoding="utf-8"))
+            self.environment = content if isinstance(content, dict) else {}
         with suppress(FileNotFoundError):
             self.ids = _ids(folder / IDS)
 
 
 def _ids(path: Path) -> dict[str, str]:
     try:
-        found = json_text.loads_record(path.read_text(encoding="utf-8"))
+        content = json_text.loads_record(path.read_text(encoding="utf-8"))
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        content = None
+    if not isinstance(content, dict) or not all(isinstance(each, str) for each in content.values()):
         raise errors.TrainingError(
             f"{path}: holds no names of runs, so run.track cannot go on in them. Remove it, and another run begins "
             "there."
         )
-    return found
+    return content
 
 
 def require_installed(names: tuple[str, ...]) -> None:

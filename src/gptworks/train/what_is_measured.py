@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from gptworks.config.schema import RunConfig
+from gptworks.config.schema import EvaluateConfig, RunConfig
 from gptworks.errors import ConfigError, GPTWorksError
 from gptworks.evaluate import registry
 from gptworks.evaluate.request import Request
@@ -13,15 +13,15 @@ from gptworks.tokenizer import Tokenizer
 HELD_OUT_LOSS = "held_out_loss"
 
 
-def requests(cfg: RunConfig, device: str = "cpu") -> list[Request]:
+def requests(cfg: EvaluateConfig, device: str = "cpu") -> list[Request]:
     """What is measured at each evaluation, task by task."""
-    asked = cfg.evaluate
-    protocols = asked.task_protocols or ("",) * len(asked.tasks)
-    found = []
-    for name, data, protocol in zip(asked.tasks, asked.task_data, protocols, strict=True):
-        settings = registry.settings_of(registry.find(name), {})
-        found.append(Request(name, data, protocol, settings, limit=asked.task_limit, device=device))
-    return found
+    protocols = cfg.task_protocols or ("",) * len(cfg.tasks)
+    return [
+        Request(
+            name, data, protocol, registry.settings_of(registry.find(name), {}), limit=cfg.task_limit, device=device
+        )
+        for name, data, protocol in zip(cfg.tasks, cfg.task_data, protocols, strict=True)
+    ]
 
 
 def check(cfg: RunConfig, tokenizer: Tokenizer | None) -> None:
@@ -34,15 +34,16 @@ def check(cfg: RunConfig, tokenizer: Tokenizer | None) -> None:
     ]
     numbers = [HELD_OUT_LOSS, *(f"{name}_{each}" for name in cfg.evaluate.tasks for each in _metrics_of(name))]
     if not problems:
-        problems += [problem for request in requests(cfg) for problem in _of_request(request, cfg, tokenizer)]
+        for request in requests(cfg.evaluate):
+            problems += _of_request(request, cfg.model.max_positions, tokenizer)
     if cfg.checkpoint.best_by not in numbers:
         problems.append(
             f"checkpoint.best_by: {cfg.checkpoint.best_by!r} is not measured. This run measures: {', '.join(numbers)}."
         )
     asked = [
         name
-        for name, given in (("evaluate.tasks", cfg.evaluate.tasks), ("train.sample_prompts", cfg.train.sample_prompts))
-        if given
+        for name, value in (("evaluate.tasks", cfg.evaluate.tasks), ("train.sample_prompts", cfg.train.sample_prompts))
+        if value
     ]
     if asked and tokenizer is None:
         problems.append(
@@ -56,7 +57,7 @@ def _metrics_of(name: str) -> Iterable[str]:
     return registry.TASKS[name].metrics if name in registry.TASKS else ()
 
 
-def _of_request(request: Request, cfg: RunConfig, tokenizer: Tokenizer | None) -> list[str]:
+def _of_request(request: Request, max_positions: int, tokenizer: Tokenizer | None) -> list[str]:
     """Why this could not be measured; otherwise it would be known at the first evaluation, after hours perhaps."""
     task = registry.find(request.task)
     if not Path(request.data).is_file():
@@ -67,15 +68,15 @@ def _of_request(request: Request, cfg: RunConfig, tokenizer: Tokenizer | None) -
     if tokenizer is None or task.read is None:
         return []
     try:
-        task.read(replace(request, protocol=task.protocol(request.protocol)), tokenizer, cfg.model.max_positions)
+        task.read(replace(request, protocol=task.protocol(request.protocol)), tokenizer, max_positions)
     except GPTWorksError as error:
         more = " Its protocol is set by evaluate.task_protocols." if task.protocols else ""
         return [f"evaluate.task_data: the task {task.name} cannot be measured: {error}{more}"]
     return []
 
 
-def is_higher_better(cfg: RunConfig) -> bool:
-    task, _, metric = cfg.checkpoint.best_by.partition("_")
+def is_higher_better(best_by: str) -> bool:
+    task, _, metric = best_by.partition("_")
     return (
         task in registry.TASKS
         and metric in registry.TASKS[task].metrics

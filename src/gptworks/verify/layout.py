@@ -10,17 +10,17 @@ from typing import Any
 
 from gptworks.config import checks
 from gptworks.config.derive import BatchPlan, Layout, plan_batch, with_layout
-from gptworks.config.schema import BatchConfig, ParallelConfig, RunConfig
+from gptworks.config.schema import BatchConfig, DataConfig, ParallelConfig, RunConfig
 from gptworks.data.store import locate_stores
 from gptworks.errors import ConfigError, DataError, UsageError, VerificationError
 from gptworks.launch import devices, supervise
 from gptworks.launch.world import World
 from gptworks.plan import machine, sizes
-from gptworks.plan.workload import LayoutChoice
+from gptworks.plan.workload import LayoutChoice, Workload
 from gptworks.text_table import aligned
 from gptworks.train.setup import prepare
 from gptworks.verify import measure, rank, reference, scaled_model
-from gptworks.verify.measure import Found, Numbers
+from gptworks.verify.measure import LayoutResults, Numbers
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def verify_layout(cfg: RunConfig, layout: Layout, *, steps: int = 3, shrink: str
         command = ("-m", "gptworks.verify.rank", str(spec))
         job = supervise.Job(command, layout.world_size, logs, quiet=True, preload=PRELOAD)
         code = supervise.run(job)
-        return code or judge(comparison, folder, numbers, Found.read(folder / rank.RESULT))
+        return code or judge(comparison, folder, numbers, LayoutResults.read(folder / rank.RESULT))
     finally:
         for path in folder.iterdir():
             if path != logs or not code:  # what the ranks said stays when they failed: the message speaks of it
@@ -173,7 +173,7 @@ def plan(cfg: RunConfig, layout: Layout, *, steps: int, shrink: str) -> Comparis
         changed += [f"batch.global_size {samples} -> {batch.global_size}"] if samples != batch.global_size else []
         notes.append(f"a smaller model is compared, cut in the same way{why}\n  {'; '.join(changed)}")
     cfg, more = _comparable(cfg)
-    synthetic, data_note = _find_data(cfg)
+    synthetic, data_note = _find_data(cfg.data)
     m = cfg.model
     notes = [
         f"{layout}, {layout.world_size} processes on {cfg.run.device}: {m.num_layers} layers x {m.hidden_size}, "
@@ -207,13 +207,14 @@ def plan(cfg: RunConfig, layout: Layout, *, steps: int, shrink: str) -> Comparis
 
 def _fits(cfg: RunConfig, choice: LayoutChoice, steps: int) -> tuple[bool, str]:
     """Whether memory is enough, and why the whole would not be wise; "" = nothing against it."""
-    needed, available = scaled_model.memory_needed(cfg, choice), machine.memory_available()
+    workload = Workload.from_config(cfg, "cpu" if cfg.run.device in ("auto", "cpu") else "cuda")
+    needed, available = scaled_model.memory_needed(workload, choice), machine.memory_available()
     if needed > available:
         return (
             False,
             f"{choice.layout} needs about {needed / 1e9:,.1f} GB on this machine, {available / 1e9:,.1f} GB are free",
         )
-    flop = scaled_model.work(cfg, choice.batch, steps)
+    flop = scaled_model.work(workload, steps * choice.batch.global_size)
     if flop > scaled_model.MOST_WORK and cfg.run.device == "cpu":
         return (
             True,
@@ -239,16 +240,16 @@ def _comparable(cfg: RunConfig) -> tuple[RunConfig, list[str]]:
     return changed, notes
 
 
-def _find_data(cfg: RunConfig) -> tuple[bool, str]:
+def _find_data(data: DataConfig) -> tuple[bool, str]:
     """Whether tokens are to be made up, and what is read."""
-    if not cfg.data.path:
+    if not data.path:
         return True, "random tokens (data.path is not set)"
     try:
-        for path in (*cfg.data.path, *cfg.data.held_out_path):
+        for path in (*data.path, *data.held_out_path):
             locate_stores(path)
     except DataError as error:
         return True, f"random tokens ({str(error).splitlines()[0]})"
-    return False, f"data of {', '.join(cfg.data.path)}"
+    return False, f"data of {', '.join(data.path)}"
 
 
 def _with_held_out(cfg: RunConfig) -> tuple[RunConfig, list[str]]:
@@ -265,7 +266,7 @@ def _with_held_out(cfg: RunConfig) -> tuple[RunConfig, list[str]]:
     return without, [f"no held-out loss: {reason}"]
 
 
-def judge(comparison: Comparison, folder: Path, one: Numbers, found: Found) -> Result:
+def judge(comparison: Comparison, folder: Path, one: Numbers, results: LayoutResults) -> Result:
     allowed = TOLERANCES[comparison.one.precision.compute]
     rows, notes, first = [], [], ""
     for kind, what, limit in (
@@ -273,7 +274,7 @@ def judge(comparison: Comparison, folder: Path, one: Numbers, found: Found) -> R
         (measure.GRADIENTS, "gradients of the first update", allowed.gradient),
     ):
         wanted = reference.describe(folder, kind)
-        differences = _relative(wanted, found.tensors[kind])
+        differences = _relative(wanted, results.tensors[kind])
         worst = max(differences, key=lambda name: differences[name])
         rows.append(
             Row(what, f"{len(wanted)} tensors", worst if differences[worst] else "equal", differences[worst], limit)
@@ -286,13 +287,13 @@ def judge(comparison: Comparison, folder: Path, one: Numbers, found: Found) -> R
     for name, limit, is_relative in (("losses", allowed.loss, False), ("grad_norms", allowed.norm, True)):
         for step, value in enumerate(getattr(one, name)):
             what = f"{'loss' if name == 'losses' else 'gradient norm'}, step {step + 1}"
-            theirs = [getattr(n, name)[step] for n in found.numbers]
+            theirs = [getattr(n, name)[step] for n in results.numbers]
             if any(math.isfinite(number) for number in (value, *theirs)):
                 rows.append(_row(what, value, theirs, limit, is_relative))
             else:  # an overflow of fp16, which both sides skip
                 notes.append(f"{what}: not finite on either side, so it is not compared")
     if one.held_out is not None:
-        theirs = [math.nan if n.held_out is None else n.held_out for n in found.numbers]
+        theirs = [math.nan if n.held_out is None else n.held_out for n in results.numbers]
         rows.append(_row("held-out loss", one.held_out, theirs, allowed.loss, False))
     result = Result(comparison, rows, first_name if first else "")
     return Result(comparison, rows, result.first_divergence, _verdict(result, first), notes)
@@ -329,8 +330,8 @@ def _row(what: str, one: float, ranks: list[float], limit: float, is_relative: b
     """The rank that is farthest away speaks for all."""
 
     def difference(value: float) -> float:
-        found = abs(value - one) / (abs(one) if is_relative and one else 1.0)
-        return found if math.isfinite(found) else math.inf
+        error = abs(value - one) / (abs(one) if is_relative and one else 1.0)
+        return error if math.isfinite(error) else math.inf
 
     farthest = max(ranks, key=difference)
     return Row(what, f"{one:.7f}", f"{farthest:.7f}", difference(farthest), limit)

@@ -40,28 +40,28 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the ranks of a layout found."""
+class LayoutResults:
+    """Of all ranks of a layout."""
 
     numbers: list[Numbers]  # of every rank
     tensors: dict[str, dict[str, Compared]]  # weights and gradients, each against the reference
 
     def write(self, path: Path) -> None:
         tensors = {
-            kind: {name: [one.difference, sorted(one.slices)] for name, one in found.items()}
-            for kind, found in self.tensors.items()
+            kind: {name: [one.difference, sorted(one.slices)] for name, one in compared.items()}
+            for kind, compared in self.tensors.items()
         }
         path.write_text(json.dumps({"numbers": [asdict(n) for n in self.numbers], "tensors": tensors}))
 
     @classmethod
-    def read(cls, path: Path) -> "Found":
+    def read(cls, path: Path) -> "LayoutResults":
         values = json.loads(path.read_text(encoding="utf-8"))
         tensors = {
             kind: {
                 name: Compared(difference, {tuple(key) for key in slices})
-                for name, (difference, slices) in found.items()
+                for name, (difference, slices) in compared.items()
             }
-            for kind, found in values["tensors"].items()
+            for kind, compared in values["tensors"].items()
         }
         return cls([Numbers(**n) for n in values["numbers"]], tensors)
 
@@ -71,14 +71,15 @@ class SyntheticSamples:
 
     sources: tuple[Source, ...] = ()
 
-    def __init__(self, vocab_size: int, seq_len: int, seed: int, part: int, per_epoch: int) -> None:
-        self.vocab_size, self.seq_len, self.seed, self.part, self.per_epoch = vocab_size, seq_len, seed, part, per_epoch
+    def __init__(self, vocab_size: int, seq_len: int, seed: int, split: int, per_epoch: int) -> None:
+        self.vocab_size, self.seq_len, self.per_epoch = vocab_size, seq_len, per_epoch
+        self.seed, self.split = seed, split
 
     def at(self, first: int, count: int) -> list[Sample]:
         return [self._sample(number) for number in range(first, first + count)]
 
     def _sample(self, number: int) -> Sample:
-        draw = np.random.default_rng([self.seed, self.part, number])
+        draw = np.random.default_rng([self.seed, self.split, number])
         scored = np.arange(self.seq_len) >= draw.integers(0, max(1, self.seq_len // 2))
         return Sample(draw.integers(0, self.vocab_size, self.seq_len + 1), scored)
 
@@ -90,12 +91,12 @@ def record(cfg: RunConfig, world: World, steps: int, folder: Path, *, synthetic:
     return numbers
 
 
-def compare(cfg: RunConfig, world: World, steps: int, folder: Path, *, synthetic: bool) -> Found:
+def compare(cfg: RunConfig, world: World, steps: int, folder: Path, *, synthetic: bool) -> LayoutResults:
     """A rank of a layout, against what `record` left in the folder. All ranks get the same."""
     numbers, tensors = _steps(cfg, world, steps, folder, synthetic=synthetic, keep=False)
     everyone: list[tuple[Numbers, dict[str, dict[str, Compared]]]] = Ranks.shared(world).gather((numbers, tensors))
-    kinds = (WEIGHTS, GRADIENTS)
-    return Found([n for n, _ in everyone], {k: reference.merge(t.get(k, {}) for _, t in everyone) for k in kinds})
+    tensors = {k: reference.merge(t.get(k, {}) for _, t in everyone) for k in (WEIGHTS, GRADIENTS)}
+    return LayoutResults([n for n, _ in everyone], tensors)
 
 
 def _steps(
@@ -178,9 +179,9 @@ def _samples(cfg: RunConfig, world: World, *, synthetic: bool) -> tuple[Batches,
     plan = plan_batch(cfg.batch, cfg.model, cfg.data.seq_len, with_layout(cfg.parallel, world.layout))
     eod_policy = EodPolicy(None, mask_loss=False, reset_positions=False, reset_attention=False)
     shape = (cfg.model.vocab_size, cfg.data.seq_len, cfg.train.seed)
-    train: OrderedSamples = SyntheticSamples(*shape, part=0, per_epoch=2**40)
+    train: OrderedSamples = SyntheticSamples(*shape, split=0, per_epoch=2**40)
     # One more than fills the batches: ranks do not all have the same number of them.
-    held_out = SyntheticSamples(*shape, part=1, per_epoch=max(1, cfg.evaluate.batches * plan.global_size - 1))
+    held_out = SyntheticSamples(*shape, split=1, per_epoch=max(1, cfg.evaluate.batches * plan.global_size - 1))
     batches = Batches(train, plan, eod_policy, vocab_size=cfg.model.vocab_size, data_rank=world.data_rank)
     return batches, held_out, eod_policy
 

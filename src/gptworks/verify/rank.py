@@ -16,9 +16,9 @@ def main(spec: Path) -> None:
     asked = json.loads(spec.read_text(encoding="utf-8"))
     cfg = from_dict(asked["config"])
     world = process_group.start(cfg.parallel, cfg.run)
-    found = measure.compare(cfg, world, asked["steps"], spec.parent, synthetic=asked["synthetic"])
+    results = measure.compare(cfg, world, asked["steps"], spec.parent, synthetic=asked["synthetic"])
     if world.is_main:
-        found.write(spec.parent / RESULT)
+        results.write(spec.parent / RESULT)
 
 
 if __name__ == "__main__":

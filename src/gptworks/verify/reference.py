@@ -56,19 +56,19 @@ def compare(
     folder: Path, kind: str, named: Iterable[tuple[str, Tensor | Pieces]], *, tied: bool
 ) -> dict[str, Compared]:
     """The slices that are here. A tensor that one process does not have is as different as can be."""
-    found: dict[str, Compared] = {}
+    compared: dict[str, Compared] = {}
     with safe_open(folder / f"{kind}.safetensors", "pt") as file:
         known = set(file.keys())
         for name, tensor in to_fill(named, tied=tied):
-            for part in slices_of(tensor):
-                here = part.here.cpu().float()
+            for piece in slices_of(tensor):
+                here = piece.here.cpu().float()
                 difference = math.inf
                 if name in known:
-                    where = tuple(slice(at, at + size) for at, size in zip(part.offsets, here.shape, strict=True))
+                    where = tuple(slice(at, at + size) for at, size in zip(piece.offsets, here.shape, strict=True))
                     difference = _largest(here - file.get_slice(name)[where]) if here.numel() else 0.0
-                one = Compared(difference, {part.key})
-                found[name] = found[name].merge(one) if name in found else one
-    return found
+                one = Compared(difference, {piece.key})
+                compared[name] = compared[name].merge(one) if name in compared else one
+    return compared
 
 
 def _largest(differences: Tensor) -> float:
@@ -78,7 +78,7 @@ def _largest(differences: Tensor) -> float:
 
 def merge(all_ranks: Iterable[dict[str, Compared]]) -> dict[str, Compared]:
     merged: dict[str, Compared] = {}
-    for found in all_ranks:
-        for name, one in found.items():
+    for compared in all_ranks:
+        for name, one in compared.items():
             merged[name] = merged[name].merge(one) if name in merged else one
     return merged

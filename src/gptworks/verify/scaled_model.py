@@ -15,17 +15,16 @@ PROCESS = 150e6  # bytes that a process takes for itself, without what processes
 MOST_WORK = 2e13  # FLOP of one side: about ten minutes on a few cores
 
 
-def memory_needed(cfg: RunConfig, choice: LayoutChoice) -> float:
+def memory_needed(workload: Workload, choice: LayoutChoice) -> float:
     """Bytes on this machine for all ranks of the layout together: what a step holds on each, the processes, and once
     more the weights and gradients that are compared."""
-    workload = Workload.from_config(cfg, "cpu" if cfg.run.device in ("auto", "cpu") else "cuda")
     together = MemoryBudget(math.inf, shared_by=choice.layout.world_size)
     needed = together.needed(rank_memories(workload, choice), choice.layout)
-    return needed + 2 * FP32 * sizes.num_parameters(cfg.model) + PROCESS * choice.layout.world_size
+    return needed + 2 * FP32 * sizes.num_parameters(workload.model) + PROCESS * choice.layout.world_size
 
 
-def work(cfg: RunConfig, batch: BatchPlan, steps: int) -> float:
-    return steps * batch.global_size * cfg.data.seq_len * sizes.flops_per_token(cfg.model, cfg.data.seq_len)
+def work(workload: Workload, samples: int) -> float:
+    return samples * workload.seq_len * sizes.flops_per_token(workload.model, workload.seq_len)
 
 
 def scale_down(cfg: RunConfig, choice: LayoutChoice) -> tuple[RunConfig, LayoutChoice]:

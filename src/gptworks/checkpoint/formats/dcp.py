@@ -120,7 +120,7 @@ class _Planner(dcp.DefaultSavePlanner):
     """Plans for slices, which know their place without any process group."""
 
     def create_local_plan(self) -> SavePlan:
-        items = [_write_item(name, part) for name, parts in self.state_dict.items() for part in parts]
+        items = [_write_item(name, piece) for name, pieces in self.state_dict.items() for piece in pieces]
         self.plan = replace(SavePlan(items), planner_data=self.mappings)
         return self.plan
 
@@ -128,18 +128,18 @@ class _Planner(dcp.DefaultSavePlanner):
         return _at(self.state_dict[index.fqn], index)
 
 
-def _at(parts: tuple[Slice, ...], index: MetadataIndex) -> Tensor:
-    return next(part.here for part in parts if part.offsets == index.offset)
+def _at(pieces: tuple[Slice, ...], index: MetadataIndex) -> Tensor:
+    return next(piece.here for piece in pieces if piece.offsets == index.offset)
 
 
-def _write_item(name: str, part: Slice) -> WriteItem:
+def _write_item(name: str, piece: Slice) -> WriteItem:
     return WriteItem(
-        MetadataIndex(name, part.offsets),
+        MetadataIndex(name, piece.offsets),
         WriteItemType.SHARD,
         tensor_data=TensorWriteData(
-            ChunkStorageMetadata(part.offsets, part.here.shape),
-            TensorProperties.create_from_tensor(part.here),
-            part.shape,
+            ChunkStorageMetadata(piece.offsets, piece.here.shape),
+            TensorProperties.create_from_tensor(piece.here),
+            piece.shape,
         ),
     )
 
@@ -196,13 +196,13 @@ class _LoadPlanner(dcp.DefaultLoadPlanner):
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None
         items = []
-        for name, part in ((name, part) for name, parts in self.state_dict.items() for part in parts):
-            wanted = ChunkStorageMetadata(part.offsets, part.here.shape)
+        for name, piece in ((name, piece) for name, pieces in self.state_dict.items() for piece in pieces):
+            wanted = ChunkStorageMetadata(piece.offsets, piece.here.shape)
             stored = self.metadata.state_dict_metadata[name]
-            found = create_read_items_for_chunk_list(name, stored, [wanted]) if part.here.numel() else []  # type: ignore[arg-type]
-            if left := _not_covered(part.here.shape, found):
-                raise CheckpointError(f"of '{name}', {left:,} of {part.here.numel():,} numbers are in no slice")
-            items += found
+            reads = create_read_items_for_chunk_list(name, stored, [wanted]) if piece.here.numel() else []  # type: ignore[arg-type]
+            if left := _not_covered(piece.here.shape, reads):
+                raise CheckpointError(f"of '{name}', {left:,} of {piece.here.numel():,} numbers are in no slice")
+            items += reads
         return LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:

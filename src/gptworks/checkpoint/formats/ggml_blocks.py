@@ -34,12 +34,12 @@ def dequantised(raw: memoryview, kind: int, shape: torch.Size) -> Tensor:
     """The values of a tensor of a block type."""
     block = BLOCKS[kind]
     blocks = np.frombuffer(raw, dtype=block.layout)
-    found = np.empty((len(blocks), block.length), dtype=np.float32)
+    numbers = np.empty((len(blocks), block.length), dtype=np.float32)
     step = _AT_ONCE // block.length
     with np.errstate(invalid="ignore", over="ignore"):  # a damaged scale may be no number: the model says so
         for start in range(0, len(blocks), step):
-            found[start : start + step] = block.read(blocks[start : start + step])
-    return torch.from_numpy(found).view(shape)
+            numbers[start : start + step] = block.read(blocks[start : start + step])
+    return torch.from_numpy(numbers).view(shape)
 
 
 def quantised(tensor: Tensor, kind: int) -> Array:
@@ -47,11 +47,11 @@ def quantised(tensor: Tensor, kind: int) -> Array:
     block = BLOCKS[kind]
     assert block.write is not None, f"{block.name} is only read"
     rows = tensor.detach().reshape(-1, block.length)
-    found = np.empty(len(rows), dtype=block.layout)
+    encoded = np.empty(len(rows), dtype=block.layout)
     step = _AT_ONCE // block.length
     for start in range(0, len(rows), step):
-        found[start : start + step] = block.write(rows[start : start + step].float().numpy())
-    return found
+        encoded[start : start + step] = block.write(rows[start : start + step].float().numpy())
+    return encoded
 
 
 # 32 values with one scale
@@ -103,27 +103,27 @@ def _inverse(scale: Array) -> Array:
 
 def _write_q8_0(values: Array) -> Array:
     """The scale that computes is fp32, the one that is kept fp16; halves away from zero."""
-    found = np.empty(len(values), dtype=BLOCKS[Q8_0].layout)
+    encoded = np.empty(len(values), dtype=BLOCKS[Q8_0].layout)
     scale = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
     with np.errstate(over="ignore"):
-        found["scale"] = scale[:, 0]
+        encoded["scale"] = scale[:, 0]
     scaled = values * _inverse(scale)
     size = np.abs(scaled)
     whole = np.floor(size)
-    found["values"] = np.copysign(whole + (size - whole >= 0.5), scaled)
-    return found
+    encoded["values"] = np.copysign(whole + (size - whole >= 0.5), scaled)
+    return encoded
 
 
 def _write_q4_0(values: Array) -> Array:
     """The value that is farthest from zero, of equal ones the first, becomes -8."""
-    found = np.empty(len(values), dtype=BLOCKS[Q4_0].layout)
+    encoded = np.empty(len(values), dtype=BLOCKS[Q4_0].layout)
     farthest = np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1)
     scale = farthest / np.float32(-8)
     with np.errstate(over="ignore"):
-        found["scale"] = scale[:, 0]
+        encoded["scale"] = scale[:, 0]
     steps = np.minimum(values * _inverse(scale) + np.float32(8.5), 15).astype(np.uint8)
-    found["values"] = steps[:, :16] | steps[:, 16:] << 4
-    return found
+    encoded["values"] = steps[:, :16] | steps[:, 16:] << 4
+    return encoded
 
 
 # 256 values: a scale for all, and smaller ones for each 32 or 16
@@ -140,8 +140,8 @@ def _six_bits(packed: Array) -> tuple[Array, Array]:
 def _with_offsets(blocks: Array, values: Array) -> Array:
     """`values` [blocks, 8, 32], each 32 with the scale and offset of their own."""
     scales, offsets = _six_bits(blocks["scales"])
-    found = (_scale(blocks) * scales)[:, :, None] * values.astype(np.float32)
-    return (found - (_scale(blocks, "offset") * offsets)[:, :, None]).reshape(-1, 256)
+    scaled = (_scale(blocks) * scales)[:, :, None] * values.astype(np.float32)
+    return (scaled - (_scale(blocks, "offset") * offsets)[:, :, None]).reshape(-1, 256)
 
 
 def _halves(packed: Array) -> Array:

@@ -66,9 +66,9 @@ def read(path: Path) -> GgufFile:
     if type(alignment) is not int or alignment < 8 or alignment % 8:
         raise CheckpointError(f"{path}: general.alignment is {alignment!r}, needed a multiple of 8.")
     start = -(-cursor.at // alignment) * alignment
-    found = GgufFile(settings, {}, {}, {})
+    file = GgufFile(settings, {}, {}, {})
     for entry in table:
-        if entry.name in found.tensors:
+        if entry.name in file.tensors:
             raise CheckpointError(f"{path}: tensor '{entry.name}' is there twice. The file is damaged.")
         size = entry.num_bytes(path)
         begin = start + entry.offset
@@ -77,10 +77,10 @@ def read(path: Path) -> GgufFile:
                 f"{path}: tensor '{entry.name}' needs {size:,} bytes from {begin:,} on, and the file has "
                 f"{len(data):,}. It is damaged or cut short: copy it again."
             )
-        found.tensors[entry.name] = _stored(path, begin, size, entry)
-        found.types[entry.name] = entry.type
-        found.places[entry.name] = range(begin, begin + size)
-    return found
+        file.tensors[entry.name] = _stored(path, begin, size, entry)
+        file.types[entry.name] = entry.type
+        file.places[entry.name] = range(begin, begin + size)
+    return file
 
 
 @dataclass(frozen=True)
@@ -199,10 +199,10 @@ def write(
 
 def type_of(dtype: torch.dtype) -> int:
     """Which of ggml's types keeps all numbers of this one."""
-    found = next((kind for kind, known in PLAIN.items() if known == dtype), None)
-    if found is None:
+    kind = next((kind for kind, known in PLAIN.items() if known == dtype), None)
+    if kind is None:
         raise CheckpointError(f"GGUF has no place for weights of type {dtype}. Add --dtype fp32.")
-    return found
+    return kind
 
 
 def _size(shape: torch.Size, kind: int) -> int:

@@ -129,16 +129,16 @@ def read(path: Path) -> tuple[Header, dict[str, LazyTensor]]:
     header = read_header(raw_bytes.mapped(path, "a .bin file of llama2.c"))
     if isinstance(header, str):
         raise CheckpointError(f"{path}: no model of llama2.c: {header}. It is damaged, cut short, or of another kind.")
-    found, begin = {}, header.start
+    tensors, begin = {}, header.start
     for name, shape in header.arrays():
         end = begin + header.num_bytes(shape)
         if header.version == 2 and len(shape) == 2:
-            found[name] = _quantised(path, begin, torch.Size(shape), header.group)
+            tensors[name] = _quantised(path, begin, torch.Size(shape), header.group)
         else:
-            found[name] = raw_bytes.stored(path, [range(begin, end)], torch.Size(shape), torch.float32)
+            tensors[name] = raw_bytes.stored(path, [range(begin, end)], torch.Size(shape), torch.float32)
         begin = end
-    found.pop("freq_cis", None)
-    return header, found
+    tensors.pop("freq_cis", None)
+    return header, tensors
 
 
 def _quantised(path: Path, begin: int, shape: torch.Size, group: int) -> LazyTensor:
@@ -156,7 +156,7 @@ def _quantised(path: Path, begin: int, shape: torch.Size, group: int) -> LazyTen
 def read_tokens(path: Path, vocab_size: int) -> list[tuple[str, float]]:
     """tokenizer.bin: each token and its score."""
     data = path.read_bytes()
-    found, at = [], 4  # after the length of the longest
+    pieces, at = [], 4  # after the length of the longest
     for number in range(vocab_size):
         if at + 8 > len(data):
             raise TokenizerError(f"{path}: ends after {number:,} tokens, and the model has {vocab_size:,} rows.")
@@ -165,9 +165,9 @@ def read_tokens(path: Path, vocab_size: int) -> list[tuple[str, float]]:
         if not 0 <= length <= _LONGEST_TOKEN or at > len(data):
             raise TokenizerError(f"{path}: token {number:,} has {length:,} bytes. The file is damaged.")
         try:
-            found.append((text.decode(), float(score)))
+            pieces.append((text.decode(), float(score)))
         except UnicodeDecodeError:
             raise TokenizerError(f"{path}: token {number:,} is not UTF-8. The file is damaged.") from None
     if at != len(data):
         raise TokenizerError(f"{path}: has more than the {vocab_size:,} tokens of the model. It belongs to another.")
-    return found
+    return pieces

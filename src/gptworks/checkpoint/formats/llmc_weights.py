@@ -26,12 +26,12 @@ class LlmcFile:
     def arrays(self, shapes: Mapping[str, torch.Size]) -> dict[str, LazyTensor]:
         """In the order they stand. Together they must be the file: `require` asks before a long list is made."""
         self.require(sum(shape.numel() for shape in shapes.values()))
-        found, begin = {}, _HEADER.size
+        tensors, begin = {}, _HEADER.size
         for name, shape in shapes.items():
             place = range(begin, begin + shape.numel() * self.dtype.itemsize)
-            found[name] = raw_bytes.stored(self.path, [place], shape, self.dtype)
+            tensors[name] = raw_bytes.stored(self.path, [place], shape, self.dtype)
             begin = place.stop
-        return found
+        return tensors
 
     def require(self, count: int) -> None:
         size = count * self.dtype.itemsize

@@ -106,15 +106,15 @@ def _dims(text: str) -> list[int] | None:
     dims: list[int] = []
     at = 0
     while text[at:].strip():
-        found = _DIM.match(text, at)
-        if found is None:
+        dim = _DIM.match(text, at)
+        if dim is None:
             return None
-        pieces = [found[1]] if found[1] is not None else [n for n in found[2].split(",") if n.strip()]
+        pieces = [dim[1]] if dim[1] is not None else [n for n in dim[2].split(",") if n.strip()]
         try:
             dims += [int(n) for n in pieces]
         except ValueError:
             return None
-        at = found.end()
+        at = dim.end()
     return dims if all(n >= 0 for n in dims) else None
 
 

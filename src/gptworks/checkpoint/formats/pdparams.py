@@ -20,7 +20,7 @@ from torch import Tensor
 from gptworks.checkpoint.formats import raw_bytes
 from gptworks.checkpoint.lazy_tensor import LazyTensor
 from gptworks.errors import CheckpointError
-from gptworks.pickle_values import Bytes, Global, Object, shown
+from gptworks.pickle_values import Bytes, Global, Object, brief
 from gptworks.safe_pickle import Meaning, PickleMachine
 
 NAMES = "StructuredToParameterName@@"  # name in the state -> name inside Paddle
@@ -62,16 +62,16 @@ def read(path: Path) -> PaddleFile:
         raise CheckpointError(f"{path}: holds a {type(content).__name__}, needed a dictionary of arrays.")
     arrays = _Arrays(path)
     try:
-        found = {str(name): arrays.of(_without_name(value)) for name, value in content.items()}
+        loaded = {str(name): arrays.of(_without_name(value)) for name, value in content.items()}
     except CheckpointError:
         raise
     except Exception as error:  # calls with other arguments than numpy gives them; lists in lists in lists
         raise CheckpointError(
             f"{path}: its pickle contradicts itself ({type(error).__name__}: {error}). {_DAMAGED}"
         ) from None
-    slices = found.pop(_SLICES, {})
-    tensors = {name: value for name, value in found.items() if isinstance(value, LazyTensor)}
-    values = {name: value for name, value in found.items() if not isinstance(value, LazyTensor)}
+    slices = loaded.pop(_SLICES, {})
+    tensors = {name: value for name, value in loaded.items() if isinstance(value, LazyTensor)}
+    values = {name: value for name, value in loaded.items() if not isinstance(value, LazyTensor)}
     return PaddleFile(_joined(path, tensors, slices), values, sorted(arrays.unknown))
 
 
@@ -132,7 +132,7 @@ class _Arrays(Meaning):
 
     def _exactly(self, values: Any, count: int) -> tuple[Any, ...]:
         if not isinstance(values, tuple) or len(values) != count:
-            raise CheckpointError(f"{self.path}: an array of {shown(values)}. {_DAMAGED}")
+            raise CheckpointError(f"{self.path}: an array of {brief(values)}. {_DAMAGED}")
         return values
 
     def _dtype(self, call: Any) -> torch.dtype:
@@ -145,14 +145,14 @@ class _Arrays(Meaning):
             raise CheckpointError(f"{self.path}: an array of big-endian numbers, which is not supported.")
         if code not in _DTYPES:
             raise CheckpointError(
-                f"{self.path}: an array of type {shown(call.args[0] if is_dtype else call)}, which holds no weights."
+                f"{self.path}: an array of type {brief(call.args[0] if is_dtype else call)}, which holds no weights."
             )
         return _DTYPES[code]
 
     def _stored(self, shape: Any, dtype_call: Any, is_fortran: bool, data: Any) -> LazyTensor:
         dtype = self._dtype(dtype_call)
         if not isinstance(shape, tuple | list) or not all(type(n) is int and n >= 0 for n in shape):
-            raise CheckpointError(f"{self.path}: {shown(shape)} is not the shape of an array. {_DAMAGED}")
+            raise CheckpointError(f"{self.path}: {brief(shape)} is not the shape of an array. {_DAMAGED}")
         size, path = math.prod(shape) * dtype.itemsize, self.path
         if not isinstance(data, bytes | str | Bytes | _Text):
             raise CheckpointError(f"{path}: an array with {type(data).__name__} for its bytes. {_DAMAGED}")
@@ -171,11 +171,10 @@ class _Arrays(Meaning):
 
         return LazyTensor(torch.Size(shape), dtype, tensor)
 
-    def _require_size(self, shape: Any, needed: int, found: int) -> None:
-        if found != needed:
+    def _require_size(self, shape: Any, needed: int, size: int) -> None:
+        if size != needed:
             raise CheckpointError(
-                f"{self.path}: an array of shape {shown(list(shape))} has {found:,} bytes, needed {needed:,}. "
-                f"{_DAMAGED}"
+                f"{self.path}: an array of shape {brief(list(shape))} has {size:,} bytes, needed {needed:,}. {_DAMAGED}"
             )
 
 
@@ -188,35 +187,35 @@ def _raw(path: Path, data: bytes | str | Bytes | _Text) -> Tensor:
             spelled = raw_bytes.read(path, data.at, data.size, torch.uint8)
             data = str(spelled.numpy().data, "utf-8")
             del spelled
-        found = bytearray(data, "latin-1") if isinstance(data, str) else bytearray(data)  # a str is from Python 2
+        buffer = bytearray(data, "latin-1") if isinstance(data, str) else bytearray(data)  # a str is from Python 2
     except ValueError as error:
         raise CheckpointError(f"{path}: an array whose text is not bytes ({error}). {_DAMAGED}") from None
-    return torch.frombuffer(found, dtype=torch.uint8) if found else torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(buffer, dtype=torch.uint8) if buffer else torch.empty(0, dtype=torch.uint8)
 
 
 def _joined(path: Path, tensors: dict[str, LazyTensor], slices: Any) -> dict[str, LazyTensor]:
     """With each array that was saved in slices in one piece."""
     if not isinstance(slices, dict):
         raise CheckpointError(f"{path}: {_SLICES} is a {type(slices).__name__}, needed a dictionary. {_DAMAGED}")
-    found = dict(tensors)
+    whole = dict(tensors)
     for name, about in slices.items():
         shape = about.get("OriginShape") if isinstance(about, dict) else None
-        parts = about.get("slices") if isinstance(about, dict) else None
+        slice_names = about.get("slices") if isinstance(about, dict) else None
         if (
             not isinstance(shape, tuple | list)
             or not all(type(n) is int and n >= 0 for n in shape)
-            or not isinstance(parts, list)
-            or not parts
-            or not all(isinstance(part, str) and part in tensors for part in parts)
+            or not isinstance(slice_names, list)
+            or not slice_names
+            or not all(isinstance(slice_name, str) and slice_name in tensors for slice_name in slice_names)
         ):
             raise CheckpointError(f"{path}: the slices of '{name}' are not all there. {_DAMAGED}")
-        pieces = [tensors[part] for part in parts]
+        pieces = [tensors[slice_name] for slice_name in slice_names]
         if sum(piece.shape.numel() for piece in pieces) != math.prod(shape) or len({p.dtype for p in pieces}) != 1:
             raise CheckpointError(f"{path}: the slices of '{name}' do not make up {list(shape)}. {_DAMAGED}")
-        for part in parts:
-            found.pop(part, None)
-        found[str(name)] = _in_one_piece(torch.Size(shape), pieces)
-    return found
+        for slice_name in slice_names:
+            whole.pop(slice_name, None)
+        whole[str(name)] = _in_one_piece(torch.Size(shape), pieces)
+    return whole
 
 
 def _in_one_piece(shape: torch.Size, pieces: list[LazyTensor]) -> LazyTensor:

@@ -88,11 +88,11 @@ def header(shapes: dict[str, tuple[torch.Size, torch.dtype]]) -> bytes:
 
 def _places(shapes: dict[str, tuple[torch.Size, torch.dtype]]) -> dict[str, range]:
     """The bytes of each tensor, counted from the end of the header."""
-    found, end = {}, 0
+    places, end = {}, 0
     for name, (shape, dtype) in sorted(shapes.items()):
-        found[name] = range(end, end + num_bytes(shape, dtype))
-        end = found[name].stop
-    return found
+        places[name] = range(end, end + num_bytes(shape, dtype))
+        end = places[name].stop
+    return places
 
 
 def num_bytes(shape: torch.Size, dtype: torch.dtype) -> int:

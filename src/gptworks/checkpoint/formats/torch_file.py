@@ -20,7 +20,7 @@ from torch import Tensor
 from gptworks.checkpoint.formats import raw_bytes
 from gptworks.checkpoint.lazy_tensor import LazyTensor
 from gptworks.errors import CheckpointError
-from gptworks.pickle_values import Global, Object, Persistent, shown
+from gptworks.pickle_values import Global, Object, Persistent, brief
 from gptworks.safe_pickle import Meaning, PickleMachine
 
 _STORAGES = {
@@ -144,7 +144,7 @@ class _Meaning(Meaning):
         if kind and isinstance(kind[0], Global):  # version 3 names the type beside an untyped storage
             dtype = getattr(torch, kind[0].name, None)
         if not isinstance(dtype, torch.dtype):
-            raise CheckpointError(f"{self.path}: a tensor of type {shown(storage_type)}, which holds no weights.")
+            raise CheckpointError(f"{self.path}: a tensor of type {brief(storage_type)}, which holds no weights.")
         data = self.storages.get(key)
         if data is None:
             raise CheckpointError(f"{self.path}: storage '{key}' is missing. It is damaged: copy it again.")
@@ -155,7 +155,7 @@ class _Meaning(Meaning):
         needed = max(last + 1, math.prod(shape)) * dtype.itemsize
         if needed > len(data):
             raise CheckpointError(
-                f"{self.path}: a tensor of shape {shown(list(shape))} needs {needed:,} bytes of storage '{key}', which "
+                f"{self.path}: a tensor of shape {brief(list(shape))} needs {needed:,} bytes of storage '{key}', which "
                 f"has {len(data):,}. It is damaged: copy it again."
             )
 
@@ -177,13 +177,13 @@ def _whole_numbers(path: Path, values: Any) -> tuple[int, ...]:
     if isinstance(values, Object):  # torch.Size
         values = values.args[0]
     if not isinstance(values, tuple | list) or not all(type(n) is int and n >= 0 for n in values):
-        raise CheckpointError(f"{path}: {shown(values)} is not a shape or stride of a tensor. It is damaged.")
+        raise CheckpointError(f"{path}: {brief(values)} is not a shape or stride of a tensor. It is damaged.")
     return tuple(values)
 
 
 def _key(about: tuple[Any, ...]) -> str:
     """What a storage is called."""
-    return about[2] if isinstance(about[2], str) else shown(about[2])
+    return about[2] if isinstance(about[2], str) else brief(about[2])
 
 
 # The archive of today
@@ -248,9 +248,9 @@ def _old_storages(path: Path, data: memoryview, content: PickleMachine) -> dict[
     keys = machine.load()
     if not isinstance(keys, list):
         raise CheckpointError(f"{path}: no list of storages. It is damaged: copy it again.")
-    sizes = {_key(found): _STORAGES.get(getattr(found[1], "name", "")) for found in _persistent_ids(content)}
+    sizes = {_key(entry): _STORAGES.get(getattr(entry[1], "name", "")) for entry in _persistent_ids(content)}
     at, storages = machine.end, {}
-    for key in (each if isinstance(each, str) else shown(each) for each in keys):
+    for key in (each if isinstance(each, str) else brief(each) for each in keys):
         dtype = sizes.get(key)
         count = struct.unpack("<q", data[at : at + 8])[0] if len(data) >= at + 8 else -1
         size = count * (dtype.itemsize if dtype else 0)

@@ -15,7 +15,7 @@ from gptworks.config.load import flatten, from_dict
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError, ConfigError
 from gptworks.parallel.slices import Region, size_of
-from gptworks.pickle_values import shown
+from gptworks.pickle_values import brief
 from gptworks.tokenizer import Tokenizer, nanogpt_meta
 from gptworks.tokenizer.sentencepiece import model_in
 
@@ -52,8 +52,8 @@ class Opened:
         return [
             *self.remarks,
             *(
-                f"model.{name} is {getattr(self.model, name)} as stated with -o, and the checkpoint says {said}"
-                for name, said in self.conflicts.items()
+                f"model.{name} is {getattr(self.model, name)} as stated with -o, and the checkpoint says {stored}"
+                for name, stored in self.conflicts.items()
             ),
         ]
 
@@ -127,8 +127,8 @@ class System(Protocol):
     def recognise(self, path: Path) -> bool:
         """Whether this looks like one of ours. Cheap: names in a folder, first bytes of a file."""
 
-    def open(self, path: Path, given: Mapping[str, object]) -> Opened:
-        """`given`: numbers of the model section that the user states (-o model.num_heads=16)."""
+    def open(self, path: Path, overrides: Mapping[str, object]) -> Opened:
+        """`overrides`: numbers of the model section that the user states (-o model.num_heads=16)."""
 
     def write(self, path: Path, weights: Weights, cut: SplitSpec) -> list[Path]:
         """Into a folder that is empty and exists, or the file to make. Gives the files written."""
@@ -153,7 +153,7 @@ def model_config(values: Mapping[str, object], where: str) -> ModelConfig:
     for key, value in flatten(dict(values)).items():
         is_plain = value is None or isinstance(value, bool | float | str)
         if not is_plain and not (isinstance(value, int) and abs(value) < 2**63):
-            raise CheckpointError(f"{where}: model.{key} is {shown(value)}, needed a number or a word.")
+            raise CheckpointError(f"{where}: model.{key} is {brief(value)}, needed a number or a word.")
     try:
         return from_dict({"model": dict(values)}, where).model
     except ConfigError as error:
@@ -168,12 +168,12 @@ def unknown_classes(unknown: Sequence[str], file: Path | None = None) -> list[st
 
 def require_divisible(model: ModelConfig, cut: SplitSpec) -> None:
     """Before any file is made."""
-    for what, number in (("heads", model.num_heads), ("vocabulary", model.vocab_size), ("ffn_size", model.ffn_size)):
+    for size, number in (("heads", model.num_heads), ("vocabulary", model.vocab_size), ("ffn_size", model.ffn_size)):
         if number % cut.tp:
             advice = (
-                f" Pad it with -o model.vocab_size={-(-number // cut.tp) * cut.tp}." if what == "vocabulary" else ""
+                f" Pad it with -o model.vocab_size={-(-number // cut.tp) * cut.tp}." if size == "vocabulary" else ""
             )
-            raise CheckpointError(f"--tp {cut.tp}: {what} {number} cannot be cut into {cut.tp} equal parts.{advice}")
+            raise CheckpointError(f"--tp {cut.tp}: {size} {number} cannot be cut into {cut.tp} equal parts.{advice}")
     if cut.pp > model.num_layers:
         raise CheckpointError(f"--pp {cut.pp}: the model has {model.num_layers} layers; no stage may be empty.")
     if model.num_layers % cut.pp:
@@ -181,5 +181,5 @@ def require_divisible(model: ModelConfig, cut: SplitSpec) -> None:
 
 
 def _some(names: list[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:6])
-    return shown + (f", ... ({len(names) - 6} more)" if len(names) > 6 else "")
+    listed = ", ".join(f"'{name}'" for name in names[:6])
+    return listed + (f", ... ({len(names) - 6} more)" if len(names) > 6 else "")

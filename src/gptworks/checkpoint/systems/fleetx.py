@@ -51,17 +51,17 @@ def recognise(path: Path) -> bool:
     return bool(_files(path) or _steps(path))
 
 
-def open(path: Path, given: Mapping[str, object]) -> Opened:
+def open(path: Path, overrides: Mapping[str, object]) -> Opened:
     folder, about = _checkpoint(path)
     files = _files(folder)
     shards, remarks = _shards(folder, files)
     table, qkv = paddle_names.table_of(shards[0])
     section, config = _configured(_where_configs_are(folder, path))
-    said = _known(section)
+    stored = _known(section)
     # It lies beside, and may be of another run: what the user states wins, with a note.
-    own = {name: value for name, value in said.items() if name not in given}
-    values = infer_model(table, shards, {**FIXED, **own}, given, str(path))
-    if config is not None and "num_heads" not in given:
+    own = {name: value for name, value in stored.items() if name not in overrides}
+    values = infer_model(table, shards, {**FIXED, **own}, overrides, str(path))
+    if config is not None and "num_heads" not in overrides:
         _require_same_model(section, values, config)
         about["heads"] = f"from {config.name}"
     model = model_config(values, str(path))
@@ -79,7 +79,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         files=[file for rank, file in sorted(files.items()) if rank[1] == 0],
         tokenizer=tokenizer_folder(*_where_configs_are(folder, path)),
         remarks=remarks,
-        conflicts=conflicts_with(said, given),
+        conflicts=conflicts_with(stored, overrides),
     )
 
 
@@ -124,12 +124,12 @@ def _checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
 
 def _steps(path: Path) -> dict[tuple[int, int], Path]:
     """By (epoch, step); those that hold weights."""
-    found = {}
+    steps = {}
     for folder in path.iterdir() if path.is_dir() else ():
         named = _STEP.fullmatch(folder.name)
         if named and folder.is_dir() and _files(folder):
-            found[int(named[1] or 0), int(named[2])] = folder
-    return found
+            steps[int(named[1] or 0), int(named[2])] = folder
+    return steps
 
 
 def _files(path: Path) -> dict[Rank, Path]:
@@ -137,21 +137,21 @@ def _files(path: Path) -> dict[Rank, Path]:
         return {(0, 0, 0): path}
     if (path / FILE).is_file():
         return {(0, 0, 0): path / FILE}
-    found = {}
+    files = {}
     for folder in path.iterdir() if path.is_dir() else ():
         named = _RANK.fullmatch(folder.name)
         if named and (folder / FILE).is_file():
-            found[int(named[1]), int(named[2]), int(named[3])] = folder / FILE
-    return found
+            files[int(named[1]), int(named[2]), int(named[3])] = folder / FILE
+    return files
 
 
 def _require_whole_model(folder: Path) -> None:
     """The folder of one rank is a checkpoint by itself only where there was nothing but data parallelism."""
     if not _RANK.fullmatch(folder.resolve().name):
         return
-    parts = {(mp, pp) for mp, _, pp in _files(folder.resolve().parent)}
-    if len(parts) > 1:
-        raise CheckpointError(f"{folder}: one of {len(parts)} parts of a model. Give the folder above it.")
+    ranks = {(mp, pp) for mp, _, pp in _files(folder.resolve().parent)}
+    if len(ranks) > 1:
+        raise CheckpointError(f"{folder}: one of {len(ranks)} parts of a model. Give the folder above it.")
 
 
 def _where_configs_are(folder: Path, path: Path) -> list[Path]:
@@ -236,18 +236,18 @@ def _saved_names(tensors: LazyTensors, layers: int, cut: SplitSpec, stage: int) 
     """As FleetX's own wrappers of a model call them: what a rank of this stage has."""
     if cut.pp == 1:
         return {f"_layers.{name}" if cut.tp > 1 else name: stored for name, stored in tensors.items()}
-    found: dict[str, LazyTensor] = {}
+    saved: dict[str, LazyTensor] = {}
     first, last = stage * layers // cut.pp, (stage + 1) * layers // cut.pp
     is_end = stage in (0, cut.pp - 1)
     for name, stored in tensors.items():
         block = re.fullmatch(r"gpt\.decoder\.layers\.(\d+)\.(.+)", name)
         if block is None and name in (WORDS, POSITIONS) and is_end:
-            found[name.replace("gpt.embeddings.", "_layers.shared_layers.embed.")] = stored
+            saved[name.replace("gpt.embeddings.", "_layers.shared_layers.embed.")] = stored
         elif block is not None and first <= int(block[1]) < last:
-            found[f"_layers.{int(block[1]) + 1}.{block[2]}"] = stored
+            saved[f"_layers.{int(block[1]) + 1}.{block[2]}"] = stored
         elif name.startswith(f"{NORM}.") and stage == cut.pp - 1:
-            found[name.replace(f"{NORM}.", f"_layers.{layers + 1}.norm.")] = stored
-    return found
+            saved[name.replace(f"{NORM}.", f"_layers.{layers + 1}.norm.")] = stored
+    return saved
 
 
 # What lies beside
@@ -281,13 +281,13 @@ def _configured(places: list[Path]) -> tuple[dict[str, Any], Path | None]:
 
 def _known(section: Mapping[str, Any]) -> dict[str, object]:
     """What no shape tells."""
-    found = {
+    values = {
         "num_heads": section.get("num_attention_heads"),
         "dropout_embed": section.get("hidden_dropout_prob"),
         "dropout_hidden": section.get("hidden_dropout_prob"),
         "dropout_attention": section.get("attention_probs_dropout_prob"),
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _require_same_model(section: Mapping[str, Any], values: Mapping[str, object], config: Path) -> None:

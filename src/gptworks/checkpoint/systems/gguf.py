@@ -38,7 +38,7 @@ def recognise(path: Path) -> bool:
     return gguf_file.is_gguf(path)
 
 
-def open(path: Path, given: Mapping[str, object]) -> Opened:
+def open(path: Path, overrides: Mapping[str, object]) -> Opened:
     file = gguf_file.read(path)
     name = file.settings.get("general.architecture")
     if name not in gguf_architectures.ALL:
@@ -49,8 +49,8 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     if (parts := file.settings.get("split.count", 1)) != 1:
         raise CheckpointError(f"{path}: one of {parts} parts. Join them with llama-gguf-split --merge.")
     is_tied = _is_tied(path, file)
-    said = architecture.read(file, str(path))
-    model = _model(path, architecture, file, {**said, "tied": is_tied}, given)
+    stored = architecture.read(file, str(path))
+    model = _model(path, architecture, file, {**stored, "tied": is_tied}, overrides)
     gguf_architectures.require_same_slowdowns(file, model, str(path))
     theirs = architecture.in_our_order(file.tensors, model.head_size)
     has_words = (
@@ -76,13 +76,13 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         eod_id=_id_of(file.settings, "eos", model.vocab_size),
         bos_id=_id_of(file.settings, "bos", model.vocab_size),
         remarks=remarks,
-        conflicts=conflicts_with(said, given),
+        conflicts=conflicts_with(stored, overrides),
     )
 
 
 def _id_of(settings: Mapping[str, Any], role: str, vocab_size: int) -> int | None:
-    found = settings.get(f"tokenizer.ggml.{role}_token_id")
-    return found if type(found) is int and found < vocab_size else None
+    token_id = settings.get(f"tokenizer.ggml.{role}_token_id")
+    return token_id if type(token_id) is int and token_id < vocab_size else None
 
 
 def write(path: Path, weights: Weights, cut: SplitSpec = SplitSpec(), *, blocks: int | None = None) -> list[Path]:  # noqa: B008
@@ -118,8 +118,8 @@ def _type_of(name: str, tensor: LazyTensor, blocks: int | None) -> int:
 def _in_order(architecture: Architecture, model: ModelConfig, present: Mapping[str, object]) -> list[str]:
     """Names of tensors in the order of the network, so that the file is read from its beginning to its end."""
     rules = architecture.table.at(model)
-    found = [theirs for name in our_shapes(model) for theirs in rules[name].theirs]
-    return [*(name for name in present if name not in found), *found]
+    ordered = [theirs for name in our_shapes(model) for theirs in rules[name].theirs]
+    return [*(name for name in present if name not in ordered), *ordered]
 
 
 def _settings(architecture: Architecture, model: ModelConfig, mostly: int) -> dict[str, Value]:
@@ -135,29 +135,29 @@ def _settings(architecture: Architecture, model: ModelConfig, mostly: int) -> di
 def _tokenizer_for(weights: Weights) -> Tokenizer | None:
     """The source's tokenizer; without one GPT-2's, which is installed, where the vocabulary has its size, or more."""
     try:
-        if (found := weights.tokenizer()) is not None:
-            return found
+        if (tokenizer := weights.tokenizer()) is not None:
+            return tokenizer
     except TokenizerError as error:
         weights.notes.append(str(error))
-    if (found := gpt2_for(weights.model.vocab_size)) is not None:
+    if (tokenizer := gpt2_for(weights.model.vocab_size)) is not None:
         weights.notes.append(
             "no tokenizer comes with the source: GPT-2's was written, since the vocabulary has its size"
         )
-    return found
+    return tokenizer
 
 
 def _model(
-    path: Path, architecture: Architecture, file: GgufFile, known: dict[str, object], given: Mapping[str, object]
+    path: Path, architecture: Architecture, file: GgufFile, known: dict[str, object], overrides: Mapping[str, object]
 ) -> ModelConfig:
     where = str(path)
     if not architecture.is_llama_kind:
-        known = infer_model(architecture.table, [file.tensors], {**known, "gelu": "tanh"}, given, where)
+        known = infer_model(architecture.table, [file.tensors], {**known, "gelu": "tanh"}, overrides, where)
         return model_config(known, where)
     words = file.tensors.get("token_embd.weight")
     if words is None or len(words.shape) != 2:
         raise CheckpointError(f"{path}: tensor 'token_embd.weight' is missing, or no matrix. The file is damaged.")
     require_layers(known["num_layers"], [file.tensors], where)
-    return model_config(settle({**known, "vocab_size": words.shape[0]}, given, where), where)
+    return model_config(settle({**known, "vocab_size": words.shape[0]}, overrides, where), where)
 
 
 def _is_tied(path: Path, file: GgufFile) -> bool:

@@ -26,7 +26,7 @@ from gptworks.checkpoint.systems import huggingface_families as families
 from gptworks.checkpoint.systems.contract import EXACT, Opened, SplitSpec, Weights, model_config, unknown_classes
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
-from gptworks.pickle_values import shown
+from gptworks.pickle_values import brief
 
 NAME = "hf"
 TITLE = "Hugging Face folder (GPT-2, Llama, Mistral, Qwen2, Qwen3)"
@@ -52,20 +52,20 @@ def recognise(path: Path) -> bool:
     return kind in families.FAMILIES or any((path / name).is_file() for name in (*_INDEXES, *_WHOLE))
 
 
-def open(path: Path, given: Mapping[str, object]) -> Opened:
+def open(path: Path, overrides: Mapping[str, object]) -> Opened:
     """A folder, or a file of weights: with the config.json beside it, or with numbers from shapes and the user."""
     folder = path.parent if path.is_file() else path
     if path.is_dir() and (folder / "config.json").is_file():
-        _config_in(folder)  # of another family: that is said before a file is missed
+        _config_in(folder)  # of another family: that is stored before a file is missed
     is_part = path.is_file() and path in _named_by_an_index(folder)
     tensors, files, remarks = _open(folder, of_shards=is_part) if path.is_dir() or is_part else _open_file(path)
     about: dict[str, Any] = {"files": len(files)} if len(files) > 1 else {}
-    said: dict[str, object] = {}
+    stored: dict[str, object] = {}
     family, eod_id, bos_id = families.GPT2, None, None
     if path.is_dir() or (folder / "config.json").is_file():
         family, theirs = _config_in(folder)
-        said = family.read(theirs, str(folder / "config.json"))
-        model = read_config(folder, given)
+        stored = family.read(theirs, str(folder / "config.json"))
+        model = read_config(folder, overrides)
         tensors = _with_prefix(tensors, family.prefix)
         ends = theirs.get("eos_token_id")
         eod_id = ends[0] if isinstance(ends, list) and ends else ends
@@ -73,7 +73,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     else:
         tensors = _with_prefix(tensors, family.prefix)
         known = {"gelu": "tanh", "layernorm_eps": 1e-5, "tied": other_head(TABLE, [tensors]) is None}
-        model = model_config(infer_model(TABLE, [tensors], known, given, str(path)), str(path))
+        model = model_config(infer_model(TABLE, [tensors], known, overrides, str(path)), str(path))
         about["config"] = "none beside it: GPT-2's GELU and epsilon are taken"
     matched = match(family.table, [tensors], model, ignored=family.ignored, where=str(path))
     if model.tied and (problem := other_head(family.table, [tensors])):
@@ -89,7 +89,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         eod_id=eod_id if type(eod_id) is int else None,
         bos_id=bos_id if type(bos_id) is int else None,
         remarks=remarks,
-        conflicts=conflicts_with(said, given),
+        conflicts=conflicts_with(stored, overrides),
     )
 
 
@@ -153,10 +153,10 @@ def write_config(
     return path
 
 
-def read_config(folder: Path, given: Mapping[str, object] | None = None) -> ModelConfig:
+def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> ModelConfig:
     path = folder / "config.json"
     family, theirs = _config_in(folder)
-    return model_config(settle(family.read(theirs, str(path)), given or {}, str(path)), str(path))
+    return model_config(settle(family.read(theirs, str(path)), overrides or {}, str(path)), str(path))
 
 
 def _config_in(folder: Path) -> tuple[families.Family, dict[str, Any]]:
@@ -240,13 +240,13 @@ def _read(file: Path, remarks: list[str]) -> dict[str, LazyTensor]:
 
 
 def _read_pickle(file: Path, remarks: list[str]) -> dict[str, LazyTensor]:
-    found = torch_file.read(file)
-    content = found.content
+    pickled = torch_file.read(file)
+    content = pickled.content
     if not isinstance(content, dict):
         raise CheckpointError(f"{file}: holds a {type(content).__name__}, needed a dictionary of tensors.")
-    remarks += unknown_classes(found.unknown, file)
+    remarks += unknown_classes(pickled.unknown, file)
     if others := [str(name) for name, each in content.items() if not isinstance(each, LazyTensor)]:
-        remarks.append(f"{file}: left out what is not a tensor: {shown(others)}")
+        remarks.append(f"{file}: left out what is not a tensor: {brief(others)}")
     return {str(name): each for name, each in content.items() if isinstance(each, LazyTensor)}
 
 

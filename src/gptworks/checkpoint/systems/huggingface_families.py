@@ -33,10 +33,10 @@ class Family:
 
     def unmet(self, model: ModelConfig) -> str:
         """What of the model this family does not compute, in words; empty where it computes all."""
-        found = architecture.unmet(model, self.needs, self.table.known)
+        unmet = architecture.unmet(model, self.needs, self.table.known)
         if self.heads_divide and model.hidden_size % model.num_heads:
-            found += f"{' and ' if found else ''}model.num_heads: {model.num_heads} (known: divisors of hidden_size)"
-        return found
+            unmet += f"{' and ' if unmet else ''}model.num_heads: {model.num_heads} (known: divisors of hidden_size)"
+        return unmet
 
     def rule(self, name: str) -> Rule:
         """For one of our tensors."""
@@ -147,35 +147,35 @@ _REQUIRED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "interme
 
 def _read_llama_kind(theirs: Theirs, where: str, *, usual: Theirs) -> dict[str, object]:
     """`usual`: what transformers takes for keys that are not there."""
-    for what, keys in _OTHER_MODELS.items():
+    for feature, keys in _OTHER_MODELS.items():
         for key in keys:
             if theirs.get(key) not in (None, 0):
-                raise CheckpointError(f"{where}: {key} is {theirs[key]!r}: {what}, which is not supported.")
+                raise CheckpointError(f"{where}: {key} is {theirs[key]!r}: {feature}, which is not supported.")
     for key in _REQUIRED:
         if theirs.get(key) is None:
             raise CheckpointError(f"{where}: {key} is missing. Needed: {', '.join(_REQUIRED)}.")
-    given = {**usual, **{key: value for key, value in theirs.items() if value is not None}}
-    if given.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise CheckpointError(f"{where}: hidden_act is {given['hidden_act']!r}, needed 'silu'.")
-    heads = given["num_attention_heads"]
+    values = {**usual, **{key: value for key, value in theirs.items() if value is not None}}
+    if values.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise CheckpointError(f"{where}: hidden_act is {values['hidden_act']!r}, needed 'silu'.")
+    heads = values["num_attention_heads"]
     has_own_keys = theirs.get("num_key_value_heads", "usual") is None
     return {
-        "num_layers": given["num_hidden_layers"],
-        "hidden_size": given["hidden_size"],
+        "num_layers": values["num_hidden_layers"],
+        "hidden_size": values["hidden_size"],
         "num_heads": heads,
-        "num_kv_heads": heads if has_own_keys else given.get("num_key_value_heads", heads),
-        "head_size": given.get("head_dim"),  # null = hidden_size / num_heads, here as there
-        "ffn_size": given["intermediate_size"],
-        "vocab_size": given["vocab_size"],
-        "max_positions": given["max_position_embeddings"],
-        "tied": given.get("tie_word_embeddings", False),
+        "num_kv_heads": heads if has_own_keys else values.get("num_key_value_heads", heads),
+        "head_size": values.get("head_dim"),  # null = hidden_size / num_heads, here as there
+        "ffn_size": values["intermediate_size"],
+        "vocab_size": values["vocab_size"],
+        "max_positions": values["max_position_embeddings"],
+        "tied": values.get("tie_word_embeddings", False),
         "norm": "rmsnorm",
         "mlp": "swiglu",
         "positions": "rope",
-        **_read_rope(given, where),
+        **_read_rope(values, where),
         "bias": "none",
-        "layernorm_eps": given.get("rms_norm_eps", 1e-6),
-        "dropout_attention": given.get("attention_dropout", 0.0),
+        "layernorm_eps": values.get("rms_norm_eps", 1e-6),
+        "dropout_attention": values.get("attention_dropout", 0.0),
     }
 
 
@@ -191,10 +191,10 @@ def _read_rope(theirs: Theirs, where: str) -> dict[str, object]:
         raise CheckpointError(f"{where}: {key}.rope_type is {kind!r}, needed one of {', '.join(_ROPE_TYPES)}.")
     for other in rope.keys() - _ROPE_KEYS.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}:
         raise CheckpointError(f"{where}: {key}.{other} is not known. Known: {', '.join(_ROPE_KEYS)}.")
-    for place, part in ((key + ".", rope), ("", theirs)):
-        if part.get("partial_rotary_factor") not in (None, 1, 1.0):
+    for place, settings in ((key + ".", rope), ("", theirs)):
+        if settings.get("partial_rotary_factor") not in (None, 1, 1.0):
             raise CheckpointError(
-                f"{where}: {place}partial_rotary_factor is {part['partial_rotary_factor']!r}: partial rotary "
+                f"{where}: {place}partial_rotary_factor is {settings['partial_rotary_factor']!r}: partial rotary "
                 "embeddings are not supported."
             )
     scaling: dict[str, object] = {_ROPE_KEYS[each]: rope.get(each) for each in _ROPE_TYPES[kind]}
@@ -247,29 +247,29 @@ def _read_llama(theirs: Theirs, where: str) -> dict[str, object]:
         raise CheckpointError(
             f"{where}: attention_bias is {biases[0]} and mlp_bias is {biases[1]}; needed both or neither."
         )
-    found = _read_llama_kind(theirs, where, usual={"max_position_embeddings": 2048})
-    return {**found, "bias": "all" if biases[0] else "none"}
+    values = _read_llama_kind(theirs, where, usual={"max_position_embeddings": 2048})
+    return {**values, "bias": "all" if biases[0] else "none"}
 
 
 def _read_mistral(theirs: Theirs, where: str) -> dict[str, object]:
-    found = _read_llama_kind(theirs, where, usual={"max_position_embeddings": 131072, "num_key_value_heads": 8})
+    values = _read_llama_kind(theirs, where, usual={"max_position_embeddings": 131072, "num_key_value_heads": 8})
     kinds = theirs.get("layer_types") or ["sliding_attention"]
-    return {**found, "sliding_window": _window_of_all(theirs, kinds, where, "sliding_window")}
+    return {**values, "sliding_window": _window_of_all(theirs, kinds, where, "sliding_window")}
 
 
 _QWEN_USUAL = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
 
 
 def _read_qwen2(theirs: Theirs, where: str) -> dict[str, object]:
-    found = _read_llama_kind(theirs, where, usual=_QWEN_USUAL)
-    return {**found, "bias": "qkv", "sliding_window": _qwen_window(theirs, where)}
+    values = _read_llama_kind(theirs, where, usual=_QWEN_USUAL)
+    return {**values, "bias": "qkv", "sliding_window": _qwen_window(theirs, where)}
 
 
 def _read_qwen3(theirs: Theirs, where: str) -> dict[str, object]:
     if theirs.get("attention_bias"):
         raise CheckpointError(f"{where}: attention_bias is set, which is not supported with norms of queries and keys.")
-    found = _read_llama_kind(theirs, where, usual={**_QWEN_USUAL, "head_dim": 128})
-    return {**found, "qk_norm": True, "sliding_window": _qwen_window(theirs, where)}
+    values = _read_llama_kind(theirs, where, usual={**_QWEN_USUAL, "head_dim": 128})
+    return {**values, "qk_norm": True, "sliding_window": _qwen_window(theirs, where)}
 
 
 def _qwen_window(theirs: Theirs, where: str) -> object:
@@ -283,12 +283,12 @@ def _qwen_window(theirs: Theirs, where: str) -> object:
     return _window_of_all(theirs, kinds, where, f"use_sliding_window with max_window_layers {plain!r}")
 
 
-def _window_of_all(theirs: Theirs, kinds: object, where: str, what: str) -> object:
+def _window_of_all(theirs: Theirs, kinds: object, where: str, name: str) -> object:
     """`kinds`: of each layer whether it has the window."""
     alike = set(map(str, kinds)) if isinstance(kinds, list) else set()
     if len(alike) != 1 or not alike <= {"sliding_attention", "full_attention"}:
         raise CheckpointError(
-            f"{where}: {what} and layer_types {theirs.get('layer_types')!r}: needed sliding_attention in all layers, "
+            f"{where}: {name} and layer_types {theirs.get('layer_types')!r}: needed sliding_attention in all layers, "
             "or full_attention; others are not supported."
         )
     return theirs.get("sliding_window", 4096) if "sliding_attention" in alike else 0

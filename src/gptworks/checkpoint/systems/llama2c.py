@@ -46,13 +46,13 @@ def recognise(path: Path) -> bool:
     return llama2c_file.is_llama2c(path)
 
 
-def open(path: Path, given: Mapping[str, object]) -> Opened:
+def open(path: Path, overrides: Mapping[str, object]) -> Opened:
     header, tensors = llama2c_file.read(path)
     names = ("hidden_size", "ffn_size", "num_layers", "num_heads", "num_kv_heads", "vocab_size", "max_positions")
-    said: dict[str, object] = {name: getattr(header, name) for name in names}
+    stored: dict[str, object] = {name: getattr(header, name) for name in names}
     # What the program has no number for is fixed in its source.
     fixed = {"norm": "rmsnorm", "positions": "rope", "mlp": "swiglu", "bias": "none", "layernorm_eps": 1e-5}
-    model = model_config(settle({**said, **fixed, "tied": header.shares_head}, given, str(path)), str(path))
+    model = model_config(settle({**stored, **fixed, "tied": header.shares_head}, overrides, str(path)), str(path))
     words = path.with_name(TOKENIZER)
     return Opened(
         path,
@@ -64,7 +64,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         embedded_tokenizer=(lambda: tokenizer_in(words, header.vocab_size)) if words.is_file() else None,
         eod_id=_BOS,
         bos_id=_BOS,
-        conflicts=conflicts_with(said, given),
+        conflicts=conflicts_with(stored, overrides),
     )
 
 

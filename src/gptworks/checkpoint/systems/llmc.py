@@ -55,7 +55,7 @@ def recognise(path: Path) -> bool:
     return llmc_weights.is_llmc(path)
 
 
-def open(path: Path, given: Mapping[str, object]) -> Opened:
+def open(path: Path, overrides: Mapping[str, object]) -> Opened:
     file = llmc_weights.read(path)
     numbers = dict(zip((*_HEADER, "rows"), file.numbers, strict=False))
     rows = numbers.pop("rows")
@@ -67,7 +67,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     width, layers = numbers["hidden_size"], numbers["num_layers"]
     per_layer = 12 * width**2 + 13 * width
     file.require((rows + numbers["max_positions"] + 2) * width + layers * per_layer)
-    model = model_config({"layernorm_eps": _EPS, **settle(numbers, given, str(path))}, str(path))
+    model = model_config({"layernorm_eps": _EPS, **settle(numbers, overrides, str(path))}, str(path))
     arrays = file.arrays(_shapes(model, rows))
     arrays["wte"] = arrays["wte"].first_rows(numbers["vocab_size"])
     about: dict[str, Any] = {"vocabulary": f"{rows:,} rows in the file"} if rows != model.vocab_size else {}
@@ -81,7 +81,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         about=about,
         files=[path],
         tokenizer=path.parent,
-        conflicts=conflicts_with(numbers, given),
+        conflicts=conflicts_with(numbers, overrides),
     )
 
 
@@ -105,11 +105,11 @@ def write(path: Path, weights: Weights, cut: SplitSpec = SplitSpec()) -> list[Pa
 def _shapes(model: ModelConfig, rows: int) -> dict[str, torch.Size]:
     """In the order of the file: array after array, each with all its layers."""
     ours = our_shapes(model)
-    found = {}
+    shapes = {}
     for rule in TABLE.rules:
         for each in map(rule.at, range(model.num_layers if "{i}" in rule.ours else 1)):
-            found[each.theirs[0]] = ours[each.ours]
-    return found | {"wte": torch.Size([rows, model.hidden_size])}
+            shapes[each.theirs[0]] = ours[each.ours]
+    return shapes | {"wte": torch.Size([rows, model.hidden_size])}
 
 
 def _require_known_shape(model: ModelConfig) -> None:
@@ -129,7 +129,7 @@ def _require_known_shape(model: ModelConfig) -> None:
 
 def _padded(stored: LazyTensor, rows: int) -> LazyTensor:
     def read() -> Tensor:
-        found = stored.read()
-        return torch.cat([found, found.new_zeros(rows - len(found), found.shape[1])])
+        tensor = stored.read()
+        return torch.cat([tensor, tensor.new_zeros(rows - len(tensor), tensor.shape[1])])
 
     return LazyTensor(torch.Size([rows, stored.shape[1]]), stored.dtype, read)

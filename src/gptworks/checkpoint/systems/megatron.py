@@ -51,20 +51,20 @@ def _table(order: str) -> Table:
 
 QKV_VERSION = "qkv_version"  # in what the user states
 TABLES = {order: _table(order) for order in ("3ad", "ad3", "a3d")}
-_SAID = {"3ad": "q|k|v, head, size", "ad3": "head, size, q|k|v", "a3d": "head, q|k|v, size"}
+_ORDERS = {"3ad": "q|k|v, head, size", "ad3": "head, size, q|k|v", "a3d": "head, q|k|v, size"}
 
 
 def recognise(path: Path) -> bool:
     return megatron_folder.recognise(path, _is_mine)
 
 
-def open(path: Path, given: Mapping[str, object]) -> Opened:
+def open(path: Path, overrides: Mapping[str, object]) -> Opened:
     loaded = megatron_folder.load(path, _canonical)
-    numbers = {name: value for name, value in given.items() if name != QKV_VERSION}
-    version, remarks = _version(loaded, given.get(QKV_VERSION))
+    numbers = {name: value for name, value in overrides.items() if name != QKV_VERSION}
+    version, remarks = _version(loaded, overrides.get(QKV_VERSION))
     order = _order(version, str(path))
-    said = "not stated, so 0" if remarks else str(version)
-    about = {"checkpoint_version": said, "order_of_qkv": _SAID[order]}
+    stated = "not stated, so 0" if remarks else str(version)
+    about = {"checkpoint_version": stated, "order_of_qkv": _ORDERS[order]}
     megatron_settings.require_gpt2(loaded, TABLES[order])
     opened = megatron_settings.open_with(loaded, NAME, TABLES[order], {}, numbers, about)
     opened.remarks.extend(remarks)
@@ -105,12 +105,12 @@ def _version(loaded: megatron_folder.Loaded, stated: object) -> tuple[object, li
     if loaded.is_bare:
         raise OrderUnknownError(
             f"{loaded.path}: tensors alone, without the checkpoint_version that Megatron saves beside them, on which "
-            f"the order of QKV hangs. State it: -o {QKV_VERSION}=0 (the oldest: {_SAID['3ad']}), "
-            f"-o {QKV_VERSION}=1 ({_SAID['ad3']}) or -o {QKV_VERSION}=3 (2 and later: {_SAID['a3d']}). A wrong one "
+            f"the order of QKV hangs. State it: -o {QKV_VERSION}=0 (the oldest: {_ORDERS['3ad']}), "
+            f"-o {QKV_VERSION}=1 ({_ORDERS['ad3']}) or -o {QKV_VERSION}=3 (2 and later: {_ORDERS['a3d']}). A wrong one "
             "loads and computes nonsense."
         )
     return 0, [
-        f"no checkpoint_version is in it: read as version 0 ({_SAID['3ad']}), as Megatron itself does; "
+        f"no checkpoint_version is in it: read as version 0 ({_ORDERS['3ad']}), as Megatron itself does; "
         f"-o {QKV_VERSION}=N states another"
     ]
 
@@ -128,11 +128,11 @@ def _nested(tensors: dict[str, LazyTensor], tied: bool) -> dict[str, Any]:
     """As Megatron saves it: dictionaries down to the encoder, dotted names inside."""
     language: dict[str, dict[str, Any]] = {}
     for name, stored in tensors.items():
-        part, rest = name.removeprefix("language_model.").split(".", 1)
-        if part == "embedding":
+        section, rest = name.removeprefix("language_model.").split(".", 1)
+        if section == "embedding":
             module, kind = rest.split(".")
-            language.setdefault(part, {})[module] = {kind: stored}
+            language.setdefault(section, {})[module] = {kind: stored}
         else:
-            language.setdefault(part, {})[rest] = stored
+            language.setdefault(section, {})[rest] = stored
     head = language.pop("output_layer") if tied and "output_layer" in language else None
     return {"language_model": language, **({"word_embeddings_for_head": head} if head else {})}

@@ -77,7 +77,7 @@ def recognise(path: Path) -> bool:
     return megatron_folder.recognise(path, _is_mine)
 
 
-def open(path: Path, given: Mapping[str, object]) -> Opened:
+def open(path: Path, overrides: Mapping[str, object]) -> Opened:
     loaded = megatron_folder.load(path, _canonical)
     kind = megatron_core_kinds.read(loaded.settings or {}, str(path))
     if not kind:
@@ -85,7 +85,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     if kind.get("mlp") == "swiglu":
         loaded = replace(loaded, tensors=[_halved(shard) for shard in loaded.tensors])
     table = _TABLES[str(kind.get("mlp", "gelu"))]
-    return megatron_settings.open_with(loaded, NAME, table, kind, given, {})
+    return megatron_settings.open_with(loaded, NAME, table, kind, overrides, {})
 
 
 def write(path: Path, weights: Weights, cut: SplitSpec = SplitSpec()) -> list[Path]:  # noqa: B008
@@ -111,16 +111,16 @@ def _canonical(name: str) -> str | None:
 
 
 def _halved(shard: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    found: dict[str, LazyTensor] = {}
+    halved: dict[str, LazyTensor] = {}
     for name, stored in shard.items():
         inner = re.fullmatch(r"(.*\.mlp\.linear_fc1)\.(weight|bias)", name)
         if inner is None or not stored.shape or stored.shape[0] % 2:
-            found[name] = stored
+            halved[name] = stored
             continue
         half = stored.shape[0] // 2
         for number, called in enumerate(_HALVES):
-            found[f"{inner[1]}{called}.{inner[2]}"] = _rows(stored, number * half, half)
-    return found
+            halved[f"{inner[1]}{called}.{inner[2]}"] = _rows(stored, number * half, half)
+    return halved
 
 
 def _rows(stored: LazyTensor, begin: int, count: int) -> LazyTensor:
@@ -130,14 +130,14 @@ def _rows(stored: LazyTensor, begin: int, count: int) -> LazyTensor:
 
 def _joined(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
     """The gate and what it lets through as one matrix again."""
-    found: dict[str, LazyTensor] = {}
+    joined: dict[str, LazyTensor] = {}
     for name, stored in tensors.items():
         if _HALVES[0] in name:
             other = tensors[name.replace(*_HALVES)]
-            found[name.replace(_HALVES[0], "")] = _beside(stored, other)
+            joined[name.replace(_HALVES[0], "")] = _beside(stored, other)
         elif _HALVES[1] not in name:
-            found[name] = stored
-    return found
+            joined[name] = stored
+    return joined
 
 
 def _beside(first: LazyTensor, second: LazyTensor) -> LazyTensor:
@@ -148,11 +148,11 @@ def _beside(first: LazyTensor, second: LazyTensor) -> LazyTensor:
 def _with_extra_state(tensors: dict[str, LazyTensor], tied: bool) -> dict[str, Any]:
     """The tensors with the extra state that Megatron core's matrices ask for. It is None outside of fp8, and loading is
     strict about it."""
-    found: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     for name, stored in _joined(tensors).items():
-        found[name] = stored
+        state[name] = stored
         if linear := _LINEAR.fullmatch(name):
-            found[f"{linear[1]}_extra_state"] = None
+            state[f"{linear[1]}_extra_state"] = None
     if "decoder.final_layernorm.weight" in tensors:
-        found["output_layer._extra_state"] = None
-    return found
+        state["output_layer._extra_state"] = None
+    return state

@@ -6,7 +6,7 @@ from typing import Any
 from gptworks import architecture
 from gptworks.config.schema import ModelConfig
 from gptworks.errors import CheckpointError
-from gptworks.pickle_values import shown
+from gptworks.pickle_values import brief
 
 # What changes the computation and has no key here.
 _REFUSED = {
@@ -34,53 +34,53 @@ _POSITIONS = {"learned_absolute": "learned", "rope": "rope", "none": "none"}
 
 def read(settings: Mapping[str, Any], where: str) -> dict[str, object]:
     """Our keys that are other than GPT-2's, as its args say; none for a GPT-2."""
-    for name, what in _REFUSED.items():
+    for name, feature in _REFUSED.items():
         if settings.get(name) not in (None, False, 0, 0.0):
             raise CheckpointError(
-                f"{where}: its args say {name}={_said(settings[name])}: {what}, which is not supported."
+                f"{where}: its args say {name}={_bare_text(settings[name])}: {feature}, which is not supported."
             )
-    found: dict[str, object] = {
+    values: dict[str, object] = {
         "norm": _one_of(settings, "normalization", _NORMS, "LayerNorm", where),
         "positions": _one_of(settings, "position_embedding_type", _POSITIONS, "learned_absolute", where),
         "mlp": "swiglu" if settings.get("swiglu") else "gelu",
         "sliding_window": _read_window(settings, where),
     }
     if settings.get("use_rotary_position_embeddings"):  # as the position type was asked for in 2023
-        found["positions"] = "rope"
+        values["positions"] = "rope"
     heads, hidden, size = (settings.get(name) for name in ("num_attention_heads", "hidden_size", "kv_channels"))
     if settings.get("group_query_attention") and settings.get("num_query_groups") != heads:
-        found["num_kv_heads"] = settings.get("num_query_groups") or 1
+        values["num_kv_heads"] = settings.get("num_query_groups") or 1
     if size is not None and all(type(each) is int for each in (heads, hidden, size)) and heads * size != hidden:
-        found["head_size"] = size
+        values["head_size"] = size
     if settings.get("qk_layernorm"):
-        if found["norm"] == "layernorm":
+        if values["norm"] == "layernorm":
             raise CheckpointError(
                 f"{where}: its args say qk_layernorm with normalization=LayerNorm; queries and keys have an RMSNorm "
                 "here."
             )
-        found["qk_norm"] = True
-    if found["norm"] == "rmsnorm" and settings.get("add_bias_linear") is False:
-        found["bias"] = "qkv" if settings.get("add_qkv_bias") else "none"
-    if found["positions"] == "rope":
-        found |= _read_rope(settings, where)
+        values["qk_norm"] = True
+    if values["norm"] == "rmsnorm" and settings.get("add_bias_linear") is False:
+        values["bias"] = "qkv" if settings.get("add_qkv_bias") else "none"
+    if values["positions"] == "rope":
+        values |= _read_rope(settings, where)
     usual = {"norm": "layernorm", "positions": "learned", "mlp": "gelu", "sliding_window": 0}
-    is_gpt2 = all(usual.get(key) == value for key, value in found.items())
-    if not is_gpt2 and found["positions"] != "learned":
-        found["max_positions"] = settings.get("max_position_embeddings")
-    if found["mlp"] == "swiglu":
-        found["gelu"] = "tanh"  # the default, of a layer that has none
-    return {} if is_gpt2 else found
+    is_gpt2 = all(usual.get(key) == value for key, value in values.items())
+    if not is_gpt2 and values["positions"] != "learned":
+        values["max_positions"] = settings.get("max_position_embeddings")
+    if values["mlp"] == "swiglu":
+        values["gelu"] = "tanh"  # the default, of a layer that has none
+    return {} if is_gpt2 else values
 
 
 def _one_of(settings: Mapping[str, Any], name: str, known: Mapping[str, str], usual: str, where: str) -> str:
     value = settings.get(name) or usual
     if value not in known:
-        raise CheckpointError(f"{where}: its args say {name}={_said(value)}; known: {', '.join(known)}.")
+        raise CheckpointError(f"{where}: its args say {name}={_bare_text(value)}; known: {', '.join(known)}.")
     return known[value]
 
 
-def _said(value: object) -> str:
-    return shown(value).strip("'\"")
+def _bare_text(value: object) -> str:
+    return brief(value).strip("'\"")
 
 
 def _read_window(settings: Mapping[str, Any], where: str) -> int:
@@ -94,27 +94,27 @@ def _read_window(settings: Mapping[str, Any], where: str) -> int:
             return int(before) + 1
         if after in (0, -1) and before == -1:
             return 0
-    raise CheckpointError(f"{where}: its args say window_size={_said(window)}; needed (tokens before, 0).")
+    raise CheckpointError(f"{where}: its args say window_size={_bare_text(window)}; needed (tokens before, 0).")
 
 
 def _read_rope(settings: Mapping[str, Any], where: str) -> dict[str, object]:
     if settings.get("rotary_percent") not in (None, 1, 1.0):
         raise CheckpointError(
-            f"{where}: its args say rotary_percent={_said(settings['rotary_percent'])}: partial rotary embeddings "
+            f"{where}: its args say rotary_percent={_bare_text(settings['rotary_percent'])}: partial rotary embeddings "
             "are not supported."
         )
-    found: dict[str, object] = {"rope_theta": settings.get("rotary_base") or 10000}
+    values: dict[str, object] = {"rope_theta": settings.get("rotary_base") or 10000}
     stretched, is_llama3 = settings.get("rotary_seq_len_interpolation_factor"), settings.get("use_rope_scaling")
     if stretched and is_llama3:
         raise CheckpointError(
-            f"{where}: its args say use_rope_scaling and rotary_seq_len_interpolation_factor={_said(stretched)}; "
+            f"{where}: its args say use_rope_scaling and rotary_seq_len_interpolation_factor={_bare_text(stretched)}; "
             "needed one of them."
         )
     if stretched:
-        found["rope_scaling"] = {"type": "linear", "factor": stretched}
+        values["rope_scaling"] = {"type": "linear", "factor": stretched}
     if is_llama3:
-        found["rope_scaling"] = {"type": "llama3", "factor": settings.get("rope_scaling_factor") or 8.0, **_LLAMA3}
-    return found
+        values["rope_scaling"] = {"type": "llama3", "factor": settings.get("rope_scaling_factor") or 8.0, **_LLAMA3}
+    return values
 
 
 def write(model: ModelConfig, tp: int) -> dict[str, object]:
@@ -148,21 +148,21 @@ def write(model: ModelConfig, tp: int) -> dict[str, object]:
 
 
 def _require_args_for(model: ModelConfig, tp: int) -> None:
-    scaling, said = model.rope_scaling, ""
+    scaling, unknown = model.rope_scaling, ""
     if model.norm == "layernorm" and model.bias != "all":
-        said = f"model.bias: {model.bias} with model.norm: layernorm, whose LayerNorms always have one"
+        unknown = f"model.bias: {model.bias} with model.norm: layernorm, whose LayerNorms always have one"
     elif model.norm == "layernorm" and model.qk_norm:
-        said = "model.qk_norm with model.norm: layernorm, of which queries and keys would have one too"
+        unknown = "model.qk_norm with model.norm: layernorm, of which queries and keys would have one too"
     elif model.rope_theta != int(model.rope_theta):
-        said = f"model.rope_theta: {model.rope_theta:g}, which is a whole number there"
+        unknown = f"model.rope_theta: {model.rope_theta:g}, which is a whole number there"
     elif scaling.type == "llama3":
         ours = {key: getattr(scaling, key) for key in _LLAMA3}
         ours["original_max_positions"] = ours["original_max_positions"] or model.max_positions
         for key, value in _LLAMA3.items():
             if ours[key] != value:
-                said = f"model.rope_scaling.{key}: {ours[key]:g}, which is always {value:g} there"
-    if said:
-        raise CheckpointError(f"Megatron core has no args for {said}. Nothing was written.")
+                unknown = f"model.rope_scaling.{key}: {ours[key]:g}, which is always {value:g} there"
+    if unknown:
+        raise CheckpointError(f"Megatron core has no args for {unknown}. Nothing was written.")
     # With more ranks than heads of keys and values, rows of QKV are cut wherever that comes out.
     rows = (model.num_heads + 2 * model.num_kv_heads) * model.head_size
     if (model.num_kv_heads % tp and tp % model.num_kv_heads) or rows % tp:

@@ -71,17 +71,17 @@ def _stage(
         for ours in ("wte.weight", "head.weight", "wpe.weight")
     )
     each = model.num_layers // stages
-    found: dict[str, LazyTensor] = {}
+    tensors: dict[str, LazyTensor] = {}
     for name, stored in theirs.items():
         if name.startswith(layers):
             number, rest = name.removeprefix(layers).split(".", 1)
             if int(number) // each == stage:
-                found[f"{layers}{int(number) % each}.{rest}"] = stored
+                tensors[f"{layers}{int(number) % each}.{rest}"] = stored
         elif stage == (0 if name in (words, positions) else stages - 1):
-            found[name] = stored
+            tensors[name] = stored
     if model.tied and stages > 1 and stage == stages - 1:
-        found[head] = theirs[words]  # a copy, which Megatron keeps equal to the first stage's
-    return found
+        tensors[head] = theirs[words]  # a copy, which Megatron keeps equal to the first stage's
+    return tensors
 
 
 def _args(weights: Weights, cut: SplitSpec) -> dict[str, object]:

@@ -17,7 +17,7 @@ from gptworks.checkpoint.rules import (
 from gptworks.checkpoint.systems.contract import Opened, model_config, tokenizer_folder, unknown_classes
 from gptworks.checkpoint.systems.megatron_folder import PADDING, Loaded, folders_of, one_of_many
 from gptworks.errors import CheckpointError
-from gptworks.pickle_values import shown
+from gptworks.pickle_values import brief
 from gptworks.tokenizer import bundled
 
 _QUOTES = "'\""
@@ -47,14 +47,14 @@ def open_with(
     system: str,
     table: Table,
     kind: Mapping[str, object],
-    given: Mapping[str, object],
+    overrides: Mapping[str, object],
     about: dict[str, Any],
 ) -> Opened:
     """`kind`: our keys by which the model is another than GPT-2, as the args say."""
     where = str(loaded.path)
     settings = loaded.settings or {}
-    known = {**_numbers(settings), "tied": _is_tied(loaded, table, given), **kind}
-    values = infer_model(table, loaded.tensors, known, given, where)
+    known = {**_numbers(settings), "tied": _is_tied(loaded, table, overrides), **kind}
+    values = infer_model(table, loaded.tensors, known, overrides, where)
     layers = settings.get("num_layers")
     if type(layers) is int and layers != values["num_layers"]:
         raise CheckpointError(
@@ -89,12 +89,12 @@ def open_with(
         files=loaded.files,
         tokenizer=tokenizer_folder(*folders_of(loaded.path)),
         remarks=remarks,
-        conflicts=conflicts_with(known if loaded.settings is not None else {}, given),
+        conflicts=conflicts_with(known if loaded.settings is not None else {}, overrides),
     )
 
 
 def _require_gpt2_args(settings: Mapping[str, Any], where: str) -> None:
-    refused = [(name, what) for name, what in _REFUSED.items() if settings.get(name) not in (None, False)]
+    refused = [(name, reason) for name, reason in _REFUSED.items() if settings.get(name) not in (None, False)]
     if settings.get("normalization", "LayerNorm") != "LayerNorm":
         refused.append(("normalization", "another norm than LayerNorm"))
     if settings.get("position_embedding_type", "learned_absolute") in ("rope", "rotary", "alibi", "relative", "none"):
@@ -107,9 +107,9 @@ def _require_gpt2_args(settings: Mapping[str, Any], where: str) -> None:
     if len(sizes) == 3 and sizes[0] * sizes[1] != sizes[2]:
         refused.append(("kv_channels", f"{heads} heads of a size that does not make up hidden_size {hidden}"))
     if refused:
-        name, what = refused[0]
+        name, reason = refused[0]
         raise CheckpointError(
-            f"{where}: its args say {name}={shown(settings[name]).strip(_QUOTES)}: {what}. A GPT-2 has none of "
+            f"{where}: its args say {name}={brief(settings[name]).strip(_QUOTES)}: {reason}. A GPT-2 has none of "
             "that, and the weights would compute something else."
         )
 
@@ -143,7 +143,7 @@ def _require_gpt2_shapes(loaded: Loaded, table: Table, *, biases: bool) -> None:
 
 def _numbers(settings: Mapping[str, Any]) -> dict[str, object]:
     """What no shape tells."""
-    found: dict[str, object] = {}
+    numbers: dict[str, object] = {}
     for ours, theirs in {
         "num_heads": ("num_attention_heads",),
         "layernorm_eps": ("norm_epsilon", "layernorm_epsilon"),
@@ -152,8 +152,8 @@ def _numbers(settings: Mapping[str, Any]) -> dict[str, object]:
         "dropout_attention": ("attention_dropout",),
     }.items():
         values = [settings[name] for name in theirs if settings.get(name) is not None]
-        found |= {ours: values[0]} if values else {}
-    return found | {"gelu": _gelu(settings)}
+        numbers |= {ours: values[0]} if values else {}
+    return numbers | {"gelu": _gelu(settings)}
 
 
 def _gelu(settings: Mapping[str, Any]) -> str:
@@ -163,10 +163,10 @@ def _gelu(settings: Mapping[str, Any]) -> str:
     return "tanh" if settings.get("bias_gelu_fusion", True) and not settings.get("onnx_safe") else "erf"
 
 
-def _is_tied(loaded: Loaded, table: Table, given: Mapping[str, object]) -> bool:
+def _is_tied(loaded: Loaded, table: Table, overrides: Mapping[str, object]) -> bool:
     if loaded.settings is not None:
         return not loaded.settings.get("untie_embeddings_and_output_weights")
     (head,) = next(rule.theirs for rule in table.rules if rule.ours == "head.weight")
-    if head not in loaded.tensors[0] or "tied" in given:
+    if head not in loaded.tensors[0] or "tied" in overrides:
         return True
     return other_head(table, loaded.tensors) is None

@@ -64,19 +64,19 @@ def recognise(path: Path) -> bool:
     return mindspore_ckpt.is_mindspore_file(path)
 
 
-def open(path: Path, given: Mapping[str, object]) -> Opened:
+def open(path: Path, overrides: Mapping[str, object]) -> Opened:
     file = _newest(path)
     content = mindspore_ckpt.read(file)
     weights, left_out = _sort(file, content.tensors)
     yaml_file, settings = _settings(file, weights)
     known = _known(yaml_file, settings)
     # A YAML file that lies beside may be of another run: what the user states wins, with a note.
-    own = {name: value for name, value in known.items() if name not in given}
-    model = model_config(infer_model(TABLE, [weights], own, given, str(file)), str(file))
+    own = {name: value for name, value in known.items() if name not in overrides}
+    model = model_config(infer_model(TABLE, [weights], own, overrides, str(file)), str(file))
     about: dict[str, Any] = dict(_progress(file, content.tensors))
     if yaml_file is not None:
         about["settings"] = yaml_file.name
-    elif "gelu" not in given:
+    elif "gelu" not in overrides:
         about["gelu"] = "tanh, MindFormers' gelu (a model with fast_gelu needs -o model.gelu=sigmoid)"
     if content.has_checksum:
         about["checksum"] = "right"
@@ -103,7 +103,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         ),
         eod_id=eod_id if type(eod_id) is int else None,
         remarks=remarks,
-        conflicts=conflicts_with(known if yaml_file is not None else {}, given),
+        conflicts=conflicts_with(known if yaml_file is not None else {}, overrides),
     )
 
 
@@ -116,10 +116,10 @@ def write(path: Path, weights: Weights, cut: SplitSpec = SplitSpec()) -> list[Pa
 def _newest(path: Path) -> Path:
     if not path.is_dir():
         return path
-    found = _saved(path)
-    if not found:
+    files = _saved(path)
+    if not files:
         raise CheckpointError(f"{path}: no .ckpt file is in it, nor in its rank_0. Name a file.")
-    return found[-1]
+    return files[-1]
 
 
 def _saved(folder: Path) -> list[Path]:
@@ -181,19 +181,19 @@ def _settings(file: Path, weights: Mapping[str, LazyTensor]) -> tuple[Path | Non
     table = weights.get("backbone.embedding.word_embedding.embedding_table")
     folders = [file.parent, file.parent.parent] if file.parent.name.startswith("rank_") else [file.parent]
     for folder in folders:
-        for found in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
-            settings = _model_config_of(found)
+        for yaml_file in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
+            settings = _model_config_of(yaml_file)
             hidden = next((settings[key] for key in _HIDDEN if key in settings), None)
             if "num_heads" in settings and table is not None and table.shape[-1:] == (hidden,):
-                return found, settings
+                return yaml_file, settings
     return None, {}
 
 
 def _model_config_of(file: Path) -> dict[str, Any]:
     try:
         values: Any = yaml_text.read(file)
-        found = values["model"]["model_config"]
-        return {key: each.value for key, each in found.items() if isinstance(each, yaml_text.Value)}
+        section = values["model"]["model_config"]
+        return {key: each.value for key, each in section.items() if isinstance(each, yaml_text.Value)}
     except (ConfigError, LookupError, TypeError, AttributeError):
         return {}  # of something else
 

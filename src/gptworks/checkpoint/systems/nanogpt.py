@@ -48,7 +48,7 @@ def recognise(path: Path) -> bool:
     return isinstance(content, dict) and "model" in content and "model_args" in content
 
 
-def open(path: Path, given: Mapping[str, object]) -> Opened:
+def open(path: Path, overrides: Mapping[str, object]) -> Opened:
     file = _file(path)
     file_content = torch_file.read(file)
     content = file_content.content if isinstance(file_content.content, dict) else {}
@@ -63,7 +63,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     }
     numbers = _numbers(model_args, content.get("gptworks"))
     known = {"gelu": "erf", "layernorm_eps": _EPSILON, **numbers}
-    values = infer_model(TABLE, [tensors], known, given, str(file))
+    values = infer_model(TABLE, [tensors], known, overrides, str(file))
     _require_layers(model_args, values, file)
     model = model_config(values, str(file))
     remarks = unknown_classes(file_content.unknown)
@@ -84,7 +84,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         files=[file],
         tokenizer=file.parent,
         remarks=remarks,
-        conflicts=conflicts_with(numbers, given),
+        conflicts=conflicts_with(numbers, overrides),
     )
 
 

@@ -55,17 +55,17 @@ def recognise(path: Path) -> bool:
     return path.is_dir() and (oneflow_snapshot.is_snapshot(path) or bool(_snapshots(path)))
 
 
-def open(path: Path, given: Mapping[str, object]) -> Opened:
+def open(path: Path, overrides: Mapping[str, object]) -> Opened:
     folder = _newest(path)
     variables = oneflow_snapshot.read(folder)
     left_out = [name for name in variables if _TRAINING.fullmatch(name)]
     weights = {name: each for name, each in variables.items() if name not in left_out}
     known = {"gelu": "erf", "layernorm_eps": 1e-5}  # as OneFlow computes it
-    model = model_config(infer_model(TABLE, [weights], known, given, str(folder)), str(folder))
+    model = model_config(infer_model(TABLE, [weights], known, overrides, str(folder)), str(folder))
     about: dict[str, Any] = {}
     if (step := _step(folder, variables)) is not None:
         about["step"] = step
-    if "gelu" not in given:
+    if "gelu" not in overrides:
         about["gelu"] = "erf, as OneFlow computes it (weights that came from GPT-2 need -o model.gelu=tanh)"
     remarks = []
     if left_out:
@@ -100,10 +100,10 @@ def _newest(path: Path) -> Path:
         raise CheckpointError(f"{path}: {'a file' if path.exists() else 'no such folder'}. Needed: a snapshot folder.")
     if oneflow_snapshot.is_snapshot(path):
         return path
-    found = _snapshots(path)
-    if not found:
+    snapshots = _snapshots(path)
+    if not snapshots:
         raise CheckpointError(f"{path}: no snapshot and no iter{{N}}_snapshot folder is in it.")
-    return found[max(found)]
+    return snapshots[max(snapshots)]
 
 
 def _snapshots(path: Path) -> dict[int, Path]:

@@ -29,20 +29,20 @@ def recognise(path: Path) -> bool:
     return run_paths.is_ours(path)
 
 
-def open(path: Path, given: Mapping[str, object]) -> Opened:
+def open(path: Path, overrides: Mapping[str, object]) -> Opened:
     if not recognise(path) and huggingface.recognise(path):  # what is written here
-        return huggingface.open(path, given)
+        return huggingface.open(path, overrides)
     step = folders.find(path)
     manifest = manifests.read(step)
     about = {"step": manifest.step, "layout": manifest.layout, "samples": manifest.consumed}
     portable = step / folders.PORTABLE
     if (portable / "config.json").is_file():
-        opened = huggingface.open(portable, given)
+        opened = huggingface.open(portable, overrides)
         return replace(opened, path=step, system=NAME, about=about)
     from gptworks.checkpoint.formats import dcp  # slow to import, and only needed where there is no portable folder
 
     values = manifest.config.get("model", {})
-    model = model_config(settle(values, given, str(step)), str(step))
+    model = model_config(settle(values, overrides, str(step)), str(step))
     state = step / folders.STATE
     shapes = dcp.shapes(state)
 
@@ -78,5 +78,5 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         about=about,
         files=sorted(file for file in state.rglob("*") if file.is_file()),
         tokenizer=step / folders.TOKENIZER,
-        conflicts=conflicts_with(values, given),
+        conflicts=conflicts_with(values, overrides),
     )

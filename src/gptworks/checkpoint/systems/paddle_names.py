@@ -82,15 +82,15 @@ def same(one: LazyTensor, other: LazyTensor) -> bool:
 
 def without_head(tensors: LazyTensors, where: str) -> dict[str, LazyTensor]:
     """The head is the word embedding, always."""
-    found = dict(tensors)
+    others = dict(tensors)
     for name in HEADS:
-        head = found.pop(name, None)
-        if head is not None and WORDS in found and not same(head, found[WORDS]):
+        head = others.pop(name, None)
+        if head is not None and WORDS in others and not same(head, others[WORDS]):
             raise CheckpointError(
                 f"{where}: '{name}' is not the word embedding, to which Paddle's GPT ties its head. It belongs to "
                 "another model, or was edited."
             )
-    return found
+    return others
 
 
 def require_same_network(model: ModelConfig, system: str) -> None:

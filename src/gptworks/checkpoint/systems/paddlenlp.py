@@ -48,7 +48,7 @@ def recognise(path: Path) -> bool:
     return (path / FILE).is_file() or bool(_steps(path))
 
 
-def open(path: Path, given: Mapping[str, object]) -> Opened:
+def open(path: Path, overrides: Mapping[str, object]) -> Opened:
     folder = path.parent if path.is_file() else path
     about: dict[str, Any] = {}
     if not (folder / FILE).is_file() and (steps := _steps(folder)):
@@ -61,7 +61,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
     known = {
         ours: settings[key] for ours, keys in _KEYS.items() for key in reversed(keys) if settings.get(key) is not None
     }
-    model = model_config(infer_model(table, [tensors], {**FIXED, **known}, given, str(config or path)), str(path))
+    model = model_config(infer_model(table, [tensors], {**FIXED, **known}, overrides, str(config or path)), str(path))
     eod_id = settings.get("eos_token_id")
     return Opened(
         path,
@@ -73,7 +73,7 @@ def open(path: Path, given: Mapping[str, object]) -> Opened:
         tokenizer=folder,
         eod_id=eod_id if type(eod_id) is int and eod_id < model.vocab_size else None,
         remarks=unknown_classes(read.unknown, folder / FILE),
-        conflicts=conflicts_with(known, given),
+        conflicts=conflicts_with(known, overrides),
     )
 
 
@@ -91,15 +91,15 @@ def _steps(path: Path) -> dict[int, Path]:
     if not path.is_dir():
         return {}
     named = ((re.fullmatch(r"model_(\d+)", folder.name), folder) for folder in path.iterdir())
-    return {int(found[1]): folder for found, folder in named if found and (folder / FILE).is_file()}
+    return {int(match[1]): folder for match, folder in named if match and (folder / FILE).is_file()}
 
 
 def _plain_names(tensors: Mapping[str, LazyTensor], file: Path) -> dict[str, LazyTensor]:
     """A GPTModel without a task has no `gpt.` before its names."""
-    found = {paddle_names.plain_name(name): stored for name, stored in tensors.items()}
-    if len(found) < len(tensors):
+    renamed = {paddle_names.plain_name(name): stored for name, stored in tensors.items()}
+    if len(renamed) < len(tensors):
         raise CheckpointError(f"{file}: two tensors have one name, with and without 'gpt.'. It was edited.")
-    return found
+    return renamed
 
 
 def _settings(folder: Path) -> tuple[dict[str, Any], Path | None]:
@@ -129,10 +129,10 @@ def _flat(content: Any) -> dict[str, Any]:
     """GPTForPretraining's only argument was a GPTModel, written as a dictionary of its own arguments inside it."""
     if not isinstance(content, dict):
         return {}
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for argument in content.get("init_args") or []:
-        found |= _flat(argument)
-    return found | {key: value for key, value in content.items() if key != "init_args"}
+        flat |= _flat(argument)
+    return flat | {key: value for key, value in content.items() if key != "init_args"}
 
 
 def _their_config(model: ModelConfig, eod_id: int | None) -> dict[str, Any]:

@@ -33,10 +33,10 @@ WRITTEN = tuple(name for name in NAMES if name not in READ_ONLY)
 
 
 def system(name: str) -> System:
-    found = _MODULES.get(name)
-    if found is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise CheckpointError(f"{name!r} is not a format of checkpoints. Known: {', '.join(NAMES)}.")
-    return cast(System, import_module(f"gptworks.checkpoint.systems.{found}"))
+    return cast(System, import_module(f"gptworks.checkpoint.systems.{module}"))
 
 
 def recognise(path: Path) -> System | None:
@@ -44,14 +44,14 @@ def recognise(path: Path) -> System | None:
     return next((each for each in map(system, NAMES) if each.recognise(path)), None)
 
 
-def open_any(path: Path, given: Mapping[str, object] | None = None, *, name: str | None = None) -> Opened:
-    """`name`: the system, for what is not recognised; `given`: numbers of the model that the files do not carry."""
-    found = system(name) if name else recognise(path)
-    if found is None:
+def open_any(path: Path, overrides: Mapping[str, object] | None = None, *, name: str | None = None) -> Opened:
+    """`name`: the system, for what is not recognised; `overrides`: numbers of the model that the files do not carry."""
+    reader = system(name) if name else recognise(path)
+    if reader is None:
         file_errors.refuse_unreadable(path)
         if torch_file.is_torch_file(path):
             torch_file.read(path)  # if it cannot be read, that is why it is nobody's
         raise CheckpointError(
             f"{path}: not a checkpoint of any known system ({', '.join(NAMES)}). Name it with --from if it is one."
         )
-    return found.open(path, given or {})
+    return reader.open(path, overrides or {})

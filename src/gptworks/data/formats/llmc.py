@@ -68,7 +68,7 @@ def first_number(header: bytes) -> int:
     return int(_START.unpack_from(header)[0])
 
 
-class _Part:
+class _TokenRange:
     """Some of the tokens, still where they are."""
 
     def __init__(self, tokens: Tokens, start: int, end: int) -> None:
@@ -92,7 +92,7 @@ def write(prefix: Path, contents: Contents, vocab_size: int | None) -> list[Path
     written = []
     for number, start in enumerate(range(0, max(contents.num_tokens, 1), SHARD_TOKENS)):
         shard = beside(prefix, f"_{number:06d}.bin")
-        tokens = _Part(contents.tokens, start, min(start + SHARD_TOKENS, contents.num_tokens))
+        tokens = _TokenRange(contents.tokens, start, min(start + SHARD_TOKENS, contents.num_tokens))
         with shard.open("wb") as file:
             file.write(_START.pack(MAGIC, _KINDS[MAGIC].version, len(tokens)).ljust(HEADER_BYTES, b"\0"))
             for block in blocks(tokens, dtype, shard):

@@ -279,8 +279,8 @@ def _size(file: Path, row: int, data: memoryview, start: int, end: int, header: 
         raise _damaged_row(file, row, str(damage)) from None
 
 
-def _damaged_row(file: Path, row: int, what: str) -> DataError:
-    return DataError(f"{file}: row {row}, field {FIELD}: {what}. The file is damaged: copy or write it again.")
+def _damaged_row(file: Path, row: int, problem: str) -> DataError:
+    return DataError(f"{file}: row {row}, field {FIELD}: {problem}. The file is damaged: copy or write it again.")
 
 
 def _number(file: Path, where: dict[str, Any], name: str, limits: tuple[int, int], path: str = "") -> int:

@@ -74,7 +74,7 @@ def read_header(opened: IO[bytes], where: str) -> Header:
         )
     fields = _TEXT.fullmatch(text.decode("latin1"))
     if not fields:
-        raise DataError(f"{where}: header {_shown(text)}, needed that of a plain array. The file is damaged.")
+        raise DataError(f"{where}: header {_preview(text)}, needed that of a plain array. The file is damaged.")
     if fields["kind"] not in _KINDS:
         raise DataError(
             f"{where}: numbers of type {fields['kind'][:60]}, needed little-endian whole numbers such as '<u2' or "
@@ -86,7 +86,7 @@ def read_header(opened: IO[bytes], where: str) -> Header:
     return Header(_KINDS[fields["kind"]], int(shape[1]), 8 + width + length)
 
 
-def _shown(text: bytes) -> str:
+def _preview(text: bytes) -> str:
     return repr(text.rstrip()[:100])
 
 

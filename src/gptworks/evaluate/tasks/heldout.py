@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gptworks.data.dataset import Dataset
     from gptworks.evaluate.measurement import Measurement
 
-PARTS = {"train": "train", "held-out": "held_out", "test": "test", "all": "train"}  # split as users say it -> part
+SPLITS = {"train": "train", "held-out": "held_out", "test": "test", "all": "train"}  # as users say it -> as datasets do
 
 
 def _measure(measurement: "Measurement") -> dict[str, Any]:
@@ -32,37 +32,34 @@ def _measure_store(measurement: "Measurement", store: str) -> dict[str, Any]:
     from gptworks.evaluate.heldout_dataset import default_split, measure
 
     request = measurement.request
-    split = request.settings["split"] or default_split(request.data)
-    dataset, part = _open(measurement, store, split), PARTS[split]
+    asked = request.settings["split"] or default_split(request.data)
+    dataset, split = _open(measurement, store, asked), SPLITS[asked]
     measured = measure(
         measurement.model,
         dataset,
-        part,
+        split,
         batch_size=request.batch_size,
         limit=request.limit,
-        what=measurement.path,
+        name=measurement.path,
         watcher=measurement.watcher,
     )
     shares = list(dataset.cfg.split)
     cut = ",".join(f"{share:g}" for share in shares)
-    protocol = f"{split} text (shares {cut}), windows of {dataset.cfg.seq_len} tokens side by side"
+    protocol = f"{asked} text (shares {cut}), windows of {dataset.cfg.seq_len} tokens side by side"
     head = measurement.head(protocol, identity.of_stores(dataset.stores))
-    values = {
-        "loss": measured.loss,
-        "perplexity": measured.perplexity,
-        "bits_per_byte": measured.bits_per_byte,
+    values = {name: getattr(measured, name) for name in TASK.metrics} | {
         "tokens": measured.tokens,
         "bytes": measured.text_bytes,
         "samples": measured.samples,
     }
     if request.per_document:
-        values["documents"] = _per_document(measurement, head, dataset, part)
+        values["documents"] = _per_document(measurement, head, dataset, split)
     rows = [values]
     if request.settings["baselines"]:
         from gptworks.evaluate.heldout_baselines import baseline_rows
 
-        rows += baseline_rows(dataset, part, dataset.tokenizer or measurement.model.tokenizer)
-    counts = {"split": split, "shares": shares, "tokens": measured.tokens, "bytes": measured.text_bytes}
+        rows += baseline_rows(dataset, split, dataset.tokenizer or measurement.model.tokenizer)
+    counts = {"split": asked, "shares": shares, "tokens": measured.tokens, "bytes": measured.text_bytes}
     return measurement.result(head, rows) | counts
 
 
@@ -78,12 +75,12 @@ def _open(measurement: "Measurement", store: str, split: str) -> "Dataset":
     return open_dataset(model, section, trained, "eval")
 
 
-def _per_document(measurement: "Measurement", head: Mapping[str, Any], dataset: "Dataset", part: str) -> int:
+def _per_document(measurement: "Measurement", head: Mapping[str, Any], dataset: "Dataset", split: str) -> int:
     from gptworks.evaluate.documents import Document, StoreDocuments
 
     documents: list[Document] = []
     limit = measurement.request.limit
-    for store, numbers in dataset.documents(part):
+    for store, numbers in dataset.documents(split):
         left = limit - len(documents) if limit else len(numbers)
         documents += StoreDocuments(store, numbers[:left], dataset.cfg.seq_len)
     measurement.score(head, documents)
@@ -101,10 +98,10 @@ def _own_data(model: str, settings: Mapping[str, Any]) -> tuple[str, Mapping[str
     """What a run was trained on, and the split of it; text that it held out of its own is all held out."""
     from gptworks.checkpoint import folder
 
-    said = folder.config_of(Path(model)).get("data", {})
+    section = folder.config_of(Path(model)).get("data", {})
     split = settings["split"] or "held-out"
-    is_apart = split == "held-out" and said.get("held_out_path")
-    paths = said.get("held_out_path" if is_apart else "path") or []
+    is_apart = split == "held-out" and section.get("held_out_path")
+    paths = section.get("held_out_path" if is_apart else "path") or []
     if len(paths) != 1:
         listed = f" It has {', '.join(paths)}: name one." if paths else ""
         raise UsageError(f"--data: not given, and {model} does not name one dataset.{listed} Needed: a store.")
@@ -123,7 +120,7 @@ TASK = Task(
     counts=("documents", "samples", "tokens", "bytes"),
     measure=_measure,
     options=(
-        Option("split", "which documents (default: held-out of a store, all of text)", choices=tuple(PARTS)),
+        Option("split", "which documents (default: held-out of a store, all of text)", choices=tuple(SPLITS)),
         Option("key", "key or column of text (default: text)", default="", metavar="NAME"),
         Option("shares", "shares of the split (default: those the model was trained with)", metavar="A,B,C"),
         Option("seq_len", "tokens predicted per sample; longer rows are cut off", parse=int, metavar="N"),

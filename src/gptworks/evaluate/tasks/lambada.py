@@ -13,18 +13,20 @@ from gptworks.evaluate.rows import Row, Score
 from gptworks.evaluate.task import (
     FLEETX_LOG,
     FLEETX_README,
-    GPT2_PAPER,
     Metric,
     Option,
     PaddleLog,
     Published,
     Task,
+    of_gpt2_paper,
 )
 
 if TYPE_CHECKING:
     from gptworks.evaluate.measurement import Measurement
     from gptworks.evaluate.request import Request
     from gptworks.tokenizer import Tokenizer
+
+_NEEDED = "Needed: JSON lines such as lambada_test.jsonl."
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,9 @@ def read_passages(path: Path, limit: int = 0) -> list[str]:
                 if line.strip():
                     passages.append(_passage(line, f"{path}: line {number}"))
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read ({error.strerror}). Needed: JSON lines such as lambada_test.jsonl."
-        ) from None
+        raise DataError(f"{path}: cannot be read ({error.strerror}). {_NEEDED}") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 ({error.reason}). Needed: JSON lines such as lambada_test.jsonl.") from None
+        raise DataError(f"{path}: not UTF-8 ({error.reason}). {_NEEDED}") from None
     if not passages:
         raise DataError(f"{path}: no passage in it. Needed: one JSON object with 'text' per line.")
     return passages
@@ -237,14 +237,8 @@ def _measure(measurement: "Measurement") -> dict[str, Any]:
     passages, questions = _asked(request, measurement.tokenizer, measurement.model.cfg.max_positions)
     scores = measurement.score(head, [[row] for row in questions.rows])
     measured = summarize(scores, questions.shortened)
-    values = {
-        "correct": measured.correct,
-        "total": measured.total,
-        "accuracy": measured.accuracy,
-        "target_perplexity": measured.target_perplexity,
-        "tokens": sum(score.tokens for score in scores),
-        "shortened": measured.shortened,
-    }
+    values = {name: getattr(measured, name) for name in TASK.metrics}
+    values |= {"tokens": sum(score.tokens for score in scores), "shortened": measured.shortened}
     remark = remark_on(protocol, passages)
     return measurement.result(head, [values], [remark] if remark else [])
 
@@ -269,14 +263,8 @@ _PUBLISHED = (
     Published("FleetX 345M, int8 (QAT)", "accuracy", 0.4494, "FleetX/PaddleFleetX, README", _STRICT_BUGGY),
     Published("OneFlow 117M, 500k iterations", "accuracy", 1345 / 5152, "OneFlow-Benchmark", _STRICT_CUT),
     Published("bflm GPT-2", "accuracy", 0.4667, "bflm", "last BPE token"),
-    Published("GPT-2 117M", "accuracy", 0.4599, GPT2_PAPER, _OWN_RULE),
-    Published("GPT-2 345M", "accuracy", 0.5548, GPT2_PAPER, _OWN_RULE),
-    Published("GPT-2 762M", "accuracy", 0.6012, GPT2_PAPER, _OWN_RULE),
-    Published("GPT-2 1542M", "accuracy", 0.6324, GPT2_PAPER, _OWN_RULE),
-    Published("GPT-2 117M", "target_perplexity", 35.13, GPT2_PAPER, _OWN_RULE),
-    Published("GPT-2 345M", "target_perplexity", 15.60, GPT2_PAPER, _OWN_RULE),
-    Published("GPT-2 762M", "target_perplexity", 10.87, GPT2_PAPER, _OWN_RULE),
-    Published("GPT-2 1542M", "target_perplexity", 8.63, GPT2_PAPER, _OWN_RULE),
+    *of_gpt2_paper("accuracy", (0.4599, 0.5548, 0.6012, 0.6324), _OWN_RULE),
+    *of_gpt2_paper("target_perplexity", (35.13, 15.60, 10.87, 8.63), _OWN_RULE),
 )  # fmt: skip
 
 TASK = Task(

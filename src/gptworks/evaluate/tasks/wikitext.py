@@ -12,12 +12,12 @@ from gptworks.evaluate.rows import Row, Score
 from gptworks.evaluate.task import (
     FLEETX_LOG,
     FLEETX_README,
-    GPT2_PAPER,
     Metric,
     Option,
     PaddleLog,
     Published,
     Task,
+    of_gpt2_paper,
 )
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 PROTOCOLS = ("detokenized", "as-is")
 _HIGHEST_LOSS = 20.0  # perplexities are exp(min(20, loss)), as in the documents
+_NEEDED = "Needed: a text file such as wiki.valid.tokens."
 
 
 # Text
@@ -88,15 +89,11 @@ def read_stream(path: Path, tokenizer: "Tokenizer", protocol: str = "detokenized
     try:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read ({error.strerror}). Needed: a text file such as wiki.valid.tokens."
-        ) from None
+        raise DataError(f"{path}: cannot be read ({error.strerror}). {_NEEDED}") from None
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: not UTF-8 at byte {error.start}. Needed: a text file such as wiki.valid.tokens."
-        ) from None
+        raise DataError(f"{path}: not UTF-8 at byte {error.start}. {_NEEDED}") from None
     if not text.strip():
-        raise DataError(f"{path}: empty. Needed: a text file such as wiki.valid.tokens.")
+        raise DataError(f"{path}: empty. {_NEEDED}")
     num_original = len(text.strip().split(" "))
     ids = tokenizer.encode(detokenize(text) if protocol == "detokenized" else text)
     if num_original < 2 or len(ids) < 2:
@@ -193,12 +190,7 @@ def _measure(measurement: "Measurement") -> dict[str, Any]:
     stream, rows = _asked(request, tokenizer, length)
     scores = measurement.score(head, [[row] for row in rows])
     measured = summarize(stream, rows, scores, tokenizer.byte_lengths)
-    values = {
-        "loss": measured.loss,
-        "perplexity": measured.perplexity,
-        "adjusted_perplexity": measured.adjusted_perplexity,
-        "token_ratio": measured.token_ratio,
-        "bits_per_byte": measured.bits_per_byte,
+    values = {name: getattr(measured, name) for name in TASK.metrics} | {
         "tokens": measured.tokens,
         "windows": measured.windows,
         "bytes": measured.text_bytes,
@@ -236,14 +228,8 @@ _PUBLISHED = (
     Published("FleetX 345M", "perplexity", 18.01, FLEETX_README, _SLIDING),
     Published("FleetX 345M, single card", "perplexity", 19.21, FLEETX_LOG, _SLIDING),
     Published("FleetX 345M, single card", "adjusted_perplexity", 24.948, FLEETX_LOG, _SLIDING),
-    Published("GPT-2 117M", "adjusted_perplexity", 29.41, GPT2_PAPER, _WORDS_2),
-    Published("GPT-2 345M", "adjusted_perplexity", 22.76, GPT2_PAPER, _WORDS_2),
-    Published("GPT-2 762M", "adjusted_perplexity", 19.93, GPT2_PAPER, _WORDS_2),
-    Published("GPT-2 1542M", "adjusted_perplexity", 18.34, GPT2_PAPER, _WORDS_2),
-    Published("GPT-2 117M", "adjusted_perplexity", 37.50, GPT2_PAPER, _WORDS_103),
-    Published("GPT-2 345M", "adjusted_perplexity", 26.37, GPT2_PAPER, _WORDS_103),
-    Published("GPT-2 762M", "adjusted_perplexity", 22.05, GPT2_PAPER, _WORDS_103),
-    Published("GPT-2 1542M", "adjusted_perplexity", 17.48, GPT2_PAPER, _WORDS_103),
+    *of_gpt2_paper("adjusted_perplexity", (29.41, 22.76, 19.93, 18.34), _WORDS_2),
+    *of_gpt2_paper("adjusted_perplexity", (37.50, 26.37, 22.05, 17.48), _WORDS_103),
     Published("MindFormers gpt2", "perplexity", 25.55, _MINDFORMERS, _ZERO_SHOT),
     Published("MindFormers gpt2, fine-tuned", "perplexity", 22.11, _MINDFORMERS, _BATCHES),
     Published("MindFormers gpt2, LoRA", "perplexity", 22.46, _MINDFORMERS, _BATCHES),

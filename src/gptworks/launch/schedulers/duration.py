@@ -15,21 +15,21 @@ def parse_duration(text: str, option: str) -> int:
     """
     if re.fullmatch(r"\d+", text):
         raise UsageError(f"{option}: {text!r} has no unit. Needed: {text}m for minutes, {text}h for hours.")
-    if found := re.fullmatch(r"(\d+):(\d+)", text):
+    if match := re.fullmatch(r"(\d+):(\d+)", text):
         raise UsageError(
             f"{option}: {text!r} may be hours and minutes, or minutes and seconds. Needed: {text}:00 or "
-            f"{found[1]}m{found[2]}s."
+            f"{match[1]}m{match[2]}s."
         )
     units = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text) if text else None
     clock = re.fullmatch(r"()(\d+):([0-5]\d):([0-5]\d)", text)
     dated = re.fullmatch(r"(\d+)-(\d+)(?::([0-5]?\d))?(?::([0-5]?\d))?", text)
-    found = units or clock or dated
-    if not found:
+    match = units or clock or dated
+    if not match:
         raise UsageError(f"{option}: {text!r} is not a time. Needed: {_NEEDED}.")
-    days, hours, minutes, seconds = (int(number or 0) for number in found.groups())
+    days, hours, minutes, seconds = (int(number or 0) for number in match.groups())
     total = days * DAY + hours * HOUR + minutes * MINUTE + seconds
     if total == 0:
-        raise UsageError(f"{option}: {text!r} is no time at all. Needed: {_NEEDED}.")
+        raise UsageError(f"{option}: {text!r} is zero seconds. Needed: {_NEEDED}.")
     return total
 
 
