@@ -52,7 +52,7 @@ def gptworks_step(
     optimizer = optim.build(part, OptimConfig())
     if native and not compile_blocks:
         compute = "bf16" if compute_dtype == torch.bfloat16 else "fp32"
-        print(native_blocks.use_where_known(part, optimizer, TrainConfig(), compute), file=sys.stderr)
+        print(native_blocks.use_where_known(part, optimizer, TrainConfig(), compute).line, file=sys.stderr)
     scaler = LossScaler(ScalerConfig(), enabled=False)
     count = 0
 

@@ -1,8 +1,10 @@
 """Blocks by the C++ function: the loss and every gradient of gpt.py, for all kinds that it knows; others are left to
 torch, and the run says so."""
 
+import ctypes
 import dataclasses
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,16 @@ import torch
 from torch import Tensor
 
 from gptworks import cpu
+from gptworks.compilers import cxx_compilers
 from gptworks.config import from_dict
 from gptworks.config.schema import InitConfig, ModelConfig
+from gptworks.generate import kernel_library
 from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.model.loss import IGNORED, LinearCrossEntropy
 from gptworks.model.masks import within_window
 from gptworks.parallel.build import FreshWeights, build_gpt
-from gptworks.train import block_library, native_blocks, native_loss
+from gptworks.train import block_library, native_blocks, native_loss, native_product, native_update
 from gptworks.train.loop import train
 from gptworks.train.native_loss import NativeLoss
 
@@ -156,6 +160,90 @@ def test_a_window_in_one_document_needs_no_dense_mask() -> None:
 
 
 @needs_function
+def test_one_row_of_positions_is_for_all_rows() -> None:
+    compare(LLAMA, positions=torch.arange(T)[None])
+
+
+@needs_function
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_segments_of_another_number_of_rows_are_refused_as_by_torch(kind: str) -> None:
+    for native in (False, True):
+        with pytest.raises(RuntimeError):
+            gradients(model_of(KINDS[kind], native=native), segments=documents()["segments"][:2])
+
+
+@needs_function
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_weights_of_another_type_go_to_torch(dtype: torch.dtype) -> None:
+    plain, native = (model_of({}, native=native).to(dtype) for native in (False, True))
+    assert gradients(plain)[0] == gradients(native)[0]
+
+
+@needs_function
+def test_backward_is_gone_through_once() -> None:
+    model = model_of({}, native=True)
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    loss = model(tokens, labels=tokens)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="backward was called twice"):
+        loss.backward()
+
+
+@needs_function
+def test_structures_are_those_of_the_library() -> None:
+    """Their fields are written twice: in C++ and here."""
+    assert FUNCTIONS is not None
+    structures = (native_blocks._Block, native_blocks._Gradients, native_loss._HeadLoss, native_update._Update)
+    for number, structure in enumerate((*structures, native_product._Product)):
+        assert FUNCTIONS.size_of(number) == ctypes.sizeof(structure), structure
+
+
+@pytest.mark.slow  # each is built
+@needs_function
+@pytest.mark.parametrize("name", ["avx512", "avx2", "portable"])
+@pytest.mark.parametrize("kind", ["llama", "large"])
+def test_all_instruction_sets(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    instructions = next(each for each in kernel_library.INSTRUCTION_SETS if each.name == name)
+    if instructions not in kernel_library.possible():
+        pytest.skip(f"this processor has no {name}")
+    opened = block_library._opened(cxx_compilers()[0], instructions, native_blocks.compute_a_little)
+    assert opened.instructions == name
+    monkeypatch.setitem(globals(), "FUNCTIONS", opened)
+    compare(KINDS[kind])
+
+
+@needs_function
+def test_a_compiler_that_does_not_know_bf16_builds_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def library_of(source: Any, compiler: Any, instructions: Any, flags: tuple[str, ...], trial: Any) -> Path:
+        asked.append("-mavx512bf16" in flags)
+        if asked[-1]:
+            raise subprocess.CalledProcessError(1, compiler)
+        return Path("built")
+
+    instructions = next(each for each in kernel_library.INSTRUCTION_SETS if each.name == "avx512")
+    monkeypatch.setattr(cpu, "flags", lambda: ["avx512_bf16"])
+    monkeypatch.setattr(block_library, "library_of", library_of)
+    monkeypatch.setattr(block_library, "_open", lambda path, instructions: str(path))
+    assert block_library._opened("g++", instructions, native_blocks.compute_a_little) == "built"
+    assert asked == [True, False]
+
+
+@needs_function
+@pytest.mark.parametrize("shape", [(7, 5, 3), (200, 301, 601), (1, 1, 1), (13, 0, 4)])
+@pytest.mark.parametrize("is_narrow", [False, pytest.param(True, marks=needs_bf16)])
+def test_products_alone(shape: tuple[int, int, int], is_narrow: bool) -> None:
+    assert FUNCTIONS is not None
+    rows, depth, columns = shape
+    generator = torch.Generator().manual_seed(1)
+    a, b = torch.randn(rows, depth, generator=generator), torch.randn(depth, columns, generator=generator)
+    c = native_product.multiplier(dataclasses.replace(FUNCTIONS, sgemm=None), is_narrow=is_narrow)(a, b)
+    a, b = (each.bfloat16().double() if is_narrow else each.double() for each in (a, b))
+    torch.testing.assert_close(c.double(), a @ b, rtol=1e-5, atol=5e-5)
+
+
+@needs_function
 def test_what_it_does_not_know_goes_to_torch() -> None:
     """A dense mask of documents that return, and a cache."""
     plain, native = model_of({}, native=False).eval(), model_of({}, native=True).eval()
@@ -170,11 +258,13 @@ def test_what_it_does_not_know_goes_to_torch() -> None:
 
 
 @needs_function
-def test_a_number_that_is_none_is_seen() -> None:
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, 0x7FC00001, -1])
+def test_a_number_that_is_none_is_seen(bits: int) -> None:
     """The bad step of a run is found by its loss and by the norm of its gradients."""
     model = model_of({}, native=True)
+    nan = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
     with torch.no_grad():
-        model.blocks["0"].attn.qkv.weight[0, 0] = torch.nan  # type: ignore[union-attr, index, operator]
+        model.blocks["0"].attn.qkv.weight[0, 0] = nan  # type: ignore[union-attr, index, operator]
     loss, found = gradients(model)
     assert loss != loss and all(gradient.isnan().any() for gradient in found.values())
 
@@ -218,6 +308,12 @@ def test_tokens_that_are_not_scored_and_rows_at_a_time(elements: int, monkeypatc
     torch.testing.assert_close(samples, wanted_samples)
     for one, other in zip(grads, wanted_grads, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@needs_function
+def test_labels_of_another_whole_number() -> None:
+    labels = torch.arange(12).view(3, 4)
+    assert loss_of(True, labels.int())[0] == loss_of(True, labels)[0]
 
 
 @needs_function
@@ -296,7 +392,9 @@ def test_a_run_in_bf16_says_so_and_learns_what_one_in_fp32_learns(
         train(run_of(small_store, tmp_path / kind, **settings))
         lines = (tmp_path / kind / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         curves[kind] = [record["loss"] for record in map(json.loads, lines) if "loss" in record]
-    assert "products of bf16); GPTWORKS_KERNELS=off leaves them to torch" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "products of bf16); GPTWORKS_KERNELS=off leaves them to torch" in output
+    assert "its products are" not in output  # those of torch would be, which are not used
     assert len(curves["fp32"]) > 1 and curves["fp32"] != curves["bf16"]
     assert curves["bf16"] == pytest.approx(curves["fp32"], rel=3e-3)
     assert curves["fp32"][-1] < curves["fp32"][0] - 0.1
@@ -306,6 +404,9 @@ def test_a_type_that_is_no_gain_here_is_told_before_the_first_step(
     small_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu, "product_speed", lambda kind: 0.4)
+    if FUNCTIONS is not None:
+        lesser = dataclasses.replace(FUNCTIONS, knows_bf16=False)
+        monkeypatch.setattr(block_library, "loaded", lambda trial: (lesser, ""))
     train(run_of(small_store, tmp_path / "run", precision={"compute": "bf16"}))
     told = capsys.readouterr().out
     assert "note:  precision.compute: bf16: its products are 0.4x as fast" in told.partition("step 1")[0]

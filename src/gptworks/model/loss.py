@@ -137,6 +137,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 def scaled_gradients(ctx: Any, scale: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of x and of the weight that forward has kept, once."""
+    if ctx.gradients is None:
+        raise RuntimeError("backward was called twice: gradients of the loss are computed with it and given once")
     grad_x, grad_weight = ctx.gradients
     ctx.gradients = None
     for gradient in (grad_x, grad_weight):

@@ -3,7 +3,9 @@
 import ctypes
 import functools
 import os
+import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ class Functions:
     backward: Any  # (block, gradients)
     head_loss: Any  # (head)
     update: Any  # (update)
+    product: Any  # (product)
+    size_of: Any  # (which) -> bytes of a structure
     knows_bf16: bool  # as factors of products of our own
     sgemm: int | None  # the address of the function that torch multiplies with; None for products of our own
 
@@ -50,25 +54,29 @@ def _opened(compiler: str, instructions: InstructionSet, trial: Trial) -> Functi
         torch.set_num_threads(1)  # the threads of the process that was copied are not here
         yield from trial(_open(path, instructions))
 
-    has_bf16 = "avx512f" in instructions.advertised and "avx512_bf16" in cpu.flags()
-    flags = (*_FLAGS, "-mavx512bf16") if has_bf16 else _FLAGS
-    library = library_of(SOURCE, compiler, instructions, flags, try_out)
-    return _open(library, instructions)
+    if "avx512f" in instructions.advertised and "avx512_bf16" in cpu.flags():
+        with suppress(OSError, subprocess.SubprocessError):  # an old compiler does not know it, or it kills a process
+            return _open(library_of(SOURCE, compiler, instructions, (*_FLAGS, "-mavx512bf16"), try_out), instructions)
+    return _open(library_of(SOURCE, compiler, instructions, _FLAGS, try_out), instructions)
 
 
 def _open(path: Path, instructions: InstructionSet) -> Functions:
     try:
         library = ctypes.CDLL(str(path))
         forward, backward = library.gptworks_block_forward, library.gptworks_block_backward
-        head_loss, update = library.gptworks_head_loss, library.gptworks_update
+        head_loss, update, product = (
+            getattr(library, f"gptworks_{name}") for name in ("head_loss", "update", "product")
+        )
     except AttributeError as error:
         raise OSError(f"{path}: {error}") from None
-    for function in (forward, backward, head_loss, update):
+    for function in (forward, backward, head_loss, update, product):
         function.restype, function.argtypes = None, [ctypes.c_void_p]
     backward.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     sgemm = _sgemm(instructions)
     knows_bf16 = sgemm is None and bool(library.gptworks_knows_bf16())
-    return Functions(instructions.name, forward, backward, head_loss, update, knows_bf16, sgemm)
+    return Functions(
+        instructions.name, forward, backward, head_loss, update, product, library.gptworks_size_of, knows_bf16, sgemm
+    )
 
 
 def _sgemm(instructions: InstructionSet) -> int | None:

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,6 +20,7 @@ from gptworks.plan.budget import MemoryBudget, amount, breakdown
 from gptworks.plan.memory import RankMemory, rank_memories
 from gptworks.plan.time import step_time
 from gptworks.plan.workload import LayoutChoice, Workload
+from gptworks.train import native_blocks
 from gptworks.train.setup import Setup
 from gptworks.train.speed import Peak
 
@@ -69,6 +70,9 @@ def predict(cfg: RunConfig, setup: Setup) -> Prediction:
     device = setup.world.device
     choice = LayoutChoice(setup.parallel, setup.batch, cfg.train.recompute)
     workload = Workload.from_config(cfg, "cpu" if device.type == "cpu" else "cuda")
+    if native_blocks.multiplies_by_itself(cfg.model, cfg.train, cfg.precision.compute, setup.world):
+        fp32 = workload.precision.model_copy(update={"compute": "fp32"})  # what is kept of activations
+        workload = replace(workload, precision=fp32)
     return Prediction(
         workload, choice, rank_memories(workload, choice), _budget(device), can_be_many=device.type != "mps"
     )

@@ -6,6 +6,7 @@ torch within rounding; what the function does not know is left to torch, and the
 
 import ctypes
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from gptworks import architecture
 from gptworks.architecture import Known
 from gptworks.config.schema import ModelConfig, OptimConfig, TrainConfig
 from gptworks.generate.kernel_library import OFF
+from gptworks.launch.world import World
 from gptworks.model import GPT
 from gptworks.model.cache import LayerCache
 from gptworks.model.masks import first_seen
@@ -23,7 +25,8 @@ from gptworks.model.rope import Turns
 from gptworks.parallel.parts import Part
 from gptworks.train import block_library, optim
 from gptworks.train.block_library import Functions
-from gptworks.train.native_loss import NativeLoss
+from gptworks.train.native_loss import NativeLoss, is_plain
+from gptworks.train.native_product import multiplier
 from gptworks.train.native_update import NativeUpdate
 from gptworks.train.optim import AdamW
 
@@ -90,6 +93,8 @@ class _BlockFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.block is None:
+            raise RuntimeError("backward was called twice: what a block keeps of its forward pass is used once")
         x, _, _, _, *weights = ctx.saved_tensors  # raises where a weight was changed since
         grad_x, grads = ctx.native.gradients(ctx.block, x, grad_y.contiguous(), weights)
         ctx.block = ctx.memory = None
@@ -107,13 +112,16 @@ class NativeBlock:
         self.qkv = self.queries + 2 * cfg.num_kv_heads * cfg.head_size
 
     def __call__(self, x: Tensor, mask: Tensor | None, turns: Turns | None, cache: LayerCache | None) -> Tensor:
-        is_known = cache is None and x.dtype == torch.float32
+        is_known = cache is None and x.numel() > 0 and is_plain(x) and all(map(_is_readable, self.weights))
         if is_known and mask is not None and mask.dtype == torch.bool:
             is_known = mask.ndim == 2  # the sliding window of one long document
             mask = (
                 first_seen(torch.zeros_like(mask[:1], dtype=torch.long), self.cfg.sliding_window) if is_known else mask
             )
-        if not is_known:
+        if turns is not None and turns[0].ndim == 3 and len(turns[0]) == 1:  # all rows have the same
+            turns = (turns[0][0], turns[1][0])
+        by_row = [*([] if mask is None else [mask]), *(turns[:1] if turns is not None and turns[0].ndim == 3 else [])]
+        if not is_known or any(len(each) not in (1, len(x)) for each in by_row):
             return self.original(x, mask, turns, cache)
         cos, sin = (None, None) if turns is None else (each.contiguous() for each in turns)
         y: Tensor = _BlockFunction.apply(self, x.contiguous(), mask, cos, sin, *self.weights)
@@ -140,7 +148,7 @@ class NativeBlock:
             activation=_ACTIVATIONS.index("swiglu" if is_gated else cfg.gelu),
             is_narrow=self.is_narrow,
             turns_per_row=cos is not None and cos.ndim == 3,
-            first_per_row=first is not None and len(first) == rows,
+            first_per_row=first is not None and len(first) > 1,
             eps=cfg.layernorm_eps,
             sgemm=self.functions.sgemm,
             cos=_address(cos),
@@ -176,6 +184,10 @@ def _parameter(block: nn.Module, name: str) -> nn.Parameter | None:
     return parameter
 
 
+def _is_readable(weight: nn.Parameter | None) -> bool:
+    return weight is None or (is_plain(weight) and weight.is_contiguous())
+
+
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
@@ -187,18 +199,33 @@ def _addresses(tensors: Any) -> Any:
 # Whether it is used
 
 
-def use_where_known(part: Part, optimizer: AdamW, train: TrainConfig, compute: str) -> str:
+@dataclass(frozen=True)
+class Computing:
+    """Who computes."""
+
+    line: str = ""  # for the user; empty where there was no choice
+    multiply: Callable[[Tensor, Tensor], Tensor] | None = None  # the products of the C++ functions, where they compute
+
+
+def use_where_known(part: Part, optimizer: AdamW, train: TrainConfig, compute: str) -> Computing:
     """In one process on a CPU C++ functions compute blocks and updates from now on, if the blocks are known and the
-    functions can be built. Returns a line for the user that says who computes; empty where there was no choice."""
+    functions can be built."""
     if part.world.device.type != "cpu" or part.world.mesh is not None:
-        return ""
+        return Computing()
     if reason := why_not(part.cfg, train, compute):
-        return f"blocks: torch, because of {reason}"
+        return Computing(f"blocks: torch, because of {reason}")
     is_narrow = compute == "bf16"
     functions = use_in(part.parts[0], is_narrow=is_narrow)
     optimizer.native = NativeUpdate(functions)
     products = ", products of bf16" if is_narrow else ""
-    return f"blocks: a C++ function ({functions.instructions}{products}); {OFF}=off leaves them to torch"
+    line = f"blocks: a C++ function ({functions.instructions}{products}); {OFF}=off leaves them to torch"
+    return Computing(line, multiplier(functions, is_narrow=is_narrow))
+
+
+def multiplies_by_itself(model: ModelConfig, train: TrainConfig, compute: str, world: World) -> bool:
+    """Whether C++ functions will round to that type what they multiply, and compute all else in fp32."""
+    is_alone = world.device.type == "cpu" and world.mesh is None
+    return compute != "fp32" and is_alone and not why_not(model, train, compute)
 
 
 def why_not(model: ModelConfig, train: TrainConfig, compute: str) -> str:

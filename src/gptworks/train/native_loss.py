@@ -27,7 +27,8 @@ class NativeLoss:
         self.functions, self.is_narrow = functions, is_narrow
 
     def __call__(self, x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        if x.dtype != torch.float32 or weight.dtype != torch.float32:
+        is_known = is_plain(x) and is_plain(weight) and labels.shape == x.shape[:-1] and labels.device.type == "cpu"
+        if not is_known or not labels.numel():
             return self.original(x, weight, labels)
         if not torch.is_grad_enabled():  # a Function is not told
             x, weight = x.detach(), weight.detach()
@@ -64,7 +65,7 @@ class _LossFunction(torch.autograd.Function):
         _, wants_x, wants_weight, _ = ctx.needs_input_grad
         grad_RD = torch.empty_like(x_RD) if wants_x else None
         grad_WD = torch.empty_like(weight_WD) if wants_weight else None
-        losses = native.compute(x_RD, weight_WD, labels.reshape(-1).contiguous(), grad_RD, grad_WD)
+        losses = native.compute(x_RD, weight_WD, labels.reshape(-1).long().contiguous(), grad_RD, grad_WD)
         if native.of_samples.wanted:
             native.of_samples.keep(losses, labels)
         ctx.gradients = None if grad_RD is None else grad_RD.view(x.shape), grad_WD
@@ -74,6 +75,11 @@ class _LossFunction(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         gradients = scaled_gradients(ctx, grad_outputs[0])
         return None, *gradients, None
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """What the functions may be given the address of, if need be of a copy whose rows lie one after the other."""
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
 
 
 def _require_words(labels: Tensor, words: int) -> None:

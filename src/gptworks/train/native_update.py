@@ -15,7 +15,7 @@ from gptworks.train.block_library import Functions
 
 _MOMENTS = tuple(tensor.name for tensor in ADAMW)
 _LISTS = ("parameters", "gradients", "means", "squares")
-_NUMBERS = ("factor", "beta1", "beta2", "eps", "step_size", "correction")
+_NUMBERS = ("factor", "beta2", "new_mean", "new_square", "eps", "step_size", "correction")
 
 
 class _Update(ctypes.Structure):
@@ -35,15 +35,23 @@ class NativeUpdate:
     @torch.no_grad()
     def __call__(self, optimizer: torch.optim.Optimizer, factor: float) -> None:
         for group in optimizer.param_groups:
-            self._update_group(optimizer, group, [each for each in group["params"] if each.grad is not None], factor)
+            by_updates: dict[int, list[nn.Parameter]] = {}  # one that had no gradient before is behind the others
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_updates.setdefault(int(_state(optimizer, parameter)["step"]), []).append(parameter)
+            for updates, parameters in by_updates.items():
+                self._update_some(optimizer, group, parameters, updates + 1, factor)
 
-    def _update_group(
-        self, optimizer: torch.optim.Optimizer, group: dict[str, Any], parameters: list[nn.Parameter], factor: float
+    def _update_some(
+        self,
+        optimizer: torch.optim.Optimizer,
+        group: dict[str, Any],
+        parameters: list[nn.Parameter],
+        updates: int,
+        factor: float,
     ) -> None:
-        if not parameters:
-            return
+        """The update of parameters that have had as many."""
         states = [_state(optimizer, each) for each in parameters]
-        updates = int(states[0]["step"]) + 1
         for state in states:
             state["step"].fill_(updates)
         (beta1, beta2), lr = group["betas"], group["lr"]
@@ -57,8 +65,9 @@ class NativeUpdate:
             sizes=ctypes.addressof(sizes := (ctypes.c_int64 * count)(*(each.numel() for each in parameters))),
             kept=ctypes.addressof(kept := (ctypes.c_float * count)(*[1 - lr * group["weight_decay"]] * count)),
             factor=factor,
-            beta1=beta1,
             beta2=beta2,
+            new_mean=1 - beta1,
+            new_square=1 - beta2,
             eps=group["eps"],
             step_size=lr / (1 - beta1**updates),
             correction=math.sqrt(1 - beta2**updates),

@@ -113,7 +113,7 @@ class Run:
     def _begin_writing(self, source: Source | None, provenance: dict[str, Any], observers: Sequence[Observer]) -> None:
         """Into the folder and on the screen: what the run is, then a line for each step that is logged."""
         cfg, setup, folder, ranks = self.cfg, self.setup, self.folder, self.ranks
-        self.peak = find_peak(setup.world.device, cfg.precision.compute)
+        self.peak = find_peak(setup.world.device, cfg.precision.compute, self.who_computes.multiply)
         ranks.on_main(lambda: self._write_down(provenance))
         quiet = not ranks.is_main
         self._closing = contextlib.ExitStack()
@@ -230,8 +230,8 @@ class Run:
             say("data:  its tokenizer is not known; data.tokenizer names it, so that the model can read and write text")
         if cfg.init.checkpoint and source is None:
             say(f"weights from {cfg.init.checkpoint}")
-        if self.who_computes:
-            say(self.who_computes)
+        if self.who_computes.line:
+            say(self.who_computes.line)
         if cfg.train.compile and not can_compile(device):
             say("train.compile: no C++ compiler found (g++ or clang++), so nothing is compiled. Install one for speed.")
         elif cfg.train.compile:

@@ -20,7 +20,7 @@ from gptworks.launch import process_group
 from gptworks.launch.world import World
 from gptworks.plan import sizes
 from gptworks.tokenizer import Tokenizer
-from gptworks.train import schedule, trackers, what_is_measured
+from gptworks.train import native_blocks, schedule, trackers, what_is_measured
 from gptworks.train.precision import DTYPES
 
 # Rows of the vocabulary that no token uses are worth a word from this share and this number of parameters on.
@@ -115,9 +115,16 @@ def prepare(cfg: RunConfig, world: World | None = None) -> Setup:
             *notes,
             *_about_vocabulary(cfg.model, cfg.init.checkpoint, dataset.tokenizer),
             *_about_rate(cfg.optim, last_step),
-            *filter(None, [cpu.about_speed(cfg.precision.compute) if world.computes_on_cpu else ""]),
+            *_about_products(cfg, world),
         ),
     )
+
+
+def _about_products(cfg: RunConfig, world: World) -> list[str]:
+    compute = cfg.precision.compute
+    if not world.computes_on_cpu or native_blocks.multiplies_by_itself(cfg.model, cfg.train, compute, world):
+        return []
+    return list(filter(None, [cpu.about_speed(compute)]))
 
 
 def _refuse_end_of_stages(data: DataConfig, tokens: int) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,8 +92,11 @@ class Stopwatch:
         return None if self.peak.flops is None else achieved / self.peak.flops
 
 
-def find_peak(device: torch.device, compute: str) -> Peak:
-    """By the datasheet where the device is known, and measured otherwise. `compute`: fp32, bf16 or fp16."""
+def find_peak(
+    device: torch.device, compute: str, multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+) -> Peak:
+    """By the datasheet where the device is known, and measured otherwise. `compute`: fp32, bf16 or fp16; multiply: in
+    place of torch's product, one of fp32 matrices."""
     if device.type == "cuda" and (compute != "fp32" or not _uses_tf32()):
         name = torch.cuda.get_device_name(device)
         known = datasheet_peak(name)
@@ -101,8 +104,11 @@ def find_peak(device: torch.device, compute: str) -> Peak:
             return Peak(known[compute], f"datasheet of {name}, dense {compute}")
     size = 8192
     if device.type == "cpu":  # where half precision may take a hundred times as long
-        size = 1024 if compute == "fp32" else 256
-    return judge(_products(device, DTYPES[compute], size), size, f"a product of {compute} measured here")
+        size = 1024 if compute == "fp32" or multiply else 256
+    dtype = torch.float32 if multiply else DTYPES[compute]
+    return judge(
+        _products(device, dtype, size, multiply or torch.matmul), size, f"a product of {compute} measured here"
+    )
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,12 @@ def judge(products: list[Product], size: int, source: str) -> Peak:
     return Peak(2 * size**3 / best.seconds, source)
 
 
-def _products(device: torch.device, dtype: torch.dtype, size: int) -> list[Product]:
+def _products(
+    device: torch.device,
+    dtype: torch.dtype,
+    size: int,
+    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.matmul,
+) -> list[Product]:
     # Random numbers: of equal ones a GPU multiplies more in a second, since fewer of its wires change.
     a, b = (torch.randn(size, size, generator=torch.Generator(device).manual_seed(i), device=device) for i in (1, 2))
     a, b = a.to(dtype), b.to(dtype)
@@ -133,7 +144,7 @@ def _products(device: torch.device, dtype: torch.dtype, size: int) -> list[Produ
     for _ in range(4):
         _synchronize(device)
         before, earlier = time.perf_counter(), _on_cores()
-        a @ b
+        multiply(a, b)
         _synchronize(device)
         seconds = max(time.perf_counter() - before, 1e-9)
         products.append(Product(seconds, _share_of_cores(earlier, _on_cores()) if device.type == "cpu" else 1.0))

@@ -238,6 +238,20 @@ struct Pass {  // of a thread through a block
   }
 };
 
+struct Product {  // c[rows, columns] = a[rows, depth] b[depth, columns]
+  int64_t rows, columns, depth, is_narrow;
+  Sgemm sgemm;
+  const float *a, *b;
+  float* c;
+};
+
+void multiply_share(const Product& product) {
+  const Share rows(product.rows);
+  const int64_t n = product.columns, k = product.depth;
+  Gemm{product.sgemm, product.is_narrow != 0}.times({product.a + rows.from * k, k}, {product.b, n},
+                                                    {product.c + rows.from * n, n}, rows.size(), n, k);
+}
+
 }  // namespace
 
 extern "C" {
@@ -255,6 +269,17 @@ void gptworks_block_backward(const Block* block, const Gradients* gradients) {
 void gptworks_head_loss(const HeadLoss* head) {
 #pragma omp parallel
   head_loss(*head);
+}
+
+void gptworks_product(const Product* product) {
+#pragma omp parallel
+  multiply_share(*product);
+}
+
+// Of what is handed over, by its place in: Block, Gradients, HeadLoss, Update, Product.
+int64_t gptworks_size_of(int64_t which) {
+  const int64_t sizes[] = {sizeof(Block), sizeof(Gradients), sizeof(HeadLoss), sizeof(Update), sizeof(Product)};
+  return sizes[which];
 }
 
 int64_t gptworks_knows_bf16() {

@@ -30,7 +30,7 @@ INLINE float exponential(float x) {
   std::memcpy(&power, &shifted, sizeof(power));
   bits += static_cast<int32_t>(static_cast<uint32_t>(power) << 23);
   std::memcpy(&p, &bits, sizeof(p));
-  return p;
+  return x == x ? p : x;  // with some of a NaN's bits the sum above is a number
 }
 
 INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }

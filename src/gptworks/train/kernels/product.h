@@ -82,9 +82,14 @@ struct Gemm {
     sgemm(&left, &right, &columns, &rows, &depth, &alpha, b.data, &b_stride, a.data, &a_stride, &beta, c.data, &c_stride);
   }
 
+  static void clear(Target c, int64_t m, int64_t n) {
+    for (int64_t row = 0; row < m; row++) std::fill_n(c.data + row * c.stride, n, 0.0f);
+  }
+
   // packs_left: where the numbers of a row of a lie far apart
   template <bool packs_left, typename PackRight>
   static void own(Left a, Target c, int64_t m, int64_t n, int64_t k, bool add, const PackRight& pack_right) {
+    if (k == 0 && !add) clear(c, m, n);
     float* right = product_work.of(kDeep * (kBroad + kTall));
     float* left = right + kDeep * kBroad;
     for (int64_t column = 0; column < n; column += kBroad) {
@@ -108,6 +113,7 @@ struct Gemm {
 #ifdef __AVX512BF16__
   template <bool is_transposed, typename PackRight>
   static void narrow(Rows a, Target c, int64_t m, int64_t n, int64_t k, bool add, const PackRight& pack_right) {
+    if (k == 0 && !add) clear(c, m, n);
     int32_t* right = reinterpret_cast<int32_t*>(product_work.of(kPairs * (kBroad + kTall)));
     int32_t* left = right + kPairs * kBroad;
     for (int64_t column = 0; column < n; column += kBroad) {

@@ -15,7 +15,7 @@ struct Update {
   const int64_t* sizes;
   const float* kept;  // what decay leaves of a parameter
   float factor;       // of the gradients
-  float beta1, beta2, eps;
+  float beta2, new_mean, new_square, eps;  // new_mean, new_square: 1 - beta, which fp32 would round
   float step_size;   // the learning rate by the correction of the means
   float correction;  // the root of that of the squares
 };
@@ -28,12 +28,12 @@ inline void update_some(const Update& update, int64_t tensor, int64_t from, int6
   float* __restrict mean = update.means[tensor];
   float* __restrict square = update.squares[tensor];
   const float kept = update.kept[tensor], factor = update.factor, eps = update.eps;
-  const float beta2 = update.beta2, new_share = 1.0f - update.beta1, new_square = 1.0f - update.beta2;
+  const float beta2 = update.beta2, new_mean = update.new_mean, new_square = update.new_square;
   const float step_size = update.step_size, correction = update.correction;
 #pragma omp simd
   for (int64_t i = from; i < to; i++) {
     const float g = gradient[i] * factor;
-    mean[i] += new_share * (g - mean[i]);
+    mean[i] += new_mean * (g - mean[i]);
     square[i] = square[i] * beta2 + new_square * g * g;
     parameter[i] = parameter[i] * kept - step_size * mean[i] / (std::sqrt(square[i]) / correction + eps);
   }
