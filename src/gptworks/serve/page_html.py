@@ -10,6 +10,7 @@ import re
 LANGUAGES = {"en": "en", "zh": "zh-CN"}  # in the order of words.js -> what the page calls itself
 _LINK = re.compile(r'<link rel="stylesheet" href="/page/([a-z]+\.css)">')
 _SCRIPT = re.compile(r'<script src="/page/([a-z]+\.js)"></script>')
+_IMAGE = re.compile(r'<img src="/page/([a-z]+\.svg)" alt="">')
 _SPEAKING = re.compile(r'(?P<tag><[^>]*\sdata-word="(?P<key>[^"]+)"[^>]*>)(?=</)')
 
 
@@ -24,6 +25,7 @@ def written(files: dict[str, bytes], language: str) -> bytes:
     page = files["page.html"].decode()
     page = _LINK.sub(lambda found: f"<style>{files[found[1]].decode()}</style>", page)
     page = _SCRIPT.sub(lambda found: f"<script>{files[found[1]].decode()}</script>", page)
+    page = _IMAGE.sub(lambda found: files[found[1]].decode().replace("<svg ", '<svg aria-hidden="true" ', 1).strip(), page)
     words, at = words_of(files["words.js"].decode()), list(LANGUAGES).index(language)
     page = _SPEAKING.sub(lambda found: found["tag"] + html.escape(words[found["key"]][at], quote=False), page)
     return page.replace('<html lang="en">', f'<html lang="{LANGUAGES[language]}">').encode()

@@ -3,3 +3,6 @@ try {
   const theme = localStorage.getItem("gptworks.theme");
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 } catch { /* forbidden */ }
+// All else after it, as on two cores the browser and the server would stand in its way; unseen, nothing is ever painted.
+const rest = () => import("/page/main.js");
+addEventListener("DOMContentLoaded", () => { if (document.hidden) rest(); else requestAnimationFrame(() => setTimeout(rest)); });
