@@ -678,6 +678,23 @@ def test_a_page_that_is_opened_unseen_is_there_when_it_is_looked_at(served: Any,
     context.close()
 
 
+def test_tokens_that_come_all_at_once_are_no_faster(
+    served: Any, pages: Any, slow_steps: Callable[[float], None]
+) -> None:
+    slow_steps(0.02)
+    page = pages.open(f"{served.url}/#max_tokens=20&ignore_eos=true")
+    page.route("**/v1/completions", lambda route: route.fulfill(response=route.fetch()))
+    run(page, "The")
+    page.wait_for_selector(DONE)
+    found = re.search(r"([\d.,]+) tokens/s", page.text_content(".facts"))
+    assert found and float(found[1].replace(",", "")) <= 50  # a step of 20 ms each
+
+
+def test_the_name_of_a_model_is_read_on_a_phone(served: Any, pages: Any) -> None:
+    page = pages.open(f"{served.url}/", viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
+    assert page.evaluate("document.getElementById('model-0').getBoundingClientRect().width") >= 150
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_phone_needs_no_scrolling_sideways(served: Any, pages: Any, room: str) -> None:
     page = pages.open(
