@@ -25,10 +25,14 @@ def written(files: dict[str, bytes], language: str) -> bytes:
     page = files["page.html"].decode()
     page = _LINK.sub(lambda found: f"<style>{files[found[1]].decode()}</style>", page)
     page = _SCRIPT.sub(lambda found: f"<script>{files[found[1]].decode()}</script>", page)
-    page = _IMAGE.sub(lambda found: files[found[1]].decode().replace("<svg ", '<svg aria-hidden="true" ', 1).strip(), page)
+    page = _IMAGE.sub(lambda found: _drawn(files[found[1]].decode()), page)
     words, at = words_of(files["words.js"].decode()), list(LANGUAGES).index(language)
     page = _SPEAKING.sub(lambda found: found["tag"] + html.escape(words[found["key"]][at], quote=False), page)
     return page.replace('<html lang="en">', f'<html lang="{LANGUAGES[language]}">').encode()
+
+
+def _drawn(image: str) -> str:
+    return image.strip().replace("<svg ", '<svg aria-hidden="true" ', 1)
 
 
 def policy(page: bytes) -> str:

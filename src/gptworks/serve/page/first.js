@@ -5,4 +5,8 @@ try {
 } catch { /* forbidden */ }
 // All else after it, as on two cores the browser and the server would stand in its way; unseen, nothing is ever painted.
 const rest = () => import("/page/main.js");
-addEventListener("DOMContentLoaded", () => { if (document.hidden) rest(); else requestAnimationFrame(() => setTimeout(rest)); });
+addEventListener("DOMContentLoaded", () => {
+  const isTold = !document.hidden && PerformanceObserver.supportedEntryTypes?.includes("paint");
+  if (isTold) new PerformanceObserver(rest).observe({ type: "paint", buffered: true });
+  setTimeout(rest, isTold ? 300 : 0);
+});
