@@ -259,3 +259,4 @@ def test_a_gguf_file_needs_llama_cpp(more: list[str], tmp_path: Path, call: Call
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     done = call("generate", "--model", tmp_path / "model.gguf", "--prompt", "a", *more, expect=2)
     assert 'llama.cpp is not installed: pip install "gptworks[llama]"' in done.err
+    assert "--engine gptworks reads GGUF files" in done.err

@@ -27,7 +27,8 @@ class LlamaCpp:
             from llama_cpp import Llama
         except ImportError:
             raise UsageError(
-                'llama.cpp is not installed: pip install "gptworks[llama]" (built from source, it takes some minutes).'
+                'llama.cpp is not installed: pip install "gptworks[llama]" (built from source, it takes some minutes). '
+                "--engine gptworks reads GGUF files of GPT-2, Llama, Qwen2 and Qwen3 without it."
             ) from None
         try:
             self._llama: Any = Llama(str(path), n_ctx=0, verbose=False)  # 0: the context the model was trained with

@@ -10,6 +10,7 @@ import re
 LANGUAGES = {"en": "en", "zh": "zh-CN"}  # in the order of words.js -> what the page calls itself
 _LINK = re.compile(r'<link rel="stylesheet" href="/page/([a-z]+\.css)">')
 _SCRIPT = re.compile(r'<script src="/page/([a-z]+\.js)"></script>')
+_IMAGE = re.compile(r'<img src="/page/([a-z]+\.svg)" alt="">')
 _SPEAKING = re.compile(r'(?P<tag><[^>]*\sdata-word="(?P<key>[^"]+)"[^>]*>)(?=</)')
 
 
@@ -24,9 +25,14 @@ def written(files: dict[str, bytes], language: str) -> bytes:
     page = files["page.html"].decode()
     page = _LINK.sub(lambda match: f"<style>{files[match[1]].decode()}</style>", page)
     page = _SCRIPT.sub(lambda match: f"<script>{files[match[1]].decode()}</script>", page)
+    page = _IMAGE.sub(lambda match: _drawn(files[match[1]].decode()), page)
     words, at = words_of(files["words.js"].decode()), list(LANGUAGES).index(language)
     page = _SPEAKING.sub(lambda match: match["tag"] + html.escape(words[match["key"]][at], quote=False), page)
     return page.replace('<html lang="en">', f'<html lang="{LANGUAGES[language]}">').encode()
+
+
+def _drawn(image: str) -> str:
+    return image.strip().replace("<svg ", '<svg aria-hidden="true" ', 1)
 
 
 def policy(page: bytes) -> str:

@@ -657,7 +657,41 @@ def test_the_first_paint_needs_nothing_but_the_page(served: Any, browser: Any) -
     assert page.inner_text("#compare") == "比较两个模型" and page.inner_text("#run") == "续写"
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
     assert page.evaluate("performance.getEntriesByType('paint').length") == 2
+    page.unroute("**/page/**")
+    page.goto(f"{served.url}/?once-more")
+    page.wait_for_selector("#run:enabled")
+    drawn = page.evaluate("document.querySelector('h1 svg').getBoundingClientRect().width")
+    assert drawn == 26 and page.locator("img").count() == 0
+    times = "kind => performance.getEntriesByType(kind).filter(each => !each.name.endsWith('.svg'))"
+    times += ".map(each => each.startTime)"
+    assert min(page.evaluate(times, "resource")) >= min(300, *page.evaluate(times, "paint"))
     context.close()
+
+
+def test_a_page_that_is_opened_unseen_is_there_when_it_is_looked_at(served: Any, browser: Any) -> None:
+    context = browser.new_context()
+    context.add_init_script("Object.defineProperty(document, 'hidden', {value: true}); PerformanceObserver = undefined")
+    page = context.new_page()
+    page.goto(served.url)
+    page.wait_for_selector("#run:enabled")
+    context.close()
+
+
+def test_tokens_that_come_all_at_once_are_no_faster(
+    served: Any, pages: Any, slow_steps: Callable[[float], None]
+) -> None:
+    slow_steps(0.02)
+    page = pages.open(f"{served.url}/#max_tokens=20&ignore_eos=true")
+    page.route("**/v1/completions", lambda route: route.fulfill(response=route.fetch()))
+    run(page, "The")
+    page.wait_for_selector(DONE)
+    found = re.search(r"([\d.,]+) tokens/s", page.text_content(".facts"))
+    assert found and float(found[1].replace(",", "")) <= 50  # a step of 20 ms each
+
+
+def test_the_name_of_a_model_is_read_on_a_phone(served: Any, pages: Any) -> None:
+    page = pages.open(f"{served.url}/", viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
+    assert page.evaluate("document.getElementById('model-0').getBoundingClientRect().width") >= 150
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -60,7 +60,7 @@ def test_the_page_comes_with_its_style_and_its_words(
     for kind, text in inline.items():  # by its hash only: whatever else is inline stays forbidden
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert f"{kind}-src 'self' 'sha256-{digest}';" in headers["content-security-policy"]
-    assert not re.search(r'rel="(?:stylesheet|modulepreload)"|<script src=', page)
+    assert not re.search(r'rel="(?:stylesheet|modulepreload)"|<script [^>]*src=|<img', page)
     at = ["en", "zh"].index(language)
     assert f'<html lang="{["en", "zh-CN"][at]}">' in page and headers["vary"] == "accept-language"
     for key, text in re.findall(r'data-word="([^"]+)"[^>]*>([^<]*)</', page):

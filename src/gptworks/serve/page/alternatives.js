@@ -70,7 +70,8 @@ export class Alternatives {
   }
 
   position() {
-    const box = this.span.getClientRects()[0] ?? this.span.getBoundingClientRect();
+    // Of a token that is broken over two lines the longer part: the other one is but the space before a word.
+    const box = [...this.span.getClientRects()].sort((one, other) => other.width - one.width)[0] ?? this.span.getBoundingClientRect();
     const { offsetWidth: width, offsetHeight: height } = this.window;
     const left = Math.max(8, Math.min(box.left, document.documentElement.clientWidth - width - 8));
     const isBelow = box.bottom + height + 8 < innerHeight || box.top < height + 8;

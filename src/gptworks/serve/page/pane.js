@@ -47,7 +47,7 @@ class Block {
     if (perplexity !== null) facts.push(say("perplexity is", number(perplexity, 3)));
     if (bits !== null) facts.push(say("bits per byte are", number(bits, 3)));
     const numNew = tokens.length - numBefore;
-    if (!isReading && numNew > 1 && seconds) facts.push(say("speed is", number((numNew - 1) / seconds, 3)));
+    if (!isReading && numNew > 1) facts.push(say("speed is", number(numNew / seconds, 3)));
     if (!isReading && this.finish) facts.push(say(`finish.${this.finish === "length" ? limit : this.finish}`, number(USUAL_TOKENS)));
     if (this.isStopped) facts.push(say("finish.you"));
     this.facts.textContent = facts.join(" · ");
@@ -132,13 +132,13 @@ export class Pane {
     this.element.setAttribute("aria-busy", "true");
     this.begun();
     const used = new Map();
-    let first = 0, isDone = false;
+    const begun = performance.now(); // of the request: tokens that come late come at once, and no rate is in their distances
+    let isDone = false;
     try {
       for await (const piece of pieces(request, controller.signal)) {
         if (controller.signal.aborted) break;
         const block = blocks(piece.index);
         if (!used.has(block)) { used.set(block, block.view.written.length); block.view.canGoOn = false; }
-        first ||= performance.now();
         block.add(piece);
       }
       isDone = !controller.signal.aborted;
@@ -148,7 +148,7 @@ export class Pane {
         this.show(error, again);
       }
     } finally {
-      const seconds = first ? (performance.now() - first) / 1000 : 0;
+      const seconds = (performance.now() - begun) / 1000;
       for (const [block, numBefore] of used) {
         block.isStopped = controller.signal.aborted;
         block.view.canGoOn = true;
