@@ -319,7 +319,7 @@ def test_a_signal_before_the_first_step_ends_the_machines_that_wait_for_ranks(cl
 @pytest.mark.slow
 def test_the_second_ctrl_c_ends_this_machine_at_once(cluster: Cluster, tmp_path: Path) -> None:
     first = cluster.start(0, *LONG, "--slow-save", 600)
-    second = cluster.start(1, *LONG, "--slow-save", 600, beat=3.5)  # it hears late why machine 0 has gone
+    second = cluster.start(1, *LONG, "--slow-save", 600, beat=2.5)  # it hears late, within STALE_S, why machine 0 has gone
     wait_for(first, lambda: len(values(tmp_path)) >= 3)
     here = family(first.pid)
     first.send_signal(signal.SIGINT)
