@@ -33,6 +33,11 @@ settings = json.loads(settings)
 ahead, membership.BEAT_S = settings["clock"], settings["beat"]
 membership.time = types.SimpleNamespace(time=lambda: time.time() + ahead, monotonic=time.monotonic, sleep=time.sleep)
 torchrun.JOIN_TIMEOUT_S = settings["join"]
+tell_and_hear = membership.Membership._tell_and_hear
+def beat(self):
+    tell_and_hear(self)
+    (Path(folder) / f"beat-{{self.nodes.rank}}").write_text(str(self._beats))
+membership.Membership._tell_and_hear = beat
 found = nodes.solve(**settings["nodes"])
 logs, stopped = Path(folder) / "logs", settings["stopped"]
 job = supervise.Job(
@@ -319,9 +324,12 @@ def test_a_signal_before_the_first_step_ends_the_machines_that_wait_for_ranks(cl
 @pytest.mark.slow
 def test_the_second_ctrl_c_ends_this_machine_at_once(cluster: Cluster, tmp_path: Path) -> None:
     first = cluster.start(0, *LONG, "--slow-save", 600)
-    second = cluster.start(1, *LONG, "--slow-save", 600, beat=2.5)  # it hears late, within STALE_S, why machine 0 has gone
+    second = cluster.start(1, *LONG, "--slow-save", 600, beat=3.0)
     wait_for(first, lambda: len(values(tmp_path)) >= 3)
     here = family(first.pid)
+    # Machine 1 has just asked: with its next question, before it counts as gone, it hears of both at once.
+    beats = (tmp_path / "beat-1").read_text()
+    wait_for(second, lambda: (tmp_path / "beat-1").read_text() not in ("", beats))
     first.send_signal(signal.SIGINT)
     time.sleep(1.5)
     assert first.poll() is None, "the first one lets it save"
