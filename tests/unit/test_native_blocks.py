@@ -22,7 +22,16 @@ from gptworks.model import GPT
 from gptworks.model.loss import IGNORED, LinearCrossEntropy
 from gptworks.model.masks import within_window
 from gptworks.parallel.build import FreshWeights, build_gpt
-from gptworks.train import block_library, native_blocks, native_loss, native_product, native_update
+from gptworks.train import (
+    block_library,
+    memory,
+    native_blocks,
+    native_loss,
+    native_product,
+    native_update,
+    setup,
+    speed,
+)
 from gptworks.train.loop import train
 from gptworks.train.native_loss import NativeLoss
 
@@ -398,6 +407,42 @@ def test_a_run_in_bf16_says_so_and_learns_what_one_in_fp32_learns(
     assert len(curves["fp32"]) > 1 and curves["fp32"] != curves["bf16"]
     assert curves["bf16"] == pytest.approx(curves["fp32"], rel=3e-3)
     assert curves["fp32"][-1] < curves["fp32"][0] - 0.1
+
+
+@needs_bf16
+def test_memory_of_bf16_is_predicted_as_that_of_fp32(
+    small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Activations are fp32 with products of our own, and bf16 with those of torch."""
+
+    def needed(kind: str) -> int:
+        run = run_of(small_store, tmp_path / "run", precision={"compute": kind})
+        return memory.predict(run, setup.prepare(run)).needed
+
+    ours = needed("bf16")
+    assert ours == needed("fp32")
+    lesser = dataclasses.replace(FUNCTIONS, knows_bf16=False)  # type: ignore[type-var]
+    monkeypatch.setattr(block_library, "loaded", lambda trial: (lesser, ""))
+    assert needed("bf16") != ours
+
+
+def test_the_peak_is_that_of_the_products_that_are_used() -> None:
+    types = []
+
+    def multiply(a: Tensor, b: Tensor) -> Tensor:
+        types.append(a.dtype)
+        return a @ b
+
+    speed.find_peak(torch.device("cpu"), "bf16", multiply)
+    assert types and set(types) == {torch.float32}
+
+
+def test_no_library_is_built_for_a_run_that_cannot_use_it(
+    small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_library, "loaded", lambda trial: pytest.fail("it was asked for"))
+    run = run_of(small_store, tmp_path / "run", model={"dropout_hidden": 0.1})
+    assert "dropout_hidden" in native_blocks.why_not(run.model, run.train, "fp32")
 
 
 def test_a_type_that_is_no_gain_here_is_told_before_the_first_step(

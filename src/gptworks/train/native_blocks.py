@@ -232,15 +232,17 @@ def why_not(model: ModelConfig, train: TrainConfig, compute: str) -> str:
     """Why torch computes the blocks in one process on a CPU; empty where the C++ function does."""
     if train.compile:
         return "train.compile"
-    functions, reason = block_library.loaded(compute_a_little)
-    known = ("fp32", "bf16") if functions and functions.knows_bf16 else ("fp32",)
-    if compute not in known:
-        return f"precision.compute: {compute} (known here: {' and '.join(known)})"
     if train.recompute != "none":
         return f"train.recompute: {train.recompute} (known: none)"
     if model.attention == "math":
         return "model.attention: math"
-    return unknown(model) or reason
+    if reason := unknown(model):  # nothing is built for such a run
+        return reason
+    functions, reason = block_library.loaded(compute_a_little)
+    known = ("fp32", "bf16") if functions and functions.knows_bf16 else ("fp32",)
+    if compute not in known:
+        return f"precision.compute: {compute} (known here: {' and '.join(known)})"
+    return reason
 
 
 def unknown(model: ModelConfig) -> str:

@@ -50,31 +50,30 @@ struct Gemm {
   // c[m, n] = a[m, k] b[k, n] (+ what is there)
   void times(Rows a, Rows b, Target c, int64_t m, int64_t n, int64_t k, bool add = false) const {
     if (sgemm) return call('N', 'N', n, m, k, b, a, c, add);
-#ifdef __AVX512BF16__
-    if (is_narrow)
-      return narrow<false>(a, c, m, n, k, add, [&](int64_t depth, int64_t deep, int64_t column, int64_t broad, int32_t* to) {
-        pair_panels(b.data + depth * b.stride + column, b.stride, deep, broad, kPanel, to);
-      });
-#endif
-    own<false>({a.data, a.stride, 1}, c, m, n, k, add, [&](int64_t depth, int64_t deep, int64_t column, int64_t broad, float* to) {
-      pack_panels(b.data + depth * b.stride + column, b.stride, deep, broad, to);
-    });
+    times_rows<false>(a, b, c, m, n, k, add);
   }
   // c[m, n] = a[k, m]^T b[k, n] (+ what is there)
   void transposed_times(Rows a, Rows b, Target c, int64_t m, int64_t n, int64_t k, bool add = false) const {
     if (sgemm) return call('N', 'T', n, m, k, b, a, c, add);
+    times_rows<true>(a, b, c, m, n, k, add);
+  }
+
+ private:
+  template <bool is_transposed>  // the left side
+  void times_rows(Rows a, Rows b, Target c, int64_t m, int64_t n, int64_t k, bool add) const {
 #ifdef __AVX512BF16__
     if (is_narrow)
-      return narrow<true>(a, c, m, n, k, add, [&](int64_t depth, int64_t deep, int64_t column, int64_t broad, int32_t* to) {
-        pair_panels(b.data + depth * b.stride + column, b.stride, deep, broad, kPanel, to);
-      });
+      return narrow<is_transposed>(
+          a, c, m, n, k, add, [&](int64_t depth, int64_t deep, int64_t column, int64_t broad, int32_t* to) {
+            pair_panels(b.data + depth * b.stride + column, b.stride, deep, broad, kPanel, to);
+          });
 #endif
-    own<true>({a.data, 1, a.stride}, c, m, n, k, add, [&](int64_t depth, int64_t deep, int64_t column, int64_t broad, float* to) {
+    const Left left = is_transposed ? Left{a.data, 1, a.stride} : Left{a.data, a.stride, 1};
+    own<is_transposed>(left, c, m, n, k, add, [&](int64_t depth, int64_t deep, int64_t column, int64_t broad, float* to) {
       pack_panels(b.data + depth * b.stride + column, b.stride, deep, broad, to);
     });
   }
 
- private:
   void call(char left, char right, int64_t n, int64_t m, int64_t k, Rows b, Rows a, Target c, bool add) const {
     if (m == 0 || n == 0) return;
     const int rows = m, columns = n, depth = k, a_stride = a.stride, b_stride = b.stride, c_stride = c.stride;
